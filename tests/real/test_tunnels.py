@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline import Call, Endpoint, Request
+from redline import Call, Endpoint, Limits, Request
 from redline.calls import HttpBackend, Timeouts
 from redline.errors import BadRow, ConfigError, Disconnected, Refused, TimedOut
+from redline.testing import VirtualClock, virtual_run
 from redline.waist import Outcome
 from support.raw_server import RawServer, Seen, answer, chat
 
@@ -29,14 +30,17 @@ PASSWORD = "p@ss:word-4711"
 
 
 class Tunnels:
-    """A proxy that makes tunnels. opened: what it answers; extra: what it sends behind that.
+    """A proxy that makes tunnels. opened: what it answers, `late_s` after the request.
 
     heads: of the requests that it has read.
     """
 
-    def __init__(self, tls: ssl.SSLContext | None = None, opened: bytes = OPENED) -> None:
+    def __init__(
+        self, tls: ssl.SSLContext | None = None, opened: bytes = OPENED, late_s: float = 0.0
+    ) -> None:
         self._tls = tls
         self._opened = opened
+        self._late_s = late_s
         self.heads: list[bytes] = []
         self._served = set[asyncio.Future[None]]()
 
@@ -59,6 +63,7 @@ class Tunnels:
             self.heads.append(head)
             host, _, port = head.split(b" ")[1].decode().rpartition(":")
             inside, outside = await asyncio.open_connection(host, int(port))
+            await asyncio.sleep(self._late_s)
             writer.write(self._opened)
             await asyncio.gather(_pump(reader, outside), _pump(inside, writer))
         await closed(writer)
@@ -177,6 +182,32 @@ def test_an_https_endpoint_is_reached_by_a_tunnel(
             assert "X-Team" not in head
 
     run(main())
+
+
+@pytest.mark.parametrize(("requests", "token_limit"), [("1/1s", ()), ((), "6000/60s")])
+def test_a_limit_is_used_however_long_a_connection_takes(
+    trusted: Path, requests: str | tuple[()], token_limit: str | tuple[()]
+) -> None:
+    async def close_after(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        usage = {"prompt_tokens": 60, "completion_tokens": 40}
+        writer.write(answer(chat("a", usage=usage), Connection="close"))
+        writer.close()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        tls = context_of(trusted, "right")
+        limits = Limits(requests=requests, tokens=token_limit, guard_s=0.0)
+        async with RawServer(close_after, tls) as server, Tunnels(late_s=2.5) as proxy:
+            endpoint = Endpoint(base_url=server.base_url, proxy=proxy.url, limits=limits)
+            backend = HttpBackend(endpoint, clock=VirtualClock(loop))
+            calls, ask = 20, ASK.with_fields(max_tokens=95)
+            outcomes = await asyncio.gather(*(backend.send(ask, Call()) for _ in range(calls)))
+            await backend.aclose()
+            sent_s = sorted(outcome.tried[-1].sent_s or 0.0 for outcome in outcomes)
+            # The first ones show how long a connection takes.
+            assert sent_s[-1] - sent_s[0] < calls + 3
+
+    virtual_run(main(), limit_s=600.0)
 
 
 def test_large_bodies_pass_both_ways(run: Run, trusted: Path) -> None:

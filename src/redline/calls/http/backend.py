@@ -82,6 +82,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
     """One attempt of a call, with what the backend learns from it.
 
     is_ahead: it holds a place among the attempts that wait for their grant with a connection.
+    connects_s: since when a connection is made for it; None if it took one that was idle.
     cost: what its grant takes from token limits. sending: what is learned from it. in_flight: calls
     in flight when it was written, itself included. reader: that of a streamed answer. wait: None
     until it has to wait.
@@ -93,6 +94,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
     cost: Cost = _NOTHING
     sending: Sending = UNFOLLOWED
     is_ahead: bool = False
+    connects_s: float | None = None
     in_flight: int = 0
     reader: StreamReader | None = None
     wait: Wait | None = None
@@ -128,8 +130,16 @@ class _Attempt(Exchange, kw_only=True, eq=False):
         if self.grant is None:
             await self.backend.go_ahead(self)
 
+    def connecting(self) -> None:
+        self.connects_s = self.timing.now_s()
+        super().connecting()
+
     async def wait_for_grant(self) -> None:
-        self.backend.begin_wait(self).connected_s = self.timing.now_s()
+        now_s = self.timing.now_s()
+        self.backend.begin_wait(self).connected_s = now_s
+        if self.connects_s is not None:
+            self.backend.connected(now_s - self.connects_s)
+            self.connects_s = None
         await super().wait_for_grant()
         if self.is_ahead:
             self.backend.leave_ahead(self)
@@ -207,7 +217,7 @@ class HttpBackend:
         self.slots = self._steering.slots
         if on_room is not None:
             self.slots.tell(on_room)
-        self.ahead = self._steering.ahead
+        self.ahead, self.connected = self._steering.ahead, self._steering.connected
         self.limiter = self._steering.limiter
         self._attempt_type = _TimedAttempt if self.limiter.is_shared else _Attempt
         self._finds_limits = not self._steering.is_stated

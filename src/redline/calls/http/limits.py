@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,13 +17,16 @@ from redline.clock import Clock
 from redline.errors import ConfigError, RateLimited, TimedOut
 from redline.limits import Cost, Grant, RateLimiter, Slots, open_limiter
 from redline.limits.discover import AdaptiveConcurrency, FoundRates, RateSearch
-from redline.limits.rule import AUTO, BURSTS, Kind, Rate
+from redline.limits.rule import AUTO, Kind, Rate, soon
 from redline.limits.server import HeaderReader, processing_s, stated_in_body
 from redline.waist import Outcome
 
 _OVERLOAD = frozenset({503, 529})
-# What a call takes of the token limits is a moving mean over about this number of calls.
+# What a call takes of the token limits is a moving mean over about this number of calls, and what a
+# connection takes the longest of this number.
 _CALLS = 16
+# Calls get ready for their grants this early, or as early as a connection takes if that is longer.
+_LEAST_LEAD_S = 1.0
 # Hosts that charge prompt + max_tokens to their limits at admission, each with its source.
 _RESERVING_HOSTS = {
     # The larger of max_tokens and the estimated tokens: help.openai.com, article 6891753.
@@ -93,9 +97,11 @@ class EndpointLimits:
         else:
             self.slots = shared.slots(endpoint, limits.slots())
         self._stated, self._found = limits, list[tuple[Kind, Rate]]()
+        self._connects_s = deque[float](maxlen=_CALLS)
+        self._lead_s = _LEAST_LEAD_S
         self._most_ahead = limits.ahead()
-        # What a call takes of the token limits, as a share of what a second or a burst allows.
-        self._share = 0.0
+        # What a call takes of each kind of tokens that is limited.
+        self._amounts = dict[Kind, float]()
         self.ahead = Slots(self._most_ahead)
         self.limiter = shared.limiter or limiter_of(endpoint, clock)
         self._is_auto = limits.rate == AUTO
@@ -130,13 +136,19 @@ class EndpointLimits:
 
     def expects(self, cost: Cost) -> None:
         """Records what a call that waits for its grant will take of the token limits."""
-        is_burst, share = self._stated.profile in BURSTS, 0.0
-        for line in self.limiter.rules.lines:
-            if line.kind != "requests":
-                most = line.stated.count if is_burst else line.stated.per_s
-                share = max(share, cost.amount(line.kind) / most)
-        self._share += (share - self._share) / _CALLS if self._share else share
+        means = self._amounts
+        for kind in {line.kind for line in self.limiter.rules.lines if line.kind != "requests"}:
+            amount = cost.amount(kind)
+            means[kind] = amount + (means.get(kind, amount) - amount) * (1 - 1 / _CALLS)
         self._fit_ahead()
+
+    def connected(self, took_s: float) -> None:
+        """Records how long a connection took, so that calls get ready in time for their grants."""
+        self._connects_s.append(took_s)
+        lead_s = max(_LEAST_LEAD_S, *self._connects_s)
+        if lead_s != self._lead_s:
+            self._lead_s = lead_s
+            self._count_ahead()
 
     def sent(self, now_s: float) -> None:
         """Records a call that was written, if the limit is searched for."""
@@ -220,8 +232,10 @@ class EndpointLimits:
         The others wait in the pool, where any endpoint may take them.
         """
         most = self._most_ahead
-        if self._share * most > 1:
-            most = math.ceil(1 / self._share)
+        for line in self.limiter.rules.lines:
+            if amount := self._amounts.get(line.kind):
+                soon_sent = soon(line.stated, self._stated.profile, self._lead_s)
+                most = min(most, math.ceil(soon_sent / amount))
         if most != self.ahead.count:
             self.ahead.resize(most)
 
@@ -230,9 +244,13 @@ class EndpointLimits:
         found = self.limiter.found_rates()
         if found != self._found:
             self._found = found
-            rates = (rate for kind, rate in found if kind == "requests")
-            self._most_ahead = self._stated.ahead(rates)
-            self._fit_ahead()
+            self._count_ahead()
+
+    def _count_ahead(self) -> None:
+        """Updates how many calls request limits, found ones as well, soon send."""
+        rates = (rate for kind, rate in self._found if kind == "requests")
+        self._most_ahead = self._stated.ahead(rates, self._lead_s)
+        self._fit_ahead()
 
     def _adapt(
         self,

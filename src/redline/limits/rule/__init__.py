@@ -17,7 +17,6 @@ from redline.limits.rule.rate import (
 from redline.limits.rule.rules import LimitLine, Rules
 from redline.limits.rule.settings import (
     AUTO,
-    BURSTS,
     CHARGES,
     MAX_CONCURRENCY,
     MAX_GUARD_S,
@@ -26,6 +25,7 @@ from redline.limits.rule.settings import (
     Limits,
     as_rates,
     last_send_s,
+    soon,
     usable,
 )
 from redline.limits.rule.shape import paid_at_s, refund_s, shape_of

@@ -118,20 +118,24 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         per_s = min((rate.per_s for rate in self.request_rates()), default=0.0)
         return max(MIN_CONCURRENCY, min(MAX_AUTO_CONCURRENCY, math.ceil(per_s * LONG_ANSWER_S)))
 
-    def ahead(self, found: Iterable[Rate] = ()) -> int:
+    def ahead(self, found: Iterable[Rate] = (), lead_s: float = 1.0) -> int:
         """Calls that hold a connection while they wait for their grant, at most.
 
-        As many as may be sent in a second, or in a burst: a larger number would open connections
+        As many as may be sent in lead_s, or in a burst: a larger number would open connections
         long before they are used, many at once would keep the event loop from sending in time, and
         calls that wait here wait for this endpoint, whatever others could do meanwhile.
-        found: request limits that hold besides the stated ones.
+        found: request limits that hold besides the stated ones. lead_s: how early they get ready.
         """
         rates = [*self.request_rates(), *found]
         if not rates:
             return self.slots()
-        is_burst = self.profile in BURSTS
-        most = min(rate.count if is_burst else rate.per_s for rate in rates)
-        return math.ceil(most)
+        return math.ceil(min(soon(rate, self.profile, lead_s) for rate in rates))
+
+
+def soon(rate: Rate, profile: str, lead_s: float) -> float:
+    """The amount that may be sent in lead_s, or in a burst."""
+    most = rate.per_s * lead_s
+    return max(most, rate.count) if profile in BURSTS else most
 
 
 def last_send_s(before: float, rate: Rate, limits: Limits) -> float:
