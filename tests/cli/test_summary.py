@@ -117,7 +117,7 @@ def test_a_continued_run_tells_what_failed_before(cli: Cli, rows: Rows) -> None:
     rows({"txt": "bad"}, *({"text": str(number)} for number in range(50)))
     told = cli(*command, "--rps", "20", "--deadline", "300ms")
     found = re.search(
-        r"^saved: (\d+) of 51 results in out.jsonl, 1 failure beside it$", told.err, re.M
+        r"^saved: (\d+) of 51 results in out.jsonl, failures beside it$", told.err, re.M
     )
     assert found is not None, told.err
     assert int(found[1]) == len(Path("out.jsonl").read_text().splitlines()) < 50

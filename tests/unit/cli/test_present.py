@@ -153,13 +153,14 @@ def test_numbers_of_a_continued_run_are_of_all_runs_or_say_of_which(tmp_path: Pa
         tmp_path, offered=20, succeeded=10, skipped=40, failed_before=6, spent=one, input=counts,
         stopped=Refused("no"), attempts=10,
     )  # fmt: skip
+    (tmp_path / "out.failed.jsonl").touch()
     lines = summary_text(continued, ARGV, Notes()).splitlines()
     assert lines[0] == (
         "20 rows = 10 succeeded + 0 failed + 10 unfinished; 34 were done before; 6 failed before"
     )
     assert lines[1] == "60 rows: 44 done, 6 failed, 10 left"
     assert "spent by this run: $1.00; about $2.00 with the rows left" in lines
-    saved = f"saved: 44 of 60 results in {tmp_path}/out.jsonl, 6 failures beside it"
+    saved = f"saved: 44 of 60 results in {tmp_path}/out.jsonl, failures beside it"
     assert saved in lines
     paid = Spent(allowance=Allowance(picodollars=9 * dollar), picodollars=3 * dollar, here=dollar)
     continued.spent = paid

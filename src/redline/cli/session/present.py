@@ -315,7 +315,8 @@ def _saved(report: Report) -> str:
     )
     of = f" of {counts.rows:,}" if report.is_input_done else ""
     results = "result" if counts.done == 1 and not of else "results"
-    failures = f", {counted(counts.failed, 'failure')} beside it" if counts.failed else ""
+    # Their number is unknown: --retry-failed counts rows that it has not tried again as left.
+    failures = ", failures beside it" if report.output.failed_path.exists() else ""
     is_here = report.output.url is None or report.not_uploaded is not None
     place = report.output.path if is_here else report.output.name
     return f"{counts.done:,}{of} {results} in {place}{failures}"
