@@ -225,6 +225,15 @@ def test_tokens_that_are_no_amount_are_refused_and_take_nothing(tokens: Any) -> 
         assert grant.waited_s == 0
 
 
+@pytest.mark.parametrize("used", [-1, Cost(-5, 10), Cost(10, -5), Cost(-1)])
+def test_usage_that_is_no_amount_is_refused_and_changes_nothing(used: int | Cost) -> None:
+    clock = ManualClock()
+    limiter = SyncLimiter(Limits(tokens="100/1s"), clock)
+    with limiter(tokens=60) as grant, pytest.raises(ConfigError, match="0 or more, not"):
+        grant.settle(used)
+    assert limiter.rules.lines[0].window.used(clock.now_s()) == 60
+
+
 def check_settling(kind: Any) -> None:
     clock = ManualClock()
     limiter = kind(

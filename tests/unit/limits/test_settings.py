@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from rich.pretty import pretty_repr
 
 from redline.errors import ConfigError
 from redline.limits import PROFILES, Limits, Rate
@@ -22,6 +23,24 @@ def test_several_rates_hold_at_once() -> None:
         Rate(2, 1.0),
         Rate(500, 60.0),
     )
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [
+        ("redis://:pass-4711@host:6379/0", "redis://...@host:6379/0"),
+        ("redis://me@work:pass-4711@host/0?password=pass-4711", "redis://...@host/0?..."),
+        ("rediss://host/0", "rediss://host/0"),
+        ("limits.json", "limits.json"),
+    ],
+)
+def test_limits_are_shown_without_the_password_of_what_they_are_shared_through(
+    share: str, shown: str
+) -> None:
+    limits = Limits(requests="5/1s", share=share)
+    assert repr(limits) == repr(Limits(requests="5/1s", share=shown))
+    assert repr(limits) == pretty_repr(limits, max_width=1000)
+    assert eval(repr(limits), {"Limits": Limits}).share == shown
 
 
 def test_headroom_keeps_a_share_free_and_less_than_one_takes_longer() -> None:

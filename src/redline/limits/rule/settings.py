@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -18,6 +19,7 @@ AUTO = "auto"
 CHARGES = (AUTO, "actual", "reserved")
 RATES = ("stated", AUTO)
 MAX_GUARD_S = 10.0
+_SECRETS = re.compile(r"(?<=//).*(?=@)|(?<=\?).+")
 _NAMES = {kind: f"the {kind.replace('_tokens', ' token').rstrip('s')} limit" for kind in KINDS}
 
 # Little's law: calls in flight = rate x latency. 30 s is a long answer; fewer slots than that would
@@ -89,6 +91,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 "limits that are searched for cannot be shared",
                 hint="state them, for instance with --requests 500/60s, or leave out --share",
             )
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"Limits({shown})"
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        """Returns the fields as they may be shown: `share` without user, password and query."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        fields["share"] = _SECRETS.sub("...", self.share)
+        return [*fields.items()]
 
     def rates(self, kind: Kind) -> tuple[Rate, ...]:
         """The limits of one kind, after headroom."""

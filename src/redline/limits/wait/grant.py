@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from redline.errors import ConfigError
 from redline.limits.rule import Cost
 from redline.structs import mutable
 
@@ -51,7 +52,8 @@ class Grant(msgspec.Struct, eq=False, gc=False):
     def settle(self, used: Cost | int) -> None:
         """The call used `used` in place of its estimate: tokens by kind, or their sum.
 
-        0 or more. Does nothing before `sent`; a later one takes the place of an earlier one.
+        Does nothing before `sent`; a later one takes the place of an earlier one. Raises
+        ConfigError for less than 0.
         """
         if self.sent_s is None:
             return
@@ -60,6 +62,8 @@ class Grant(msgspec.Struct, eq=False, gc=False):
             share = used / self.cost.tokens if self.cost.tokens else 1.0
             input_tokens = round(self.cost.input_tokens * share) if self.cost.tokens else used
             used = Cost(input_tokens, used - input_tokens)
+        if not min(used.input_tokens, used.output_tokens) >= 0:
+            raise ConfigError(f"the tokens of a call must be 0 or more, not {used.tokens}")
         self._issuer.settle(self.taken, used)
 
     def replied(self, took_s: float, used: Cost | None = None) -> None:
