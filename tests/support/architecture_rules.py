@@ -6,9 +6,10 @@ docs/architecture.md says why the rules are what they are.
 from __future__ import annotations
 
 import ast
+import gc
 import graphlib
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,7 +94,18 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, self.path)
 
-    @property
+    @cached_property
+    def owners(self) -> dict[ast.AST, Function | None]:
+        """Every node of the tree, and the innermost function that it is in."""
+        owners: dict[ast.AST, Function | None] = {}
+        left = deque[tuple[ast.AST, Function | None]]([(self.tree, None)])
+        while left:
+            node, owner = left.popleft()
+            owners[node] = owner = node if isinstance(node, Function) else owner
+            left.extend((child, owner) for child in ast.iter_child_nodes(node))
+        return owners
+
+    @cached_property
     def name(self) -> str:
         """`redline.journal.journal`; a package's own name for its `__init__.py`."""
         parts = ["redline", *Path(self.path).with_suffix("").parts]
@@ -107,6 +119,11 @@ class Module:
     def part(self) -> str:
         """The name that has a layer: `job`, `errors`, or `__init__` for the public door."""
         return Path(self.path).with_suffix("").parts[0]
+
+    def found_in_function(self, node: ast.AST, reason: str) -> Finding:
+        """A finding by the name of the innermost function that `node` is in."""
+        owner = self.owners[node]
+        return self.found(node, owner.name if owner else "", reason)
 
     def found(self, node: ast.AST, name: str, reason: str) -> Finding:
         return Finding(self.path, getattr(node, "lineno", 1), name, reason)
@@ -133,6 +150,13 @@ class Package:
         }
 
         self._imports: dict[str, list[Import]] = {}
+        # The trees live as long as this: the garbage collector would search them in vain.
+        gc.disable()
+        try:
+            for module in self.modules:
+                _ = module.owners
+        finally:
+            gc.enable()
 
     def imports(self, module: Module) -> list[Import]:
         """Every import of `module`: top-level, inside functions, type-only, and by name."""
@@ -141,7 +165,7 @@ class Package:
         return self._imports[module.path]
 
     def _read_imports(self, module: Module) -> Iterator[Import]:
-        for node in ast.walk(module.tree):
+        for node in module.owners:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     yield Import(alias.name, node.lineno)
@@ -166,7 +190,7 @@ class Package:
 
     def functions(self) -> Iterator[tuple[Module, Function]]:
         for module in self.modules:
-            for node in ast.walk(module.tree):
+            for node in module.owners:
                 if isinstance(node, Function):
                     yield module, node
 
@@ -354,46 +378,36 @@ def prints(package: Package) -> Iterator[Finding]:
     for module in package.modules:
         if module.part == "cli":
             continue
-        for node in ast.walk(module.tree):
+        for node in module.owners:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
                 and node.func.id == "print"
             ):
                 reason = "only the command line prints; others send events"
-                yield module.found(node, _owners(module.tree)[node], reason)
+                yield module.found_in_function(node, reason)
 
 
 def broad_excepts(package: Package) -> Iterator[Finding]:
     """No bare except, and no Exception swallowed. A handler that ends in `raise` swallows none."""
     for module in package.modules:
-        owners = _owners(module.tree)
-        for node in ast.walk(module.tree):
+        for node in module.owners:
             if isinstance(node, ast.ExceptHandler):
                 if node.type is None:
-                    yield module.found(node, owners[node], "a bare except: name the errors")
+                    yield module.found_in_function(node, "a bare except: name the errors")
                     continue
                 last = node.body[-1]
                 if _is_broad(node.type) and not (isinstance(last, ast.Raise) and not last.exc):
                     reason = f"except {ast.unparse(node.type)} outside the row boundary"
-                    yield module.found(node, owners[node], reason)
+                    yield module.found_in_function(node, reason)
             elif isinstance(node, ast.Call) and _called(node) == "suppress":
                 for _ in filter(_is_broad, node.args):
-                    yield module.found(node, owners[node], "suppress(Exception) hides every error")
+                    yield module.found_in_function(node, "suppress(Exception) hides every error")
 
 
 def _is_broad(kind: ast.expr) -> bool:
     kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
     return any(isinstance(k, ast.Name) and k.id in {"Exception", "BaseException"} for k in kinds)
-
-
-def _owners(tree: ast.Module) -> dict[ast.AST, str]:
-    """The function each node stands in; inner functions win, since the walk is outside in."""
-    owners: dict[ast.AST, str] = dict.fromkeys(ast.walk(tree), "")
-    for function in ast.walk(tree):
-        if isinstance(function, Function):
-            owners |= dict.fromkeys(ast.walk(function), function.name)
-    return owners
 
 
 def outside_assignments(package: Package) -> Iterator[Finding]:
@@ -402,10 +416,12 @@ def outside_assignments(package: Package) -> Iterator[Finding]:
     Records are data: whoever has one may write its fields. A record declares its fields in its body
     and has no constructor of its own, as a dataclass or a msgspec.Struct; errors are records, too.
     """
-    owners = Owners((module.path, module.tree) for module in package.modules)
-    for module, function in package.functions():
-        for node in _own_nodes(function):
+    owners = Owners((module.path, module.owners) for module in package.modules)
+    for module in package.modules:
+        for node, function in module.owners.items():
             if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Store | ast.Del):
+                continue
+            if function is None:
                 continue
             if isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}:
                 continue
@@ -421,18 +437,8 @@ def outside_assignments(package: Package) -> Iterator[Finding]:
             for one in possible:
                 if one.path != module.path and not owners.is_record(one):
                     reason = f"{ast.unparse(node)}: only {one.name} assigns its {name}"
-                    yield module.found(node, function.name, reason)
+                    yield module.found_in_function(node, reason)
                     break
-
-
-def _own_nodes(function: Function) -> Iterator[ast.AST]:
-    """The nodes of a function without those of functions inside it."""
-    left: list[ast.AST] = list(function.body)
-    while left:
-        node = left.pop()
-        yield node
-        if not isinstance(node, Function | ast.ClassDef):
-            left.extend(ast.iter_child_nodes(node))
 
 
 def todos(package: Package) -> Iterator[Finding]:

@@ -30,14 +30,14 @@ class Class:
 
 
 class Owners:
-    """All classes of the trees, given by path."""
+    """All classes of modules, which are given by path with all nodes of their trees."""
 
-    def __init__(self, trees: Iterable[tuple[str, ast.Module]]) -> None:
+    def __init__(self, modules: Iterable[tuple[str, Iterable[ast.AST]]]) -> None:
         self._classes: dict[str, list[Class]] = defaultdict(list)
         self._types: dict[str, list[ast.expr]] = defaultdict(list)  # of attributes
         self._results: dict[str, list[ast.expr]] = defaultdict(list)  # of functions
-        for path, tree in trees:
-            for node in ast.walk(tree):
+        for path, nodes in modules:
+            for node in nodes:
                 if isinstance(node, ast.ClassDef):
                     self._add(path, node)
                 elif isinstance(node, Function) and node.returns is not None:
