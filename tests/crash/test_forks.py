@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -25,6 +26,7 @@ LIMIT_S = 60.0
 PROGRAM = """
 import asyncio, os
 from concurrent.futures import ProcessPoolExecutor
+import json
 import multiprocessing
 import redline
 
@@ -93,6 +95,43 @@ def test_a_pool_that_outlives_a_run_does_not_keep_its_output(tmp_path: Path) -> 
             )
             assert report.is_complete
             assert report.skipped == (0 if count == 3 else 3)
+
+
+def ends_at_seven(value: Any) -> Any:
+    if value in (7, {"n": 7}):
+        os._exit(9)
+    return value
+
+
+@pytest.mark.parametrize("hook", ["before", "after"])
+def test_a_row_that_ends_its_process_fails_and_the_same_call_does_the_others(
+    tmp_path: Path, hook: Literal["before", "after"]
+) -> None:
+    output = tmp_path / "labels.jsonl"
+    rows = [{"n": number} for number in range(20)]
+
+    async def call(row: dict[str, Any]) -> int:
+        return int(row["n"])
+
+    def run() -> redline.Report:
+        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as executor:
+            hooks: dict[str, Any] = {hook: ends_at_seven}
+            return redline.run(
+                rows, call=call, output=output, executor=executor, progress=False, **hooks
+            )
+
+    first = run()
+    assert first.stopped is not None
+    assert first.stopped.what.startswith(f"the executor cannot run the `{hook}` function: Broken")
+    last = run()
+    assert last.is_complete
+    lines = (tmp_path / "labels.failed.jsonl").read_text().splitlines()
+    failed = [json.loads(line) for line in lines]
+    # With it, the one beside it in the other process.
+    assert len(failed) <= 2
+    assert last.succeeded + last.skipped == 20
+    what = f"the executor broke while it ran the `{hook}` function"
+    assert {line["error"]["message"] for line in failed if line["row"] == 8} == {what}
 
 
 def test_a_forked_process_that_ends_leaves_the_runs_lock_alone(tmp_path: Path) -> None:

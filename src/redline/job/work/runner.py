@@ -22,10 +22,14 @@ import copy
 import inspect
 import math
 import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from concurrent.futures import BrokenExecutor, Executor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from redline.calls import Backend, Call, Outcome, Reply, Request, failed
@@ -145,6 +149,8 @@ class Runner:
         self.abandoned: list[str] = []
         self._threads: DaemonThreads | None = None
         self._broken: Executor | None = None  # the user's, if it has broken
+        # The folder of the marks of calls that run in it; empty if it cannot be made.
+        self._marks: str | None = None
         self._left = asyncio.Event()
         self._is_left = False  # the same, for each row to look at
         # Raised by a function of the user's or by the input, until `run` raises it again.
@@ -559,7 +565,7 @@ class Runner:
             executor = self._threads = self._threads or DaemonThreads(
                 _FUNCTIONS, "redline-function"
             )
-        work = _Work(function)
+        work = _Work(function, self._mark_of(task, executor))
         returned: asyncio.Future[Any] | None = None
         try:
             returned = loop.run_in_executor(executor, work, value)
@@ -567,28 +573,49 @@ class Runner:
                 self._after[task] = returned
             return await returned
         except BaseException as error:
+            is_stop = isinstance(error, RaisedStop)
+            what = str(error) if is_stop else f"{type(error).__name__}: {error}"
+            is_broken = isinstance(error, BrokenExecutor) and _is_broken(executor)
+            if returned is None or is_broken or (executor is self._broken and ends_task(error)):
+                self._stop_broken(executor, f"`{name}` function: {what}")
+                if not work.is_marked:
+                    # It takes no other row's either: this row stays unfinished, as all that follow.
+                    raise asyncio.CancelledError from error
+                # Otherwise a row that ends its process would break the executor of each run.
+                raise Rejected(
+                    f"the executor broke while it ran the `{name}` function",
+                    hint="another row may have broken it: retry with an executor of one process",
+                ) from error
             if ends_task(error):
                 # What runs in a process of the user's pool is unknown here.
-                may_run = work.is_running or executor not in (self._threads, self._broken)
+                may_run = work.is_running or executor is not self._threads
                 if may_run and isinstance(error, asyncio.CancelledError):
                     self._abandon(task, f"the `{name}` function has not returned")
                 raise
-            is_stop = isinstance(error, RaisedStop)
-            what = str(error) if is_stop else f"{type(error).__name__}: {error}"
-            if returned is None or (isinstance(error, BrokenExecutor) and _is_broken(executor)):
-                # It takes no other row's either: this row stays unfinished, as all that follow.
-                self._broken = executor
-                self.stop(
-                    ConfigError(
-                        f"the executor cannot run the `{name}` function: {what}",
-                        hint="pass a new executor: the same call goes on with the rows left",
-                    )
-                )
-                raise asyncio.CancelledError from error
             # The row boundary: a defect in the user's function fails its row and not the run.
             raise Rejected(f"the `{name}` function raised {what}") from error
         finally:
             self._after.pop(task, None)
+
+    def _stop_broken(self, executor: Executor, what: str) -> None:
+        self._broken = executor
+        self.stop(
+            ConfigError(
+                f"the executor cannot run the {what}",
+                hint="pass a new executor: the same call goes on with the rows left",
+            )
+        )
+
+    def _mark_of(self, task: asyncio.Task[Any], executor: Executor) -> Path | None:
+        """Returns the file that exists while a call runs in the user's executor."""
+        if executor is self._threads:
+            return None
+        if self._marks is None:
+            self._marks = ""
+            with suppress(OSError):
+                self._marks = tempfile.mkdtemp(prefix="redline-")
+                weakref.finalize(self, shutil.rmtree, self._marks, ignore_errors=True)
+        return Path(self._marks, f"{id(task)}") if self._marks else None
 
     async def _conclude(self, picked: Picked, outcome: Outcome) -> None:
         """Saves the outcome, unless it ends the run or is another run's to save."""
@@ -659,18 +686,32 @@ class Runner:
 
 
 class _Work:
-    """A function of the user's that notes whether it is running."""
+    """A function of the user's that notes whether it is running.
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    mark: a file that exists meanwhile, for a call in another process of this machine.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], mark: Path | None) -> None:
         self._function = function
+        self._mark = mark
         self.is_running = False
+
+    @property
+    def is_marked(self) -> bool:
+        return self._mark is not None and self._mark.exists()
 
     def __call__(self, value: Any) -> Any:
         self.is_running = True
+        with suppress(OSError):
+            if self._mark is not None:
+                self._mark.touch()
         try:
             return called(self._function, value)
         finally:
             self.is_running = False
+            with suppress(OSError):
+                if self._mark is not None:
+                    self._mark.unlink()
 
 
 def _is_broken(executor: Executor) -> bool:
