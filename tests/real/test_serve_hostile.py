@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import cycle
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -604,6 +604,27 @@ async def test_a_request_for_a_batch_is_short(tmp_path: Path) -> None:
         async with gateway_of(settings) as served, peer(port_of(served.gateway.base_url)) as one:
             answer = await one.ask(request("POST", "/v1/batches", b"x" * 300 * 2**10))
             assert answer.status == 413
+
+
+async def test_a_message_of_many_blocks_does_not_hold_others_up() -> None:
+    blocks = b",".join([b'{"type":"text","text":""}'] * 300_000)
+    body = b'{"model":"m","max_tokens":1,"messages":[{"role":"user","content":[%b]}]}' % blocks
+    small = request("POST", CHAT, {"model": "m", "messages": HELLO})
+    async with Sim(SimSettings()) as sim:
+        settings = GatewaySettings(endpoints=(Endpoint(base_url=sim.base_url),), port=0)
+        async with gateway_of(settings) as served:
+            port = port_of(served.gateway.base_url)
+            async with peer(port) as hog, peer(port) as other:
+                await hog.send(request("POST", "/v1/messages", body))
+                large = asyncio.create_task(hog.answer("POST"))
+                at_s = [time.perf_counter()]
+                while not large.done():
+                    assert (await other.ask(small)).status == 200
+                    at_s.append(time.perf_counter())
+                assert large.result().status == 200
+    # Nearly all of this time is that of its translation.
+    longest_s = max(after_s - before_s for before_s, after_s in pairwise(at_s))
+    assert longest_s < 0.6 * (at_s[-1] - at_s[0])
 
 
 # Web pages.

@@ -194,7 +194,7 @@ class Gateway(Door):
         )
         if exchange.path == COUNT_TOKENS:
             # An estimate, made here.
-            count_tokens(exchange, raw, request_id=request_id)
+            await count_tokens(exchange, raw, request_id=request_id)
             return
         try:
             target = target_of(self.lineup, tenant, facts, raw)
