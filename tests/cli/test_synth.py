@@ -163,6 +163,21 @@ def test_other_settings_under_the_same_output_are_refused(
             "each text is requested on its own",
             "--param n",
         ),
+        (
+            (
+                "--count",
+                "5",
+                "--prompt",
+                "x",
+                *OUT,
+                "--first-seed",
+                "off",
+                "--cache",
+                "--cache-sampled",
+            ),
+            "without seeds, --cache-sampled would give the same text",
+            "leave out --cache-sampled",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(cli: Cli, argv: tuple[str, ...], what: str, hint: str) -> None:

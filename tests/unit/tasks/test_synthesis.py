@@ -112,6 +112,18 @@ async def test_texts_of_just_the_length_are_kept() -> None:
     assert outcome.status == "succeeded"
 
 
+async def test_reasoning_is_no_part_of_a_text_unless_the_prompt_asks_for_it() -> None:
+    thought = f"<think>A story.</think>\n\n{STORY}"
+    outcome, _ = await made(synthesis(), replies(thought))
+    assert outcome.output == STORY
+    outcome, _ = await made(synthesis(tries=1), replies("<think>A sto"))
+    assert outcome.fields == {"dropped": ["too_short"]}
+    asked = Request(body={"messages": [{"role": "user", "content": "Reason in <think> tags."}]})
+    backend = ScriptedBackend(replies(thought))
+    outcome = await synthesis().do({"n": 1}, asked, Ask(backend, Call()))
+    assert outcome.output == thought
+
+
 async def test_json_is_kept_where_it_is_valid_and_compared_by_its_values() -> None:
     schema = Schema({"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]})
     task = synthesis(schema=schema, tries=4)

@@ -116,6 +116,12 @@ def _carry_out(session: Session) -> int:
         similarity=given.get("similarity", _SIMILARITY),
     )
     job = resolved.job = _job(resolved.job, task, is_dry=session.is_dry)
+    has_seeds = given.get("first_seed", 0) is not None
+    if not has_seeds and job.cache is not None and job.cache.includes_sampled:
+        raise ConfigError(
+            "without seeds, --cache-sampled would give the same text for each equal request",
+            hint="leave out --cache-sampled or --first-seed off",
+        )
     if not rows.has_columns:
         # Without columns, many texts result from repetitions of the same request.
         prompting = replace(job.prompting, constant_prompt=True)

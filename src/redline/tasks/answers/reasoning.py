@@ -62,6 +62,11 @@ def spoken(answer: str) -> str:
     return _own_turn("".join(parts))
 
 
+def names_reasoning(text: str) -> bool:
+    """Whether the text contains a tag of reasoning, as a prompt does that asks for it."""
+    return _REASONING.search(text) is not None
+
+
 def _own_turn(text: str) -> str:
     return next((part for part in _TURN_ENDS.split(text) if part.strip()), "")
 

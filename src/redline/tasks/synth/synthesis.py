@@ -27,7 +27,7 @@ from redline.errors import Rejected
 from redline.job.settings import Ask
 from redline.journal import read_results
 from redline.process import counted
-from redline.tasks.answers import find_json
+from redline.tasks.answers import find_json, names_reasoning, spoken
 from redline.tasks.evaluate import UsageSum
 from redline.tasks.synth.near_duplicates import NearDuplicates
 from redline.tasks.synth.variations import Variations
@@ -135,6 +135,7 @@ class Synthesis:
         before = self._dropped.get(n, [])
         dropped = list(before)
         used = UsageSum()
+        has_tags = names_reasoning(str(request.body))
         while True:
             seed = _seed(row, len(dropped))
             sampled = self._sampled(request, row, seed)
@@ -143,6 +144,9 @@ class Synthesis:
             used.add(outcome)
             if outcome.reply is None:
                 return _with_fields(outcome, used, dropped)
+            output = outcome.reply.output
+            if isinstance(output, str) and not has_tags and (text := spoken(output)) != output:
+                outcome.reply.output = text.strip()
             judgement = await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._judged, outcome.reply, n
             )
