@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -293,6 +296,43 @@ def test_prints_come_above_the_view_and_a_narrower_terminal_leaves_nothing_behin
         assert [label for line in lines if (label := line.split()[0]) != "at"] == VIEW
         assert job.end() == 0
     assert job.screen.lines == [*(f"at {n}" for n in range(20, 101, 20)), "end"]
+
+
+def test_a_terminal_that_takes_no_more_holds_up_no_end_of_a_run(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, os, redline\n"
+        "async def answer(row):\n"
+        "    await asyncio.sleep(0.7)\n"
+        "report = redline.run([{'n': 1}, {'n': 2}], call=answer, concurrency=1, progress=True)\n"
+        "open('done', 'w').write(str(report.succeeded))\n"
+        "os._exit(0)\n"
+    )
+    leader, follower = pty.openpty()
+    os.set_blocking(follower, False)
+    # Room appears again for a while: the system hands on what was written.
+    for _ in range(20):
+        with suppress(BlockingIOError):
+            while True:
+                os.write(follower, b"x")
+        time.sleep(0.01)
+    os.set_blocking(follower, True)
+    command = (sys.executable, "-c", program)
+    job = subprocess.Popen(
+        command,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        cwd=tmp_path,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    try:
+        assert job.wait(30) == 0
+    finally:
+        job.kill()
+        job.wait()
+        os.close(leader)
+        os.close(follower)
+    assert (tmp_path / "done").read_text() == "2"
 
 
 def test_the_terminal_of_these_tests_is_one() -> None:

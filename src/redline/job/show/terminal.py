@@ -41,19 +41,22 @@ class TerminalProgress:
         encoding = getattr(self._stream, "encoding", None) or ""
         is_plain = not encoding.lower().replace("-", "").startswith("utf")
         drawing: asyncio.Future[None] | None = None
-        with area.beside():
-            while True:
-                width, height = _size(self._stream)
-                # One column stays free: a full line would wrap on some terminals.
-                lines = screen(meter.read(), view.source_name, width - 1, is_plain=is_plain)
-                # A terminal that takes no more, as after Ctrl-S or behind a connection that hangs,
-                # must not hold up the run: it gets the next lines once it has taken these.
-                if drawing is not None and drawing.done():
-                    drawing.result()
-                    drawing = None
-                if drawing is None:
-                    drawing = in_thread(area.draw, lines[: max(1, height - 1)], width)
-                await asyncio.sleep(_REFRESH_S)
+        # A terminal that takes no more, as after Ctrl-S or behind a connection that hangs, must not
+        # hold up the run or its end: it gets the next lines once it has taken these.
+        try:
+            with area.beside():
+                while True:
+                    width, height = _size(self._stream)
+                    # One column stays free: a full line would wrap on some terminals.
+                    lines = screen(meter.read(), view.source_name, width - 1, is_plain=is_plain)
+                    if drawing is not None and drawing.done():
+                        drawing.result()
+                        drawing = None
+                    if drawing is None:
+                        drawing = in_thread(area.draw, lines[: max(1, height - 1)], width)
+                    await asyncio.sleep(_REFRESH_S)
+        finally:
+            await asyncio.wait([in_thread(area.end)], timeout=2 * _REFRESH_S)
 
 
 class _Area:
@@ -65,7 +68,8 @@ class _Area:
         self._lines: Sequence[Line] = ()
         self._width = _USUAL_WIDTH
         self._frame = ""
-        self._is_over = False
+        self._streams: list[_Above] = []
+        self.is_over = False
         # Prints may come from threads.
         self.lock = threading.RLock()
 
@@ -73,7 +77,7 @@ class _Area:
         """Draws these lines, of less than `width` cells each, in place of those before."""
         with self.lock:
             frame = "\n".join(f"{self._painted(line)}\x1b[K" for line in lines)
-            if self._is_over or (frame == self._frame and width == self._width):
+            if self.is_over or (frame == self._frame and width == self._width):
                 return
             # The cursor waits at the beginning of the last line, where a Ctrl-C shows as ^C.
             self._put(f"{self._top(width)}{frame}\x1b[J\r")
@@ -104,21 +108,27 @@ class _Area:
             if is_terminal(sys.stderr):
                 sys.stderr = cast("TextIO", _Above(sys.stderr, self))
         ours = sys.stdout, sys.stderr
+        self._streams = [stream for stream in ours if isinstance(stream, _Above)]
         try:
             yield
         finally:
-            for stream in ours:
-                if isinstance(stream, _Above):
-                    stream.end()
             # Unless the user's code has replaced them.
             if sys.stdout is ours[0]:
                 sys.stdout = before[0]
             if sys.stderr is ours[1]:
                 sys.stderr = before[1]
-            with self.lock:
-                # The last lines may only now come to be drawn.
-                self._is_over = True
-                self.erase()
+
+    def end(self) -> None:
+        """Removes the lines for good, unless the terminal takes no more: then they stay."""
+        is_free = self.lock.acquire(timeout=_REFRESH_S)
+        if is_free:
+            for stream in self._streams:
+                stream.end_line()
+        # The last lines may only now come to be drawn.
+        self.is_over = True
+        if is_free:
+            self.erase()
+            self.lock.release()
 
     def _top(self, width: int) -> str:
         """Returns the codes that move the cursor from the last line to the beginning of the first.
@@ -148,14 +158,13 @@ class _Above:
     _stream: TextIO
     _area: _Area
     _rest: str = ""
-    _is_over: bool = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         with self._area.lock:
-            if self._is_over:
+            if self._area.is_over:
                 # The stream was kept by another object, such as a logger.
                 return self._stream.write(text)
             lines, end, self._rest = (self._rest + text).rpartition("\n")
@@ -165,11 +174,10 @@ class _Above:
                 self._area.above(lines + end, self._write)
         return len(text)
 
-    def end(self) -> None:
-        """Writes text unchanged from now on, after ending an unfinished line."""
+    def end_line(self) -> None:
+        """Ends an unfinished line."""
         if self._rest:
             self.write("\n")
-        self._is_over = True
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
