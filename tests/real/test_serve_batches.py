@@ -248,6 +248,22 @@ async def test_at_the_end_the_calls_of_a_batch_have_as_long_as_other_calls(tmp_p
         assert sim.stats()["received"] == 4
 
 
+async def test_calls_in_flight_when_the_window_of_a_batch_is_over_are_in_its_output(
+    tmp_path: Path,
+) -> None:
+    """They are paid for; no other line is begun."""
+    async with (
+        Sim(SimSettings(latency=Constant(5.0))) as sim,
+        gateway(tmp_path, sim, 4) as (_, client),
+    ):
+        batch = await batch_files.begun(client, batch_files.lines(9), completion_window="4s")
+        done = await batch_files.over(client, batch.id)
+        assert (done.status, sim.stats()["received"]) == ("expired", 4)
+        assert done.request_counts.completed == 4
+        late = await batch_files.results(client, done.error_file_id)
+        assert [one["error"]["code"] for one in late] == ["batch_expired"] * 5
+
+
 async def test_lines_that_the_gateway_itself_refuses_are_tried_until_there_is_room(
     tmp_path: Path,
 ) -> None:

@@ -69,6 +69,7 @@ class Life:
         self._tally: Tally | None = None
         self._runner: Runner | None = None
         self._abort: asyncio.TimerHandle | None = None
+        self._end: asyncio.TimerHandle | None = None
         self._wait: asyncio.Timeout | None = None
         self._is_stopping = False
         self.trouble = ""
@@ -195,8 +196,9 @@ class Life:
             return error
         finally:
             self._runner = None
-            if self._abort is not None:
-                self._abort.cancel()
+            for timer in (self._end, self._abort):
+                if timer is not None:
+                    timer.cancel()
             self.look()
             self._tally = None
         if report.is_complete:
@@ -212,7 +214,6 @@ class Life:
                 concurrency=min(max(1, record.shown.request_counts["total"]), settings.in_flight)
             ),
             retry=settings.retry,
-            deadline_s=max(self._left_s, 1e-3),
             alerts=AlertSettings(rules=()),
             # A batch gets an outcome for every line: its client cannot correct the others.
             ends_if_hopeless=False,
@@ -309,6 +310,9 @@ class Life:
         self._runner = runner
         if self._is_interrupted:
             self._interrupt()
+        # Not the job's deadline, which cancels calls in flight.
+        loop = asyncio.get_running_loop()
+        self._end = loop.call_later(max(0.0, self._left_s), self._interrupt)
 
     def _interrupt(self) -> None:
         """Ends a wait. Calls in flight have some time, since their answers are paid for."""

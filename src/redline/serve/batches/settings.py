@@ -29,8 +29,8 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     first one of a tenant does not.
     in_flight: calls of one tenant to one model that the backend gets at once; fewer if it has fewer
     slots. priority: of these calls; a gateway states that of its class for batches. retry: how
-    failed lines are retried. cancel_s: time for the calls in flight of a cancelled batch; grace_s:
-    the same at a shutdown.
+    failed lines are retried. cancel_s: time for the calls in flight of a batch that is cancelled or
+    whose window is over; grace_s: the same at a shutdown.
     """
 
     endpoints: tuple[str, ...] = tuple(api.path for api in APIS)
