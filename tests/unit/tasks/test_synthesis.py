@@ -122,6 +122,9 @@ async def test_reasoning_is_no_part_of_a_text_unless_the_prompt_asks_for_it() ->
     backend = ScriptedBackend(replies(thought))
     outcome = await synthesis().do({"n": 1}, asked, Ask(backend, Call()))
     assert outcome.output == thought
+    task = synthesis(schema=Schema({"type": "object", "properties": {"q": {"type": "string"}}}))
+    outcome, _ = await made(task, replies(f'<think>It is {{}}.</think>{{"q": "<think>{STORY}"}}'))
+    assert outcome.output == {"q": f"<think>{STORY}"}
 
 
 async def test_json_is_kept_where_it_is_valid_and_compared_by_its_values() -> None:

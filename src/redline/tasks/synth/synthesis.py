@@ -135,7 +135,8 @@ class Synthesis:
         before = self._dropped.get(n, [])
         dropped = list(before)
         used = UsageSum()
-        has_tags = names_reasoning(str(request.body))
+        # In JSON, it is left out beside the value, and is data in one.
+        is_all_text = self._structured is not None or names_reasoning(str(request.body))
         while True:
             seed = _seed(row, len(dropped))
             sampled = self._sampled(request, row, seed)
@@ -145,7 +146,7 @@ class Synthesis:
             if outcome.reply is None:
                 return _with_fields(outcome, used, dropped)
             output = outcome.reply.output
-            if isinstance(output, str) and not has_tags and (text := spoken(output)) != output:
+            if isinstance(output, str) and not is_all_text and (text := spoken(output)) != output:
                 outcome.reply.output = text.strip()
             judgement = await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._judged, outcome.reply, n
