@@ -10,6 +10,7 @@ from typing import Any
 import anthropic
 import pytest
 
+from support.scripted import completion, scripted
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess
 
@@ -34,6 +35,8 @@ def test_equal_calls_are_answered_once_until_they_are_too_old_or_asked_anew(tmp_
             assert ask(serve) == (True, "You said: hello")
             assert ask(serve, temperature=1)[0] is False
             assert ask(serve, temperature=1)[0] is False
+            # From now on, the new answer is stored.
+            began_s = time.monotonic()
             assert ask(serve, extra_headers={"Cache-Control": "no-cache"})[0] is False
             assert ask(serve)[0] is True or time.monotonic() > began_s + 3
             time.sleep(max(0.0, began_s + 3.5 - time.monotonic()))
@@ -44,6 +47,20 @@ def test_equal_calls_are_answered_once_until_they_are_too_old_or_asked_anew(tmp_
         with Serve(tmp_path, *flags) as serve:
             assert ask(serve)[0] is True or time.monotonic() > began_s + 6.5
         assert received == 5
+
+
+def test_an_answer_that_is_asked_for_anew_replaces_the_stored_one(tmp_path: Path) -> None:
+    answers = iter(["first", "second", "third"])
+    with (
+        scripted(lambda _: completion(next(answers))) as server,
+        Serve(tmp_path, "--endpoint", server.base_url, "--cache") as serve,
+    ):
+        assert ask(serve) == (False, "first")
+        assert ask(serve, extra_headers={"Cache-Control": "no-cache"}) == (False, "second")
+        assert ask(serve) == (True, "second")
+        never = {"Cache-Control": "no-cache, no-store"}
+        assert ask(serve, extra_headers=never) == (False, "third")
+        assert ask(serve) == (True, "second")
 
 
 def test_a_stored_message_is_marked_as_one(tmp_path: Path) -> None:

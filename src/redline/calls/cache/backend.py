@@ -108,6 +108,14 @@ class Cached(Around):
             late.attempts = call.attempts
             return late
 
+    async def renew(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        """Sends the request although it may have been answered; the new answer is stored."""
+        key = self._key(request, call) if sink is None else None
+        if key is None:
+            self._use.count("passed")
+            return await self._inner.send(request, call, sink)
+        return (await self._ask(key, request, call))[0]
+
     async def aclose(self) -> None:
         try:
             await self._store.aclose()

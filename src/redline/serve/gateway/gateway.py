@@ -58,13 +58,15 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     """What the head of a request states, for every kind of call.
 
     readings: the keyring's count of readings when the tenant was looked up. klass: the requested
-    class. is_anew: the client wants no stored answer (RFC 9111, 5.2.1).
+    class. is_anew: the client wants its answer not stored; renews: it wants none that was stored
+    (RFC 9111, 5.2.1).
     """
 
     tenant: Tenant
     readings: int
     klass: str | None
     is_anew: bool
+    renews: bool
 
 
 class Gateway(Door):
@@ -191,6 +193,7 @@ class Gateway(Door):
             request_id=request_id,
             began_s=began_s,
             is_anew=facts.stream or caller.is_anew,
+            renews=caller.renews,
         )
         if exchange.path == COUNT_TOKENS:
             # An estimate, made here.
@@ -256,9 +259,13 @@ class Gateway(Door):
         """
         tried: tuple[Attempt, ...] = ()
         while True:
-            backend = target.anew if asking.is_anew else target.backend
+            send = target.send
+            if asking.is_anew:
+                send = target.anew
+            elif asking.renews:
+                send = target.renew
             try:
-                outcome = await self._until_closed(backend.send(request, call, sink))
+                outcome = await self._until_closed(send(request, call, sink))
             except Refusal:
                 # The time for calls in flight is over.
                 self.totals.answered(asking, CUT)
@@ -295,8 +302,13 @@ class Gateway(Door):
             refuse_other_site(exchange, serves_here_only=self._serves_here_only)
         known = keyring.known(header(b"authorization"), header(b"x-api-key"))
         asked = (header(b"cache-control") or "").lower()
-        is_anew = any(word in asked for word in ("no-cache", "no-store", "max-age=0"))
-        caller = Caller(known.tenant, keyring.readings, header(b"x-redline-class"), is_anew)
+        caller = Caller(
+            tenant=known.tenant,
+            readings=keyring.readings,
+            klass=header(b"x-redline-class"),
+            is_anew="no-store" in asked,
+            renews="no-cache" in asked or "max-age=0" in asked,
+        )
         if known.until_s == math.inf:
             exchange.keep(caller)
         return caller

@@ -41,11 +41,12 @@ from redline.serve.gateway.failover import Failover
 from redline.serve.gateway.gates import Gates
 from redline.serve.http import CALLS
 from redline.serve.workers import Worker, slots_of
-from redline.waist import Attempts, CacheUse
+from redline.waist import Attempts, CacheUse, Sink
 
 # Between two tries of an endpoint to join.
 _AGAIN_S = 0.5
 
+Send = Callable[[Request, Call, Sink | None], Awaitable[Outcome]]
 # Sends a request to one endpoint, and to no other.
 Ask = Callable[[Request, Call], Awaitable[Outcome]]
 
@@ -53,14 +54,15 @@ Ask = Callable[[Request, Call], Awaitable[Outcome]]
 class Target(msgspec.Struct, frozen=True):
     """The backends that answer calls for a model.
 
-    backend: for interactive calls. anew: the same without the cache. lines: for lines of batches,
-    which are retried elsewhere. barred: endpoints of the pool that do not have the model.
-    waits_for_slots: returns whether a call waits for a slot of theirs.
+    lines: for lines of batches, which are retried elsewhere. send: sends an interactive call; anew:
+    past the cache; renew: the same, and keeps the answer. barred: endpoints of the pool that do not
+    have the model. waits_for_slots: returns whether a call waits for a slot of theirs.
     """
 
-    backend: Backend
-    anew: Backend
     lines: Backend
+    send: Send
+    anew: Send
+    renew: Send
     barred: frozenset[str] = frozenset()
     waits_for_slots: Callable[[], bool] = bool
 
@@ -319,14 +321,16 @@ class Lineup:
         self._targets, self._open, self._gate_of = {}, None, {}
         for group, pool, gate, failover in self.ways:
             self._gate_of.update((one.label, gate) for one in group.endpoints)
-            anew = self.gates.gated(failover, gate)
             lines = self.gates.gated(pool, gate)
-            backend: Backend = anew
+            anew = self.gates.gated(failover, gate)
+            send = renew = anew.send
             if self.remembered is not None:
-                backend = self.remembered(
-                    anew, identity=identity(*group.endpoints), use=self.cache_use
-                )
-            target = Target(backend, anew, lines, waits_for_slots=gate.waits_for_slots)
+                use = self.cache_use
+                cached = self.remembered(anew, identity=identity(*group.endpoints), use=use)
+                send, renew = cached.send, cached.renew
+            target = Target(
+                lines, send, anew=anew.send, renew=renew, waits_for_slots=gate.waits_for_slots
+            )
             for name, barred in group.barred.items():
                 self._targets[name] = replace(target, barred=barred)
             if group.is_open:
@@ -440,7 +444,8 @@ class FunctionLineup(Lineup):
 
     def _aim(self) -> None:
         function = self.function
-        self._open = Target(function, function, function)
+        send = function.send
+        self._open = Target(function, send, anew=send, renew=send)
         self._targets = {function.name: self._open}
 
 

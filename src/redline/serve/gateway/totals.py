@@ -48,7 +48,8 @@ class Asking(msgspec.Struct, kw_only=True):
     """One call, as it is counted.
 
     asked: the model that the client named. model: the same if the settings name it, otherwise
-    `other`. is_anew: it wants no stored answer. is_over: it has been counted.
+    `other`. is_anew: it passes the cache by. renews: its answer replaces the stored one. is_over:
+    it has been counted.
     """
 
     tenant: Tenant
@@ -58,6 +59,7 @@ class Asking(msgspec.Struct, kw_only=True):
     request_id: str
     began_s: float
     is_anew: bool
+    renews: bool
     is_over: bool = False
 
 
