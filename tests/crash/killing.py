@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support import forked
+
 COMMAND = [sys.executable, "-m", "redline"]
 PROMPT = "Classify: {{ text }}"
 # Far above what any of these takes; a process that hangs must not hang the tests.
@@ -39,7 +41,6 @@ class Server:
     """A `redline sim` in a process of its own."""
 
     base_url: str
-    process: subprocess.Popen[str]
 
     def stats(self) -> dict[str, Any]:
         """The counters of GET /sim/stats."""
@@ -54,23 +55,14 @@ class Server:
 
 @contextmanager
 def serving(*flags: str) -> Iterator[Server]:
-    """A server for as long as the block lasts; it is ended by its own id."""
-    process = subprocess.Popen(
-        [*COMMAND, "sim", *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=clean_environ(),
-    )
-    assert process.stdout is not None
+    """A server for as long as the block lasts."""
+    process, base_url = forked.started(["sim", *flags])
     try:
-        base_url = process.stdout.readline().strip()
         assert base_url.startswith("http://127.0.0.1:"), f"no server: {base_url!r}"
-        yield Server(base_url, process)
+        yield Server(base_url)
     finally:
         process.kill()
-        process.wait()
-        process.stdout.close()
+        forked.ended(process)
 
 
 def write_rows(path: Path, count: int, first: int = 1) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from urllib.request import Request, urlopen
 
+from support import forked
 from support.starting import free_port
 
 
@@ -27,27 +27,22 @@ class SimProcess:
 
     def start(self) -> None:
         """Returns when it takes connections."""
-        command = [sys.executable, "-m", "redline", "sim", "--port", str(self.port), *self._flags]
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline().strip() == self.base_url
+        words = ["sim", "--port", str(self.port), *self._flags]
+        self._process, base_url = forked.started(words)
+        assert base_url == self.base_url
 
     def kill(self) -> None:
         """Ends it as kill -9 does. It may be started again."""
         self._process.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        forked.ended(self._process)
 
     def stop(self) -> None:
         """Lets it hang: connections are taken, and nothing is answered."""
-        self._process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         """Lets it run again."""
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def post(self, path: str, body: object, key: str = "") -> Any:
         """What it answers."""
@@ -76,6 +71,10 @@ class SimProcess:
         """Its counters; see redline.sim.stats."""
         shown: dict[str, Any] = self.get("/sim/stats")
         return shown
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
 
     @property
     def _root(self) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from support import forked
 
 
 class Simulated:
@@ -37,17 +37,10 @@ class Simulated:
 @contextmanager
 def simulated(*flags: str) -> Iterator[Simulated]:
     """Starts `redline sim` with these flags on a free port; ends it at the end."""
-    command = [sys.executable, "-m", "redline", "sim", *flags]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    process, base_url = forked.started(["sim", *flags])
     try:
-        assert process.stdout is not None
-        base_url = process.stdout.readline().strip()
-        assert base_url.startswith("http://127.0.0.1:"), f"no URL from {command}"
+        assert base_url.startswith("http://127.0.0.1:"), f"no URL from sim {flags}"
         yield Simulated(base_url)
     finally:
         process.terminate()
-        process.wait(timeout=20)
-        if process.stdout is not None:
-            process.stdout.close()
+        forked.ended(process)
