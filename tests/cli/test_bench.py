@@ -152,9 +152,9 @@ def test_a_recorded_trace_is_replayed_with_its_sizes(cli: Cli) -> None:
     assert figures["succeeded"] == 20
     assert "recorded arrivals" in figures["load"]
     assert "at most 20 requests" in told.err
-    arrivals = [json.loads(line) for line in Path("t").read_text().splitlines()]
-    took_s = max(one["arrived_s"] for one in arrivals if one["kind"] == "call")
-    assert figures["seconds"] == pytest.approx(took_s, rel=0.2, abs=0.2)
+    # 20 requests at 20/s, and the second after the last of them.
+    assert figures["seconds"] == pytest.approx(0.95, abs=0.3)
+    assert figures["requests_per_s"] < 30
     assert cli("bench", "sim", "--replay", "t", "--limit", "3").status == 0
 
 
@@ -179,6 +179,28 @@ def test_a_single_level_is_said_to_show_no_knee(cli: Cli) -> None:
     told = cli("bench", "sim", "--find-concurrency", "--limit", "3")
     assert told.status == 0
     assert "note: only this level was measured" in told.out
+
+
+@pytest.mark.parametrize("load", [("-c", "4"), ("--constant", "10")])
+def test_what_limits_hold_back_is_dropped_at_the_end(cli: Cli, load: tuple[str, ...]) -> None:
+    flags = ("--rps", "1", "--duration", "2s", "--max-tokens", "2", "--no-stream")
+    begun_s = time.monotonic()
+    told = cli("bench", "sim", *flags, *load)
+    assert time.monotonic() - begun_s < 6
+    assert told.status == 0
+    assert " 0 failed" in told.out
+    assert "dropped before the answer\n" in told.out
+    in_flight = re.search(r"^in flight +([\d.]+) on average$", told.out, re.M)
+    assert in_flight is not None
+    assert float(in_flight[1]) < 1
+
+
+def test_429s_are_not_called_limits_of_this_client(cli: Cli) -> None:
+    with simulated("--requests", "5/1s", "--latency", "0.05") as sim:
+        told = cli("bench", sim.base_url, "--model", "m", "--duration", "3s", "--constant", "20")
+    assert "failed: " in told.out
+    assert "limits of this client" not in told.out
+    assert "note: 429s of the target held requests back, typically " in told.out
 
 
 def test_limits_and_budgets_hold(cli: Cli) -> None:

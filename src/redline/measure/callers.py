@@ -65,6 +65,9 @@ class Caller(Protocol):
     def pause_s(self, answer: Answer, now_s: float) -> float:
         """Returns the seconds until a user asks again after a failure; 0 or less for at once."""
 
+    def drop_unsent(self) -> None:
+        """Cancels calls that wait to be sent, as far as they are known."""
+
     def close(self) -> None:
         """Releases what the caller made for its calls."""
 
@@ -95,18 +98,25 @@ class BackendCaller:
         self._backend = backend
         self._is_streamed = is_streamed
         self._clock = clock
+        self._calls: dict[asyncio.Task[Any], Call] = {}
+        # Whether the backend states when it sends a call.
+        self._has_stamps = False
 
     async def ask(self, requests: Sequence[Any]) -> Answer:
         request = _request(requests[0])
         sink = None
         if self._is_streamed and api_of(request.url).is_streamed:
             sink = _Stamps(self._clock)
-        call = Call()
+        call, task = Call(), asyncio.current_task()
+        assert task is not None
+        self._calls[task] = call
         try:
             outcome = await self._backend.send(request, call, sink)
         finally:
+            del self._calls[task]
             call.let_go()
         answer = _answered(outcome)
+        self._has_stamps |= answer.sent_s is not None
         if sink is not None and outcome.error is None:
             answer.first_s, answer.texts_s = sink.first_s, sink.texts_s
         return answer
@@ -118,6 +128,11 @@ class BackendCaller:
         """
         least_s = _LIMITED_S if isinstance(answer.error, RateLimited) else _FAILED_S
         return max(least_s, self._backend.load(now_s).parked_until_s - now_s)
+
+    def drop_unsent(self) -> None:
+        for task, call in self._calls.items():
+            if self._has_stamps and call.sent_s is None:
+                task.cancel()
 
     def close(self) -> None:
         """Does nothing: the backend is closed by its owner."""
@@ -230,6 +245,9 @@ class FunctionCaller:
 
     def pause_s(self, answer: Answer, now_s: float) -> float:
         return 0.0
+
+    def drop_unsent(self) -> None:
+        """Does nothing: a function is called at once."""
 
     def close(self) -> None:
         """Ends the threads, except those whose function does not return."""

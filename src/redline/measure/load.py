@@ -96,7 +96,7 @@ class Load:
         else:
             work = [self._dispatch(plan.schedule)]
         self._makers = [asyncio.create_task(one) for one in work]
-        warming = asyncio.create_task(self._warm_up())
+        watches = [asyncio.create_task(one) for one in (self._warm_up(), self._drop_unsent())]
         try:
             results = await asyncio.gather(*self._makers, return_exceptions=True)
             self._is_over()
@@ -106,7 +106,8 @@ class Load:
             if (error := self._defect or next(iter(raised), None)) is not None:
                 raise error
         finally:
-            warming.cancel()
+            for watch in watches:
+                watch.cancel()
             self._watch.stop()
             self._cancel()
         full_s = self._since(self._begun_s if self._full_s is None else self._full_s)
@@ -151,6 +152,11 @@ class Load:
         await asyncio.sleep(self._plan.warm_up_s)
         if self._full_s is None:
             self._watch.start()
+
+    async def _drop_unsent(self) -> None:
+        """Ends calls that have not been sent when the time is up."""
+        await self._until(self._end_s)
+        self._caller.drop_unsent()
 
     def _since(self, at_s: float) -> float:
         return at_s - self._begun_s
@@ -243,7 +249,9 @@ class Load:
         except asyncio.CancelledError:
             if scheduled_s - self._begun_s >= self._plan.warm_up_s:
                 self._cut += len(requests)
-            tally.give_up(begun_s, clock.now_s(), len(requests))
+            if self._is_interrupted:
+                # Other calls are cancelled before they are sent.
+                tally.give_up(begun_s, clock.now_s(), len(requests))
             raise
         finally:
             self.in_flight -= 1

@@ -60,9 +60,11 @@ def _notes(figures: Figures) -> Iterator[str]:
     waited = figures.waited
     latency_s = 0.0 if figures.latency is None else figures.latency.p50_s
     if waited is not None and latency_s and waited.p50_s > _WAITED_SHARE * latency_s:
+        is_refused = any(one.kind == "rate_limited" for one in figures.failures)
+        what = "429s of the target" if is_refused else "limits of this client"
         yield (
-            f"limits of this client held requests back, typically {_time(waited.p50_s)}: "
-            "the throughput is that of the limits"
+            f"{what} held requests back, typically {_time(waited.p50_s)}: the throughput is that "
+            "of the limits"
         )
     if figures.is_token_count_estimated:
         yield "answers without a usage are counted by their chunks, one token each"
@@ -70,7 +72,7 @@ def _notes(figures: Figures) -> Iterator[str]:
     if error := max((one.error for one in spreads if one is not None), default=0.0):
         yield f"quantiles are within {error:.0%} of the exact ones"
     if figures.cut:
-        yield f"{counted(figures.cut, 'request')} in flight were dropped"
+        yield f"{counted(figures.cut, 'request was', 'requests were')} dropped before the answer"
     if figures.ended:
         yield f"the load ended before its time: {figures.ended}"
 

@@ -41,15 +41,24 @@ class Asked(msgspec.Struct, frozen=True):
 def recorded_calls(text: str) -> list[CallEnded]:
     """Returns the calls of the last run in a trace that has any, in order of arrival.
 
-    Only the latest 100,000 are read. Raises ConfigError if there are none.
+    Calls of a fixed number of workers arrive when they are first sent: what they waited for before
+    is the limits of their run. Only the latest 100,000 are read. Raises ConfigError if there are
+    none.
     """
     path = local_path(text)
-    runs = [run.calls for run in read_trace(path, _MOST_RECORDED).runs if run.calls]
+    runs = [run for run in read_trace(path, _MOST_RECORDED).runs if run.calls]
     if not runs:
         raise ConfigError(
             f"{path} holds no calls", hint="record some: redline run ... --trace FILE"
         )
-    return sorted(runs[-1], key=lambda call: call.arrived_s)
+    calls = runs[-1].calls
+    if runs[-1].began.workers:
+        calls = [msgspec.structs.replace(call, arrived_s=_first_sent_s(call)) for call in calls]
+    return sorted(calls, key=lambda call: call.arrived_s)
+
+
+def _first_sent_s(call: CallEnded) -> float:
+    return next((one.sent_s for one in call.tried if one.sent_s is not None), call.arrived_s)
 
 
 def asked_of(
