@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +33,7 @@ import redline
 from crash.killing import COMMAND, clean_environ
 from redline import EngineSettings, LocalEngine
 from redline.calls import Call, Health, Request
+from redline.cli import main as command
 from redline.engine.api import gpu_use
 from redline.engine.model import Runner, SlotCache
 from redline.engine.step import Core
@@ -430,14 +431,35 @@ def test_a_run_says_what_is_missing(
     assert "redline[engine]" in caught.value.hint
 
 
-def started(*flags: str, **environ: str) -> subprocess.Popen[str]:
+def started(*flags: str, instead: Callable[[], None] | None = None) -> subprocess.Popen[str]:
+    """`redline engine`. instead: called in the new process in place of the program; ends it."""
     return subprocess.Popen(
         [*COMMAND, "engine", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=clean_environ() | environ,
+        env=clean_environ(),
+        preexec_fn=instead,
+        # Python ignores SIGPIPE; a new program does so itself.
+        restore_signals=instead is None,
     )
+
+
+def forked(*flags: str) -> subprocess.Popen[str]:
+    """The same in a fork of this process, which need not import torch again."""
+
+    def run() -> None:
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        status = 1
+        try:
+            command(["engine", *flags])
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else 1
+        finally:
+            os._exit(status)
+
+    return started(*flags, instead=run)
 
 
 def kill(process: subprocess.Popen[str]) -> None:
@@ -446,15 +468,16 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=LIMIT_S)
 
 
-@pytest.fixture
-def program(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    process = started(str(folder), "--dtype", "float32", "--max-batch-size", "4")
+@pytest.fixture(params=[forked])
+def program(request: pytest.FixtureRequest, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    process = request.param(str(folder), "--dtype", "float32", "--max-batch-size", "4")
     try:
         yield process
     finally:
         kill(process)
 
 
+@pytest.mark.parametrize("program", [started], indirect=True)
 def test_the_command_serves_until_it_is_interrupted(
     program: subprocess.Popen[str], folder: Path
 ) -> None:
@@ -488,12 +511,20 @@ def is_listening(url: str) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_command_while_it_loads(number: signal.Signals) -> None:
+def test_a_signal_ends_the_command_while_it_loads(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hub takes the connection and says nothing, for which its client waits a minute."""
     with socket.create_server(("127.0.0.1", 0)) as hub:
         hub.settimeout(LIMIT_S)
-        address = f"http://127.0.0.1:{hub.getsockname()[1]}"
-        process = started("nobody/nothing", HF_ENDPOINT=address, NO_PROXY="*", HF_HUB_OFFLINE="0")
+        address = hub.getsockname()
+
+        def ask(settings: EngineSettings) -> None:
+            with socket.create_connection(address, timeout=HUB_S) as asked:
+                asked.recv(1)
+
+        monkeypatch.setattr("redline.engine.api.open_engine", ask)
+        process = forked("nobody/nothing")
         try:
             with hub.accept()[0]:
                 process.send_signal(number)
@@ -568,13 +599,19 @@ def children(pid: int) -> Iterator[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_a_rank_that_is_killed_ends_the_engine_and_tells_its_clients(folder: Path) -> None:
-    process = started(str(folder), "--tensor-parallel", "2", "--dtype", "float32")
+def test_a_rank_that_is_killed_ends_the_engine_and_tells_its_clients(
+    folder: Path, said: list[Continuation]
+) -> None:
+    process = forked(str(folder), "--tensor-parallel", "2", "--dtype", "float32")
     try:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         ask = {"model": folder.name, "prompt": "a", "max_tokens": 480, "stream": True}
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=LIMIT_S) as client:
+            asked = client.completions.create(
+                model=folder.name, prompt=list(said[0].prompt), **GREEDY
+            )
+            assert asked.choices[0].text == text_of(folder, said[0].tokens)
             stream = client.completions.create(**ask, **IGNORE)
             next(iter(stream))
             (*_, rank) = children(process.pid)
