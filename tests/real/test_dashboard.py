@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import threading
@@ -24,6 +25,8 @@ AXE = Path(sys.prefix) / "node/node_modules/axe-core/axe.min.js"
 PHONE, DESK = 400, 1280
 # The state of a server that was killed has to be seen by then.
 WITHIN_S = 2.0
+# Between two calls of a thread: without it, callers keep the cores busy that the page needs.
+PAUSE_S = 0.02
 CUT = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth)"
 OUTLINE = "getComputedStyle(document.activeElement).outlineStyle"
 ROWS = "[...document.querySelectorAll('#endpoints tbody tr')].map(row => row.innerText)"
@@ -49,11 +52,11 @@ def ask(url: str) -> int:
 
 @contextmanager
 def load(url: str, threads: int = 4) -> Iterator[None]:
-    """Calls without a pause, while it is entered."""
+    """Calls one after the other, with pauses, while it is entered."""
     is_over = threading.Event()
 
     def go_on() -> None:
-        while not is_over.is_set():
+        while not is_over.wait(PAUSE_S):
             ask(url)
 
     running = [threading.Thread(target=go_on) for _ in range(threads)]
@@ -95,7 +98,7 @@ def test_a_server_that_dies_and_comes_back_is_shown_without_a_reload(
             dead = f"{ROWS}.some(text => text.includes(':{one.port}') && text.includes('degraded'))"
             back = f"{ROWS}.some(text => text.includes(':{one.port}') && text.includes('ready'))"
             noted = "document.getElementById('changes').innerText"
-            for times in (1, 2, 3):
+            for times in (1, 2):
                 one.kill()
                 changed = f"{noted}.split('is degraded, and was ready').length > {times}"
                 shown(browser, f"{dead} && {changed}", WITHIN_S)
@@ -110,25 +113,22 @@ def test_a_server_that_dies_and_comes_back_is_shown_without_a_reload(
 
 @in_browser
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed")
-@pytest.mark.parametrize("width", [DESK, PHONE])
-@pytest.mark.parametrize("dark", [False, True])
-def test_the_page_is_accessible_and_fits_the_screen(
-    browser: Browser, tmp_path: Path, width: int, dark: bool
-) -> None:
-    with fleet_of(2, "--faults", "500=0.3", "--latency", "0.05") as (one, two):
+def test_the_page_is_accessible_and_fits_the_screen(browser: Browser, tmp_path: Path) -> None:
+    with fleet_of(2, "--faults", "500=0.3", "--latency", "0.2") as (one, two):
         flags = ("--endpoint", one.base_url, "--endpoint", two.base_url)
         with Serve(tmp_path, *flags) as serve, load(serve.url, 2):
             begin_batch(serve)
-            browser.visit(serve.url.removesuffix("/v1") + "/", width, dark=dark)
+            root = serve.url.removesuffix("/v1")
             one.kill()
-            for full in ("faults", "changes", "batches", "tenants"):
-                shown(browser, f"document.querySelectorAll('#{full} tbody tr').length > 0", 20)
-            browser.screenshot(tmp_path / f"dashboard-{width}-{dark}.png")
-            assert browser.run("document.documentElement.scrollWidth") <= width
-            if width == DESK:
-                # No column is cut.
-                assert browser.run(f"{CUT}.map(box => box.firstChild.id)") == []
-            assert violations(browser) == []
+            for width, dark in itertools.product((DESK, PHONE), (False, True)):
+                browser.visit(f"{root}/", width, dark=dark)
+                for full in ("faults", "changes", "batches", "tenants"):
+                    shown(browser, f"document.querySelectorAll('#{full} tbody tr').length > 0", 20)
+                assert browser.run("document.documentElement.scrollWidth") <= width
+                if width == DESK:
+                    # No column is cut.
+                    assert browser.run(f"{CUT}.map(box => box.firstChild.id)") == []
+                assert violations(browser) == []
 
 
 def begin_batch(serve: Serve) -> None:
