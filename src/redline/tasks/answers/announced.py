@@ -41,6 +41,8 @@ _FILLER = re.compile(
     r"ist|est|es)(?!\w)|约|約)*+",
 )
 _AND = re.compile(r"[ ]*(?:[,;][ ]*)?(?:(?:and|or)[ ]*)?")
+# Before a number that a text states after the title or the year with which it begins.
+_TOTAL = re.compile(r"(?i)\W{0,8}the (?:\w+ )?(?:total|sum|result)(?: \w+){0,4} (?:is|was)\W{0,8}")
 _EQUALS = re.compile(r"=|\bequals\b")
 
 
@@ -81,7 +83,10 @@ def opening(page: Page) -> Numeral | None:
     if given and given.number and given.number.value == 1:
         return None  # it numbers a first step
     later = given and concluded(page, second.start, len(page.text))
-    return None if later and concludes(page, later.start) else given
+    if later is None:
+        return given
+    is_total = _TOTAL.fullmatch(page.text, page.sentence_start(later.start), later.start)
+    return None if is_total or concludes(page, later.start) else given
 
 
 def _whole(page: Page, mark: Mark, given: Numeral, is_cut: bool) -> tuple[Numeral | None, bool]:

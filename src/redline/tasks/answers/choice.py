@@ -179,6 +179,11 @@ def _chosen(page: Page, letters: str, is_cut: bool) -> tuple[int, str]:
     first = _ALONE_ON_LINE.match(page.text)
     if first is not None and first["letter"] in letters:  # an explanation follows
         chosen.append((first.start("letter"), first["letter"]))
+    elif not (chosen or is_cut):
+        lines = islice(_ALONE_ON_LINE.finditer(page.text), _MOST_CHOSEN)
+        bold = [one for one in lines if BOLD in one[0] and one["letter"] in letters]
+        if len({one["letter"] for one in bold}) == 1:
+            chosen.append((bold[0].start("letter"), bold[0]["letter"]))
     place, letter = max(chosen, default=(-1, ""))
     correction = correction_start(page, place + 1) if letter else 0
     chosen += [

@@ -83,6 +83,7 @@ _CORRECTS = re.compile(
     r"overlooked|mis(?:read|counted|calculated)|recalculat\w+|correct(?:ion|ed)|instead|no|"
     r"i meant?)\b",
 )
+_UNREAL = re.compile(r"(?i)\b(?:if|would|could|might)\b")
 # Before a number with almost no other words, as in `Sorry, that should be 22 eggs.`
 _BARE = re.compile(
     r"(?i)[\s,:;—-]*(?:(?:so|then|the|right|correct|answer|total|it|that|this|is|it's|that's|should|be|"
@@ -143,9 +144,9 @@ def corrected(page: Page, start: int) -> Numeral | None:
         head = page.text[opening.end() : numeral.start]
         tail = re.split(r"\n|\. ", page.text[numeral.end :], maxsplit=1)[0]
         is_bare = _BARE.fullmatch(head) and len(tail.split()) <= _MOST_BARE_WORDS
-        is_reworked = _THEREFORE.search(head.partition("=")[2]) and " if " not in head
+        is_concluded = _THEREFORE.search(head) and not _UNREAL.search(head)
         is_corrected = is_result or _CORRECTS.search(page.text, span.start)
-        return numeral if is_bare or is_reworked or is_corrected else None
+        return numeral if is_bare or is_concluded or is_corrected else None
     return None
 
 
