@@ -116,6 +116,18 @@ def test_restart_puts_failures_where_those_of_the_old_results_are_looked_for(
     assert files == {old.path.name, old.failed_path.name}
 
 
+def test_results_that_are_private_are_so_after_a_restart_and_so_are_their_failures(
+    cli: Cli, rows: Rows
+) -> None:
+    output = Output.at("labels.jsonl")
+    assert cli("run", rows({"prompt": "hi"}), *SIM, "-o", "labels.jsonl").status == 0
+    output.path.chmod(0o600)
+    source = rows({"prompt": "hi"}, BAD)
+    assert cli("run", source, *SIM, "-o", "labels.jsonl", "--restart").status == 1
+    modes = [path.stat().st_mode & 0o777 for path in (output.path, output.failed_path)]
+    assert modes == [0o600, 0o600]
+
+
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [

@@ -48,6 +48,7 @@ _REPLACING = {
     "fsync folder": ("renamed, folder not synced", "", "in place"),
 }
 _APPENDING = {
+    "open": ("before its write", "", "before its write"),
     "write": ("before its write", "within its write", "written, not synced"),
     "fsync": ("written, not synced", "", "synced, not acknowledged"),
     "pread": ("synced, not acknowledged", "", "synced, not acknowledged"),
@@ -61,6 +62,7 @@ _RESUME = {
     "fsync folder": ("name not synced", "", "name synced"),
 }
 _RENAMING = {
+    "open": ("in place", "", "in place"),
     "rename": ("before a rename", "", "renamed, folder not synced"),
     "fsync folder": ("renamed, folder not synced", "", "in place"),
 }

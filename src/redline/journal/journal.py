@@ -40,7 +40,7 @@ from redline.journal.output import Output
 from redline.journal.results_file import ResultsFile, ResultsLost
 from redline.journal.rewrite import drop_mended
 from redline.journal.sound_lines import Stretch
-from redline.process import Changes
+from redline.process import Changes, make_like
 
 # A group is synced this long after its first row: at most this much is done again after a power
 # loss, and a fast disk does not cost a thread switch and an fsync per row.
@@ -360,6 +360,7 @@ class Journal:
 
     def _open_failures(self) -> ResultsFile:
         self.failed = KeySet()
+        make_like(self.output.failed_path, self.output.path)
         self._failures = ResultsFile(self.output.failed_path, self._on_failures)
         return self._failures
 

@@ -8,6 +8,7 @@ from redline.process.files import (
     copy_mode,
     drop_unfinished,
     free_name,
+    make_like,
     open_alone,
     replace_file,
     sync_name,

@@ -133,14 +133,16 @@ def sync_name(path: Path) -> None:
 def replace_file(path: Path, write: Callable[[int], None]) -> None:
     """Replaces the file at `path` atomically: a reader sees either the old file or the new one.
 
-    If `path` is a link, its target is replaced. write: called with the descriptor of a new file
-    beside it. Raises JournalError if the file cannot be written.
+    If `path` is a link, its target is replaced. The permissions stay. write: called with the
+    descriptor of a new file beside it. Raises JournalError if the file cannot be written.
     """
     with telling(path):
         beside = _beside(path)
         try:
             fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
             try:
+                if path.exists():
+                    copy_mode(path, fd)
                 write(fd)
                 os.fsync(fd)
             finally:
@@ -170,10 +172,24 @@ def free_name(path: Path, word: str) -> Path:
     return next(name for name in names if not os.path.lexists(name))
 
 
-def copy_mode(fd: int, new_fd: int) -> None:
-    """Copies the permissions of `fd` to `new_fd`, if that is permitted. Raises OSError."""
+def make_like(path: Path, model: Path) -> None:
+    """Creates an empty file with the permissions of `model` unless there is a file at `path`.
+
+    Raises JournalError.
+    """
+    with telling(path):
+        if not path.exists():
+            path.touch(0o600)
+            copy_mode(model, path)
+
+
+def copy_mode(source: int | Path, target: int | Path) -> None:
+    """Copies the permissions of a file, if that is permitted. Raises OSError.
+
+    source, target: paths, or descriptors.
+    """
     try:
-        os.fchmod(new_fd, stat.S_IMODE(os.fstat(fd).st_mode))
+        os.chmod(target, stat.S_IMODE(os.stat(source).st_mode))
     except PermissionError:
         return
 

@@ -104,11 +104,12 @@ def sealed(number: int, size: int = 0) -> bytes:
 
 
 def rewritings(path: Path) -> Iterator[Any]:
-    """Both ways in which a finished file is written anew."""
+    """All ways in which a finished file is written anew."""
     path.write_bytes(sealed(2) + sealed(1))
     yield lambda: rewrite.put_in_order(path, array("Q", [1, 2]))
     path.write_bytes(sealed(2) + sealed(1) + sealed(1))
     yield lambda: rewrite.drop_mended(path, lambda key: False)
+    yield lambda: files.write_file(path, sealed(2) + sealed(1))
 
 
 def test_a_file_that_is_written_anew_keeps_its_mode(tmp_path: Path) -> None:

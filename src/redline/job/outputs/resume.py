@@ -21,7 +21,7 @@ from redline.journal import (
     set_all_aside,
 )
 from redline.journal import manifest as manifests
-from redline.process import drop_unfinished, sync_name, telling
+from redline.process import drop_unfinished, make_like, sync_name, telling
 from redline.sources import opened_source, stream_of
 from redline.store import local_path, url_of
 
@@ -145,7 +145,8 @@ def _size(path: Path) -> int:
 def _put_aside(output: Output) -> None:
     """Renames the files of an earlier run to the first free `labels.old-N`; a link stays.
 
-    Failures stay in their folder, and get the name that belongs to the results' new one.
+    Failures stay in their folder, and get the name that belongs to the results' new one. The new
+    results get the old permissions.
     """
     results, failed = Path(os.path.realpath(output.path)), output.failed_path
     for number in count(1):
@@ -160,3 +161,5 @@ def _put_aside(output: Output) -> None:
                 # Before the manifest names the new run: otherwise a power loss could leave the old
                 # results under the new settings.
                 sync_name(path)
+    if aside.exists():
+        make_like(results, aside)
