@@ -317,7 +317,7 @@ def test_an_input_may_raise_anything_and_the_run_says_so(
     assert f"raised {error.__name__}: boom" in str(report.stopped)
 
 
-@pytest.mark.parametrize("where", ["rows", "before", "call"])
+@pytest.mark.parametrize("where", ["rows", "before", "call", "batch"])
 def test_an_exit_leaves_an_output_that_the_same_process_can_continue(
     tmp_path: Path, where: str
 ) -> None:
@@ -341,12 +341,24 @@ def test_an_exit_leaves_an_output_that_the_same_process_can_continue(
             leave_in("call")
         return await echo(row)
 
+    async def answers(rows: list[dict[str, str]]) -> list[Any]:
+        if ROWS[30] in rows:
+            leave_in("batch")
+        return [await echo(row) for row in rows]
+
+    def asked() -> Any:
+        return redline.DynamicBatcher(answers, 4) if where == "batch" else call
+
     output = tmp_path / "out.jsonl"
-    with pytest.raises(SystemExit) as caught:
-        redline.run(rows(), call=call, before=before, output=output, concurrency=4)
+    given = {"call": asked(), "before": before, "output": output, "concurrency": 4}
+    # A loop of the user's, which cancels no tasks at its end.
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        with pytest.raises(SystemExit) as caught:
+            loop.run_until_complete(redline.arun(rows(), **given))
+        assert not asyncio.all_tasks(loop)
     assert caught.value.code == 3
     exits.clear()
-    report = redline.run(rows(), call=call, before=before, output=output)
+    report = redline.run(rows(), call=asked(), before=before, output=output)
     assert report.succeeded + report.skipped == 60
 
 

@@ -88,7 +88,13 @@ class Batch:
             if not is_first:
                 self._figures.divided += 1
             is_first = False
-            left.extend(await self._ask(members))
+            try:
+                left.extend(await self._ask(members))
+            except SystemExit as error:
+                # Out of this task, it would end the event loop before its callers could.
+                for member in members:
+                    if not member.answer.done():
+                        member.answer.set_exception(error)
 
     async def _ask(self, members: list[Member]) -> list[list[Member]]:
         """Makes one call and answers the members it settles.
