@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from redline.calls import Endpoint, RetryPolicy
+from redline.calls import Endpoint, RetryPolicy, Timeouts
 from redline.calls.cost import Price
 from redline.limits import Limits, Rate
 from redline.serve.admission import CLASSES, ClassSettings
@@ -24,6 +24,7 @@ from redline.serve.keys import DEFAULT_TENANT, TenantSettings
 from redline.sim import Constant, SimSettings
 from redline.sim.server import Sim
 from support import batch_files
+from support.raw_server import RawServer, Seen
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess, fleet_of
 from support.until import until
@@ -227,13 +228,12 @@ async def gateway(
 ) -> AsyncIterator[tuple[Served, openai.AsyncOpenAI]]:
     endpoint = Endpoint(base_url=sim.base_url, limits=Limits(concurrency=slots))
     made = GatewaySettings(endpoints=(endpoint,), port=0, state=state, **settings)
-    async with (
-        gateway_of(made) as served,
-        openai.AsyncOpenAI(
-            base_url=served.gateway.base_url, api_key="none", max_retries=0
-        ) as client,
-    ):
+    async with gateway_of(made) as served, client_of(served) as client:
         yield served, client
+
+
+def client_of(served: Served) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=served.gateway.base_url, api_key="none", max_retries=0)
 
 
 async def test_at_the_end_the_calls_of_a_batch_have_as_long_as_other_calls(tmp_path: Path) -> None:
@@ -262,6 +262,32 @@ async def test_calls_in_flight_when_the_window_of_a_batch_is_over_are_in_its_out
         assert done.request_counts.completed == 4
         late = await batch_files.results(client, done.error_file_id)
         assert [one["error"]["code"] for one in late] == ["batch_expired"] * 5
+
+
+async def test_lines_of_a_model_that_is_down_leave_room_for_those_of_others(tmp_path: Path) -> None:
+    async def hang(_: Seen, __: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(3600)
+
+    async with Sim(SimSettings()) as sim, RawServer(hang) as server:
+        late = Timeouts(first_byte_s=1.0)
+        endpoints = (
+            Endpoint(name="up", base_url=sim.base_url, models={"up": "m"}),
+            Endpoint(name="down", base_url=server.base_url, models={"down": "n"}, timeouts=late),
+        )
+        settings = GatewaySettings(
+            endpoints=endpoints,
+            port=0,
+            state=tmp_path,
+            tenants={DEFAULT_TENANT: TenantSettings(concurrency=10)},
+        )
+        async with gateway_of(settings) as served, client_of(served) as client:
+            await batch_files.begun(client, lines_of(40, "down"))
+            limits = served.gateway.gates.tenants.of(DEFAULT_TENANT).limits
+            await until(lambda: len(server.seen) > 10 and limits.in_flight == 1)
+            batch = await batch_files.begun(client, lines_of(40, "up"))
+            done = await batch_files.over(client, batch.id)
+            assert done.request_counts.completed == 40
+            assert limits.in_flight <= 1, "one line finds out whether the model works again"
 
 
 async def test_lines_that_the_gateway_itself_refuses_are_tried_until_there_is_room(

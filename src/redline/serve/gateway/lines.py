@@ -1,13 +1,16 @@
 """The lines of batches, as calls of their tenants: they use what interactive calls leave.
 
 An interactive call is refused while its tenant's limits are used up, but a line waits. Lines
-therefore leave a part of these limits free; otherwise they would take each place first.
+therefore leave a part of these limits free; otherwise they would take each place first. While no
+endpoint of a model works, one line of it takes part in the limits, to find out whether one does
+again; otherwise those that fail would hold up all other lines of the tenant.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 
 from redline.calls import Call
 from redline.calls.tokens import BodyFacts
@@ -39,6 +42,8 @@ class Lines:
         self._lineup = lineup
         self._klass = klass
         self._totals = Totals()
+        # By tenant and model, the lines that count against the limits.
+        self._counting = Counter[tuple[str, str | None]]()
         self._tenants = lineup.gates.tenants
         self._meter = lineup.gates.meter
 
@@ -61,8 +66,7 @@ class Lines:
         if removed := removed_for(self._tenants.of(call.tenant), facts):
             request = request.with_fields(**removed)
         try:
-            self._target(call, facts, raw)
-            starting = self._started(call.tenant, facts, raw, request.url)
+            starting = self._started(call, facts, raw, request.url)
             started = await call.in_time(starting, SYSTEM)
         except Refusal as refusal:
             return _rejected(refusal)
@@ -79,6 +83,9 @@ class Lines:
                     # No endpoint got it: it costs nothing.
                     started.cancel()
                 raise
+            finally:
+                # In this way, names of models do not pile up.
+                self._counting -= Counter([(call.tenant, facts.model)])
             if outcome.reply is None and call.requests == requests:
                 started.cancel()
             else:
@@ -121,16 +128,21 @@ class Lines:
     async def aclose(self) -> None:
         """Does nothing: the owner of the endpoints closes them."""
 
-    async def _started(self, name: str, facts: BodyFacts, raw: bytes, path: str) -> Started:
+    async def _started(self, call: Call, facts: BodyFacts, raw: bytes, path: str) -> Started:
         """The call, started once its tenant's limits allow it. Raises Refusal if they never do."""
-        limits = self._tenants.of(name).limits
+        limits = self._tenants.of(call.tenant).limits
         estimate = self._meter.estimate(facts, raw, path)
         is_cut = False
         while True:
+            target = self._target(call, facts, raw)
+            if self._counting[call.tenant, facts.model] and target.is_down():
+                await asyncio.sleep(_LONGEST_PAUSE_S)
+                continue
             found = limits.try_start(
                 SYSTEM.now_s(), estimate.tokens, estimate.picodollars, yields=True
             )
             if isinstance(found, Started):
+                self._counting[call.tenant, facts.model] += 1
                 return found
             if found.is_too_large and not is_cut:
                 estimate, is_cut = self._meter.cut(limits, facts, raw, path), True

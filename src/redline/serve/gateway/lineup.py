@@ -56,7 +56,8 @@ class Target(msgspec.Struct, frozen=True):
 
     lines: for lines of batches, which are retried elsewhere. send: sends an interactive call; anew:
     past the cache; renew: the same, and keeps the answer. barred: endpoints of the pool that do not
-    have the model. waits_for_slots: returns whether a call waits for a slot of theirs.
+    have the model. waits_for_slots: returns whether a call waits for a slot of theirs. is_down:
+    returns whether none of them works.
     """
 
     lines: Backend
@@ -65,6 +66,7 @@ class Target(msgspec.Struct, frozen=True):
     renew: Send
     barred: frozenset[str] = frozenset()
     waits_for_slots: Callable[[], bool] = bool
+    is_down: Callable[[], bool] = bool
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -332,9 +334,10 @@ class Lineup:
                 lines, send, anew=anew.send, renew=renew, waits_for_slots=gate.waits_for_slots
             )
             for name, barred in group.barred.items():
-                self._targets[name] = replace(target, barred=barred)
+                is_down = partial(_is_down, pool, barred)
+                self._targets[name] = replace(target, barred=barred, is_down=is_down)
             if group.is_open:
-                self._open = target
+                self._open = replace(target, is_down=partial(_is_down, pool))
         self._slots = {name: one for name, one in self._slots.items() if name in self._gate_of}
 
     def _want(self, pool: Pool, gate: Gate) -> None:
@@ -487,6 +490,12 @@ def _predecessor(group: Group, ways: Sequence[Way]) -> Way | None:
         if group.labels & way.group.labels:
             return way
     return None
+
+
+def _is_down(pool: Pool, barred: Collection[str] = ()) -> bool:
+    """Whether none of the pool's endpoints works, apart from those barred."""
+    members = (one for one in pool.members if one.name not in barred)
+    return not any(one.breaker.is_working and not one.is_out for one in members)
 
 
 def _open_limits(endpoint: Endpoint) -> None:
