@@ -36,6 +36,17 @@ def ask(number: int) -> Request:
     return Request(body={"model": "m", "user": str(number), "messages": []})
 
 
+class Paced:
+    """A server whose answers take `latency_s`."""
+
+    def __init__(self, latency_s: float) -> None:
+        self.latency_s = latency_s
+
+    async def __call__(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(self.latency_s)
+        writer.write(answer(chat("yes", usage={"prompt_tokens": 50, "completion_tokens": 50})))
+
+
 class Window:
     """A server that takes `count` requests in any second; parks on demand."""
 
@@ -99,6 +110,52 @@ async def run_rows(pool: Pool, rows: int, *, at_once: int) -> list[Outcome]:
         for _ in range(at_once):
             group.create_task(work())
     return outcomes
+
+
+@pytest.mark.parametrize("profile", ["any", "fixed", "bucket"])
+@pytest.mark.parametrize("kind", ["requests", "tokens"])
+def test_no_call_waits_long_for_the_limits_of_one_key_while_another_has_room(
+    profile: str, kind: str
+) -> None:
+    rates = {"requests": ["3/60s", "600/60s"], "tokens": ["500/60s", "100k/60s"]}[kind]
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        # The quicker one would get all calls.
+        async with RawServer(Paced(0.1)) as small, RawServer(Paced(5.0)) as large:
+            pool = pool_of([small, large], Attempts(), profile=[profile] * 2, **{kind: rates})
+            waits_s, used = [], set[str]()
+            for _ in range(40):
+                asked_s = loop.time()
+                outcome = await pool.send(ask(1).with_fields(max_tokens=50), Call())
+                sent_s = outcome.tried[-1].sent_s
+                assert sent_s is not None
+                waits_s.append(sent_s - asked_s)
+                used.add(outcome.endpoint)
+            await pool.aclose()
+        assert used == {"key-0", "key-1"}
+        # How many tokens a call takes is not known before it comes.
+        assert max(waits_s) <= (1.0 if kind == "requests" else 15.0)
+        assert sum(waits_s) / len(waits_s) < 1.0
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("profile", ["any", "fixed", "bucket"])
+def test_keys_with_few_calls_a_minute_are_used_to_the_full(profile: str) -> None:
+    async def main() -> None:
+        async with RawServer(Paced(0.1)) as one, RawServer(Paced(0.1)) as other:
+            pool = pool_of([one, other], Attempts(), requests="3/60s", profile=profile)
+            loop = asyncio.get_running_loop()
+            begun_s = loop.time()
+            outcomes = await run_rows(pool, 60, at_once=8)
+            took_s = loop.time() - begun_s
+            await pool.aclose()
+        assert all(outcome.is_success for outcome in outcomes)
+        # 30 calls of each, of which the first do not wait.
+        assert took_s < 29 * 20.1
+
+    virtual_run(main())
 
 
 def test_four_keys_are_used_to_the_full_while_one_of_them_is_parked() -> None:
@@ -246,14 +303,16 @@ def test_a_call_waits_for_the_only_endpoint_that_is_large_enough(
     virtual_run(main())
 
 
-@pytest.mark.parametrize("fits_second", [True, False])
-def test_a_call_that_a_provider_finds_too_large_goes_to_another_one(fits_second: bool) -> None:
+@pytest.mark.parametrize(("fits_second", "status"), [(True, 429), (True, 413), (False, 429)])
+def test_a_call_that_a_provider_finds_too_large_goes_to_another_one(
+    fits_second: bool, status: int
+) -> None:
     """No limit is stated, so nothing but the answer says that the call is too large."""
     message = "Request too large for m on tokens per min (TPM): Limit 3, Requested 4."
 
     async def small(seen: Seen, writer: asyncio.StreamWriter) -> None:
         body = f'{{"error": {{"message": "{message}", "code": "rate_limit_exceeded"}}}}'
-        writer.write(answer(body.encode(), status=429))
+        writer.write(answer(body.encode(), status=status))
 
     async def main() -> None:
         second = repeat if fits_second else small

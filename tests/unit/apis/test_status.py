@@ -114,6 +114,8 @@ def test_a_429_for_a_call_that_no_window_could_hold_is_final(
     found = verdict(429, msgspec.json.encode({"error": error}))
     assert type(found) is kind
     assert bool(found.hint) == (kind is OverLimit)
+    groqs = verdict(413, msgspec.json.encode({"error": error}))
+    assert type(groqs) is (OverLimit if kind is OverLimit else Rejected)
 
 
 def test_an_engine_that_has_failed_ends_the_run() -> None:

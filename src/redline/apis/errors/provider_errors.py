@@ -93,9 +93,10 @@ _TABLE = (
     # OpenAI: https://developers.openai.com/api/docs/guides/error-codes
     _Row((429,), "insufficient_quota|billing_not_active", None, _NO_CREDIT),
     # OpenAI: https://github.com/Aider-AI/aider/issues/1880
+    # Groq, as 413: https://github.com/continuedev/continue/issues/10218
     # The same code as over the rate limit, but no window could ever hold the request.
     _Row(
-        (429,),
+        (413, 429),
         None,
         r"(?s:request too large\b.{0,300}?limit:? (\d{1,15}).{0,80}?requested:? (\d{1,15}))",
         _TOO_LARGE,
