@@ -1,6 +1,7 @@
 """A model in several processes says what one says; when one process dies, all end, and it is told.
 
 The groups are started once for all tests of them; the last test of a group kills one of its ranks.
+They are forks of this process; test_engine.py starts some as the engine does.
 """
 
 from __future__ import annotations
@@ -62,7 +63,6 @@ class Group(NamedTuple):
     split: Split
     settings: list[Setting]
     victim: int
-    kind: type[Ranks] = Forked
 
     def folder(self, models: Path) -> Path:
         return odd_model(models) if self.name == "odd" else random_model(self.name, models)
@@ -88,8 +88,6 @@ GROUPS = [
             Setting(slots=24, drafts=5, draft="lookup", reuses_prefixes=False, steps_at_once=2),
         ],
         victim=0,
-        # As the engine starts them: each imports torch, which takes seconds.
-        kind=Ranks,
     ),
     Group(
         "qwen2",
@@ -115,7 +113,7 @@ class Started(NamedTuple):
 def started(request: pytest.FixtureRequest, models_folder: Path) -> Iterator[Started]:
     group: Group = request.param
     folder = group.folder(models_folder)
-    with ranks_of(folder, group.split, group.kind) as ranks:
+    with ranks_of(folder, group.split, Forked) as ranks:
         yield Started(group, ranks, folder, models_folder)
 
 
