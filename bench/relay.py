@@ -93,12 +93,12 @@ def measure(rounds: int, seconds: int, connections: int) -> list[Measured]:
         script = write_script(folder)
         servers = {front: record.Server(command(front, upstream.url)) for front in FRONTS}
         try:
-            for number in range(-1, rounds):
+            # The first round warms up, unless there is only one, to see that it works.
+            for number in range(-1 if rounds > 1 else 0, rounds):
                 # The order changes, so that none is always the first.
                 for front in FRONTS[:: 1 if number % 2 else -1]:
                     server = servers[front]
                     before_s = server.cpu_s()
-                    # The first round warms up.
                     length_s = seconds if number >= 0 else 1
                     try:
                         requests = ask(server.url, script, length_s, connections)

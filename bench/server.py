@@ -111,7 +111,8 @@ def measure(rounds: int, seconds: int, connections: int) -> list[Measured]:
     with record.scratch() as folder:
         servers = {kind: record.Server(command) for kind, command in commands().items()}
         try:
-            for number in range(-1, rounds):
+            # The first round warms up, unless there is only one, to see that it works.
+            for number in range(-1 if rounds > 1 else 0, rounds):
                 for load in LOADS:
                     # The order changes, so that neither is always the first.
                     for kind in KINDS[:: 1 if number % 2 else -1]:

@@ -17,6 +17,10 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
 
+# One round of the least that wrk can last, which asks for as much as its connections take.
+SHORT = ("--rounds", "1", "--seconds", "1", "--connections", "1")
+
+
 def bench(name: str, folder: Path, *flags: str) -> dict[str, Any]:
     """The result file of one benchmark run."""
     done = subprocess.run(
@@ -46,11 +50,11 @@ def test_the_articles_comparison(tmp_path: Path) -> None:
 
 
 def test_the_cost_of_a_call(tmp_path: Path) -> None:
-    result = bench("run", tmp_path, "--rounds", "1", "--rows", "200", "--clients", "redline")
+    result = bench("run", tmp_path, "--rounds", "1", "--rows", "50", "--clients", "redline")
     assert [run["load"] for run in result["raw"]] == list(result["settings"]["loads"])
     for run in result["raw"]:
         assert run["cpu_s"] > 0
-        assert run["rows"] == 200
+        assert run["rows"] == 50
 
 
 @pytest.mark.parametrize("client", ["direct", "bare"])
@@ -69,7 +73,7 @@ def test_the_clients_of_the_transports(client: str) -> None:
 
 
 def test_the_memory_curve(tmp_path: Path) -> None:
-    result = bench("memory", tmp_path, "--rows", "6000")
+    result = bench("memory", tmp_path, "--rows", "2000")
     rows = [sample["rows"] for sample in result["raw"]]
     assert rows == sorted(rows)
     assert len(result["summary"]["rss_mb"]) == 10
@@ -78,7 +82,7 @@ def test_the_memory_curve(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
 def test_the_http_server_under_wrk(tmp_path: Path) -> None:
-    result = bench("server", tmp_path, "--rounds", "1", "--seconds", "1", "--idle", "100")
+    result = bench("server", tmp_path, *SHORT, "--idle", "100")
     assert {(run["load"], run["kind"]) for run in result["raw"]} == {
         (load, kind) for load in ("chat", "stream", "healthz") for kind in ("before", "own")
     }
@@ -91,7 +95,7 @@ def test_the_http_server_under_wrk(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
 def test_the_relay_beside_a_bare_passthrough(tmp_path: Path) -> None:
-    result = bench("relay", tmp_path, "--rounds", "1", "--seconds", "1")
+    result = bench("relay", tmp_path, *SHORT)
     fronts = [run["front"] for run in result["raw"]]
     assert sorted(fronts) == ["bare", "limited", "redline"]
     assert all(run["requests"] > 100 for run in result["raw"])
