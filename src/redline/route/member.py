@@ -117,10 +117,11 @@ class PoolMember(Figures):
 
     def closed_until_s(self, now_s: float) -> float:
         """The time until which it takes no call in any case; not later than now if unknown."""
-        parked_until_s, breaker = self.backend.load(now_s).parked_until_s, self.breaker
+        load, breaker = self.backend.load(now_s), self.breaker
+        closed_until_s = max(load.parked_until_s, load.opens_s)
         if breaker.is_ignored or breaker.state is not Health.DEGRADED:
-            return parked_until_s
-        return max(breaker.again_s, parked_until_s)
+            return closed_until_s
+        return max(breaker.again_s, closed_until_s)
 
     def look_again(self, wait_s: float, look: Callable[[PoolMember], None]) -> None:
         """Calls `look` in `wait_s`, unless the timer is forgotten or set again before."""

@@ -1,9 +1,9 @@
 """Several endpoints as one backend: calls are bound late, and any endpoint may be lost.
 
 A call that no endpoint can take now waits in the pool, by priority and arrival, and not in front of
-one endpoint. An endpoint takes a call only when it has a slot free and few calls that wait for its
-limits. Calls that it has not written when it is parked, degraded or taken out come back to their
-place in the queue, at no cost to their rows.
+one endpoint. An endpoint takes a call only when it has a slot free and its limits soon let the call
+go. Calls that it has not written when it is parked, degraded or taken out come back to their place
+in the queue, at no cost to their rows.
 
   what an endpoint answers with          the call                          the endpoint
   an answer, or an error of the row      has its outcome                   -

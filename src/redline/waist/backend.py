@@ -361,8 +361,8 @@ class Member(Backend, Protocol):
     """A backend that a pool holds.
 
     on_room: called when it may be able to take another call, except when one of its calls ends and
-    when the time is over for which `load` reported it parked: the pool knows of both. None for no
-    callback.
+    when the time is over for which `load` reported it parked or closed: the pool knows of both.
+    None for no callback.
     """
 
     on_room: Callable[[], None] | None
@@ -370,7 +370,8 @@ class Member(Backend, Protocol):
     def has_room(self, now_s: float, coming: int = 0) -> bool:
         """Whether it could take a call now, in addition to `coming` calls about to reach it.
 
-        That is, it has a free slot and a free place to wait for its limits, and is not parked.
+        That is, it has a free slot and a free place to wait for its limits, which soon let the call
+        go, and is not parked.
         """
 
     def withdraw(self, call: Call | None = None) -> int:

@@ -40,6 +40,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     steady: calls in flight below which it has room for another one, until one has failed; 0 if that
     depends on more than their number.
     parked_until_s: monotonic time before which no call starts; -inf if it is not parked.
+    opens_s: monotonic time before which it takes no call, since its limits would hold that for
+    long; -inf if it may at any time.
     next_s: monotonic time before which no call starts, because the endpoint asked to wait or the
     first call in the queue waits for a limit; -inf if neither is so. Pauses of redline's own,
     between connections to an endpoint that is down, do not count.
@@ -57,6 +59,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     steady: int = 0
     room_s: float = 0.0
     parked_until_s: float = -math.inf
+    opens_s: float = -math.inf
     next_s: float = -math.inf
     tokens_out: int = 0
     binds: str = ""

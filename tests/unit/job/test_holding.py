@@ -12,6 +12,7 @@ from redline.waist import Health, Load
 FREE = Load(in_flight=2, slots=4)
 FULL = Load(in_flight=4, slots=4)
 LIMITED = Load(in_flight=4, slots=4, waiting=3)
+CLOSED = Load(in_flight=0, slots=4, opens_s=9.0)
 PARKED = Load(in_flight=0, slots=4, waiting=1, parked_until_s=9.0)
 DOWN = Load(slots=4, state=Health.DEGRADED)
 READY: dict[str, Any] = {"has_ready": True, "in_hand": 4, "in_flight": 4}
@@ -34,6 +35,11 @@ READY: dict[str, Any] = {"has_ready": True, "in_hand": 4, "in_flight": 4}
         # All rows are taken, and some calls still wait for any of the endpoints.
         ("slots", [FREE, FREE], {"is_over": True, "in_hand": 9, "queued": 3}),
         ("limit", [FREE, LIMITED], {"is_over": True, "in_hand": 9, "queued": 3}),
+        # No call waits at an endpoint long before its limits let it go.
+        ("limit", [CLOSED], {"is_over": True, "in_hand": 9, "queued": 3}),
+        ("limit", [CLOSED, LIMITED], {**READY, "queued": 3}),
+        ("slots", [FULL, FREE, CLOSED], {**READY, "queued": 3}),
+        ("input", [CLOSED], {"is_starved": True}),
         ("slots", [FREE, LIMITED], {**READY, "queued": 3, "is_full_together": True}),
         ("slots", [FREE, FREE], {**READY, "is_full_together": True}),
         ("rest", [FREE, FREE], {"is_over": True, "in_hand": 4, "is_full_together": True}),

@@ -266,7 +266,8 @@ class HttpBackend:
         # Limits that are not shared are parked by nothing but an error, which a caller sees. How
         # many calls a token limit soon sends changes with their sizes.
         is_known = self._steering.is_stated and not (limiter.is_shared or limiter.counts_tokens)
-        if is_known and parked_until_s <= now_s:
+        next_s = self._steering.next_s(now_s)
+        if is_known and parked_until_s <= now_s and next_s == -math.inf:
             steady = min(slots.steady, ahead.count)
         return Load(
             state=state,
@@ -278,7 +279,8 @@ class HttpBackend:
             steady=steady,
             room_s=room_s if slots.is_free else max(room_s, math.ulp(0.0)),
             parked_until_s=parked_until_s,
-            next_s=limiter.next_s,
+            opens_s=next_s - self._steering.lead_s,
+            next_s=limiter.next_s if ahead.in_use else max(limiter.next_s, next_s),
             tokens_out=self._tokens_out,
             binds=binds,
         )
@@ -396,6 +398,7 @@ class HttpBackend:
             and ahead.in_use + coming < ahead.count
             and self.limiter.parked_until_s <= now_s
             and self._outage.again_s <= now_s
+            and self._steering.next_s(now_s, coming) - now_s <= self._steering.lead_s
         )
 
     def withdraw(self, call: Call | None = None) -> int:

@@ -17,7 +17,7 @@ from redline.clock import Clock
 from redline.errors import ConfigError, RateLimited, TimedOut
 from redline.limits import Cost, Grant, RateLimiter, Slots, open_limiter
 from redline.limits.discover import AdaptiveConcurrency, FoundRates, RateSearch
-from redline.limits.rule import AUTO, Kind, Rate, soon
+from redline.limits.rule import AUTO, BURSTS, Kind, Rate, soon
 from redline.limits.server import HeaderReader, processing_s, stated_in_body
 from redline.waist import Outcome
 
@@ -78,7 +78,7 @@ class EndpointLimits:
 
     shared: the limiter, and the stores that carry limits from one run to the next. search: finds
     the rate limit; None if it is stated. is_stated: neither rates nor the number of calls in flight
-    are searched for.
+    are searched for. lead_s: how early a call gets ready for its grant.
 
     Raises ConfigError if the limits cannot be shared as they ask for.
     """
@@ -97,8 +97,9 @@ class EndpointLimits:
         else:
             self.slots = shared.slots(endpoint, limits.slots())
         self._stated, self._found = limits, list[tuple[Kind, Rate]]()
+        self._is_burst = limits.profile in BURSTS
         self._connects_s = deque[float](maxlen=_CALLS)
-        self._lead_s = _LEAST_LEAD_S
+        self.lead_s = _LEAST_LEAD_S
         self._most_ahead = limits.ahead()
         # What a call takes of each kind of tokens that is limited.
         self._amounts = dict[Kind, float]()
@@ -142,12 +143,22 @@ class EndpointLimits:
             means[kind] = amount + (means.get(kind, amount) - amount) * (1 - 1 / _CALLS)
         self._fit_ahead()
 
+    def next_s(self, now_s: float, coming: int = 0) -> float:
+        """When another call could be sent after those that get ready here, and `coming` others.
+
+        -inf if no call has to wait for long: their number is bounded, and they are sent evenly.
+        """
+        limiter, ahead = self.limiter, self.ahead
+        if limiter.is_unlimited or not (self._is_burst or ahead.count == 1):
+            return -math.inf
+        return now_s + limiter.room_for_s(ahead.in_use + coming + 1, self._amounts, now_s)
+
     def connected(self, took_s: float) -> None:
         """Records how long a connection took, so that calls get ready in time for their grants."""
         self._connects_s.append(took_s)
         lead_s = max(_LEAST_LEAD_S, *self._connects_s)
-        if lead_s != self._lead_s:
-            self._lead_s = lead_s
+        if lead_s != self.lead_s:
+            self.lead_s = lead_s
             self._count_ahead()
 
     def sent(self, now_s: float) -> None:
@@ -234,7 +245,7 @@ class EndpointLimits:
         most = self._most_ahead
         for line in self.limiter.rules.lines:
             if amount := self._amounts.get(line.kind):
-                soon_sent = soon(line.stated, self._stated.profile, self._lead_s)
+                soon_sent = soon(line.stated, self._stated.profile, self.lead_s)
                 most = min(most, math.ceil(soon_sent / amount))
         if most != self.ahead.count:
             self.ahead.resize(most)
@@ -249,7 +260,7 @@ class EndpointLimits:
     def _count_ahead(self) -> None:
         """Updates how many calls request limits, found ones as well, soon send."""
         rates = (rate for kind, rate in self._found if kind == "requests")
-        self._most_ahead = self._stated.ahead(rates, self._lead_s)
+        self._most_ahead = self._stated.ahead(rates, self.lead_s)
         self._fit_ahead()
 
     def _adapt(

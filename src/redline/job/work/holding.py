@@ -5,7 +5,8 @@ The rules in their order; the first that matches counts:
   rest     the run is ending: no other row is begun
   parked   every endpoint has asked to wait or cannot be reached; at least one has asked to wait
   down     no endpoint can be reached
-  limit    no endpoint has room; at half or more of those that work, calls wait for their grant
+  limit    no endpoint has room; at half or more of those that work, calls wait for their grant, or
+           in the pool until it is near
   slots    there is another row, and no endpoint has room, or not all of them together
   budget   a call waits for the budget; it could be sent with a larger one
   taker    a worker waits until its result is taken
@@ -82,9 +83,8 @@ def holder_of(moment: Moment) -> Holder:
 def _at_endpoints(moment: Moment) -> Holder | None:
     """Returns how endpoints hold back the next call; None if one has room, or none is used."""
     # An endpoint for which calls wait has room for a moment only.
-    is_wanted = moment.queued and not moment.is_full_together
-    free: Holder | None = "slots" if is_wanted else None
-    found = [_holder_at(load, moment.now_s) or free for load in moment.loads]
+    is_wanted = moment.queued > 0 and not moment.is_full_together
+    found = [_holder_at(load, moment.now_s, is_wanted=is_wanted) for load in moment.loads]
     if not found or None in found:
         # The endpoints have room, but not all of them together.
         has_row = moment.has_ready or moment.queued or not moment.is_over
@@ -101,11 +101,13 @@ def _at_endpoints(moment: Moment) -> Holder | None:
     return None
 
 
-def _holder_at(load: Load, now_s: float) -> Holder | None:
+def _holder_at(load: Load, now_s: float, *, is_wanted: bool) -> Holder | None:
     if load.is_down:
         return "down"
     if load.parked_until_s > now_s:
         return "parked"
     if load.waiting > load.queued:
         return "limit"
-    return "slots" if load.is_full else None
+    if load.is_full or not is_wanted:
+        return "slots" if load.is_full else None
+    return "limit" if load.opens_s > now_s else "slots"

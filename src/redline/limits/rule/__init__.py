@@ -17,6 +17,7 @@ from redline.limits.rule.rate import (
 from redline.limits.rule.rules import LimitLine, Rules
 from redline.limits.rule.settings import (
     AUTO,
+    BURSTS,
     CHARGES,
     MAX_CONCURRENCY,
     MAX_GUARD_S,

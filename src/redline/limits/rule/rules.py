@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -170,6 +170,17 @@ class Rules:
                 line_s = window.wait_s(cost.amount(kind), now_s, cost.spread_of(kind))
             if line_s > wait_s:
                 wait_s = line_s
+        return wait_s
+
+    def room_for_s(self, calls: int, amounts: Mapping[Kind, float], now_s: float) -> float:
+        """Seconds until the last of these calls could be sent. amounts: the tokens of each."""
+        wait_s = 0.0
+        for line in self.lines:
+            window = line.window
+            amount = math.ceil(calls * amounts.get(line.kind, 1))
+            line_s = window.wait_s(min(amount, window.rate.count), now_s)
+            # What is booked is about to be sent, and counts from then.
+            wait_s = max(wait_s, line_s if line_s < math.inf else window.rate.window_s)
         return wait_s
 
     def holding(self, cost: Cost, now_s: float) -> list[LimitLine]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -82,20 +82,29 @@ class Limiter(RateLimiter):
             wait_s += self._queue.waiting * self.rules.spacing_s(cost)
         return wait_s
 
+    def room_for_s(self, calls: int, amounts: Mapping[Kind, float], now_s: float) -> float:
+        """Seconds until the last of these calls could be granted.
+
+        amounts: the tokens that each takes of the limits, by kind.
+        """
+        return self.rules.room_for_s(calls, amounts, now_s)
+
     def binds(self, cost: Cost, now_s: float) -> str:
         """The limit that holds a call of `cost`, in words; empty if none does."""
         lines = self.rules.holding(cost, now_s)
         return f"{lines[0].stated} {lines[0].kind.replace('_', ' ')}" if lines else ""
 
     def holding(self, now_s: float) -> list[tuple[Kind, Rate | None]]:
-        """The limits that hold the head of the queue, the strictest first; empty if none does."""
+        """The limits that hold the head of the queue, the strictest first; empty if none does.
+
+        Of an empty queue, those that would hold the smallest call.
+        """
         head = self._queue.head()
-        if head is None:
-            return []
+        want = _NOTHING if head is None else head.want
         is_searched = self.rules.is_searched
         return [
             (line.kind, None if is_searched and line.user is None else line.stated)
-            for line in self.rules.holding(head.want, now_s)
+            for line in self.rules.holding(want, now_s)
         ]
 
     def used(self, now_s: float) -> list[tuple[Kind, Rate, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,13 @@ class RateLimiter(ABC):
         Estimated as if each of them cost the same.
         """
 
+    def room_for_s(self, calls: int, amounts: Mapping[Kind, float], now_s: float) -> float:
+        """Seconds until the last of these calls could be granted; 0 if unknown.
+
+        amounts: the tokens that each takes of the limits, by kind.
+        """
+        return 0.0
+
     @abstractmethod
     def binds(self, cost: Cost, now_s: float) -> str:
         """The limit that holds a call of `cost`, in words; empty if none does."""
@@ -84,6 +91,7 @@ class RateLimiter(ABC):
     def holding(self, now_s: float) -> list[tuple[Kind, Rate | None]]:
         """The limits that hold the head of the queue, the strictest first; empty if none does.
 
+        Of an empty queue, those that would hold the smallest call, if they are known here.
         A rate is None while it is searched for, or if it is not known here.
         """
 
