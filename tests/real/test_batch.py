@@ -471,6 +471,16 @@ def test_a_budget_counts_batches_at_half_the_price_over_a_death() -> None:
         assert report.batches.made > 1
 
 
+def test_later_batches_reserve_outputs_like_those_of_earlier_ones() -> None:
+    with simulated() as sim:
+        write_rows(100)
+        prices = {MODEL: {"input": 3, "output": 15}}
+        # At 256 tokens an answer, there is room for about 25 rows.
+        report = run(sim, budget="0.056usd", prices=prices)
+    assert report.batches is not None
+    assert (report.succeeded, report.batches.made) == (100, 2)
+
+
 def assert_once_cut(count: int) -> list[dict[str, Any]]:
     lines = sealed_lines(Path("out.jsonl"))
     assert sorted(line["custom_id"] for line in lines) == [f"r{n:03}" for n in range(count)]

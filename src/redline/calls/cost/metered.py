@@ -128,6 +128,9 @@ class Metered(Around):
         if reply is None:
             return NOTHING
         attempt = self._attempt(request)
+        if attempt.bound.output_tokens is None:
+            # Later batches reserve what outputs of earlier ones were like.
+            self._estimator.end(self._estimator.begin(request), reply, 1.0)
         return self._actual(attempt, request, Outcome(status="succeeded", reply=reply)).batched
 
     def reserve(self, worst: Amount) -> bool:
