@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from redline.cli import main
 from support import forked
 
 COMMAND = [sys.executable, "-m", "redline"]
@@ -56,7 +57,7 @@ class Server:
 @contextmanager
 def serving(*flags: str) -> Iterator[Server]:
     """A server for as long as the block lasts."""
-    process, base_url = forked.started(["sim", *flags])
+    process, base_url = forked.started(main, ["sim", *flags])
     try:
         assert base_url.startswith("http://127.0.0.1:"), f"no server: {base_url!r}"
         yield Server(base_url)

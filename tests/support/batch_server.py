@@ -1,12 +1,11 @@
-"""Files and batches in a process of its own: `python batch_server.py STATE ENDPOINT IN_FLIGHT`."""
+"""Files and batches in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,37 +14,34 @@ from redline.limits import Limits
 from redline.process import run_until_told
 from redline.serve.batches import Batches
 from redline.serve.http import Relay, Routes
+from support import forked
 
 
 class Server(NamedTuple):
     """The process, and the base URL of what it serves."""
 
-    process: subprocess.Popen[str]
+    process: BaseProcess
     base_url: str
 
 
 @contextmanager
 def batch_server(state: Path, endpoint: str, in_flight: int) -> Iterator[Server]:
     """Serves while it is entered, unless it is ended before."""
-    command = [sys.executable, __file__, str(state), endpoint, str(in_flight)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process, base_url = forked.started(_serve, state, endpoint, in_flight)
     try:
-        assert process.stdout is not None
-        yield Server(process, process.stdout.readline().strip())
+        yield Server(process, base_url)
     finally:
         process.kill()
-        process.communicate(timeout=60)
+        forked.ended(process)
 
 
-async def _serve(stop: asyncio.Event) -> None:
-    _, state, url, in_flight = sys.argv
-    backend = HttpBackend(Endpoint(base_url=url, limits=Limits(concurrency=int(in_flight))))
-    batches = Batches(Path(state), backend)
-    async with batches, Relay(backend, routes=Routes(batches.routes)) as relay:
-        print(relay.base_url, flush=True)
-        await stop.wait()
-    await backend.aclose()
+def _serve(state: Path, endpoint: str, in_flight: int) -> None:
+    async def main(stop: asyncio.Event) -> None:
+        backend = HttpBackend(Endpoint(base_url=endpoint, limits=Limits(concurrency=in_flight)))
+        batches = Batches(state, backend)
+        async with batches, Relay(backend, routes=Routes(batches.routes)) as relay:
+            print(relay.base_url, flush=True)
+            await stop.wait()
+        await backend.aclose()
 
-
-if __name__ == "__main__":
-    run_until_told(_serve)
+    run_until_told(main)

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from urllib.request import Request, urlopen
 
+from redline.cli import main
 from support import forked
 from support.starting import free_port
 
@@ -28,7 +29,7 @@ class SimProcess:
     def start(self) -> None:
         """Returns when it takes connections."""
         words = ["sim", "--port", str(self.port), *self._flags]
-        self._process, base_url = forked.started(words)
+        self._process, base_url = forked.started(main, words)
         assert base_url == self.base_url
 
     def kill(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from redline.cli import main
 from support import forked
 
 
@@ -37,7 +38,7 @@ class Simulated:
 @contextmanager
 def simulated(*flags: str) -> Iterator[Simulated]:
     """Starts `redline sim` with these flags on a free port; ends it at the end."""
-    process, base_url = forked.started(["sim", *flags])
+    process, base_url = forked.started(main, ["sim", *flags])
     try:
         assert base_url.startswith("http://127.0.0.1:"), f"no URL from sim {flags}"
         yield Simulated(base_url)
