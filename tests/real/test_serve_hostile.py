@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from redline.calls import Endpoint
+from redline.calls.tokens import facts_of
 from redline.limits import Limits
 from redline.serve.gateway import GatewaySettings, gateway_of
 from redline.sim import SimSettings
@@ -625,6 +626,29 @@ async def test_a_message_of_many_blocks_does_not_hold_others_up() -> None:
     # Nearly all of this time is that of its translation.
     longest_s = max(after_s - before_s for before_s, after_s in pairwise(at_s))
     assert longest_s < 0.6 * (at_s[-1] - at_s[0])
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"priority": 1}, {"\ud800": 1}])
+async def test_a_body_of_a_million_fields_is_refused_before_any_is_changed(
+    more: dict[str, Any],
+) -> None:
+    many = b",".join(b'"%x":1' % number for number in range(10**6))
+    fields = [json.dumps({"model": "m", "messages": HELLO, **more}).encode()[:-1], many]
+    nested = dict.fromkeys(map(str, range(10_000)), 1)
+    async with Sim(SimSettings()) as sim:
+        settings = GatewaySettings(endpoints=(Endpoint(base_url=sim.base_url),), port=0)
+        async with gateway_of(settings) as served, peer(port_of(served.gateway.base_url)) as one:
+            begun_s = time.process_time()
+            facts_of(b",".join(fields) + b"}")
+            read_s = time.process_time() - begun_s
+            begun_s = time.process_time()
+            answer = await one.ask(request("POST", CHAT, b",".join(fields) + b"}"))
+            took_s = time.process_time() - begun_s
+            assert (answer.status, b"more than 1,000 fields" in answer.body) == (400, True)
+            assert took_s < 8 * read_s, "changing it takes 50 times as long as reading it"
+            # What a field holds is not counted.
+            fine = {"model": "m", "messages": HELLO, "metadata": nested}
+            assert (await one.ask(request("POST", CHAT, fine))).status == 200
 
 
 # Web pages.

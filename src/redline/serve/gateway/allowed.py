@@ -16,6 +16,7 @@ from redline.httpserver import Exchange
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.http import (
     Refusal,
+    check_fields,
     no_model,
     not_json,
     other_choice,
@@ -33,6 +34,7 @@ def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> T
     """The target of a call with the body `raw`. Raises Refusal if the tenant has none."""
     if facts is NOT_JSON:
         raise not_json(raw)
+    check_fields(raw)
     model, settings = facts.model, tenant.settings
     # To some models, or by their prices.
     is_restricted = settings.models is not None or settings.picodollars_per_day is not None

@@ -12,6 +12,7 @@ from redline.serve.http.requests import (
     CALLS,
     Asked,
     Bounds,
+    check_fields,
     malformed,
     not_json,
     other_choice,
