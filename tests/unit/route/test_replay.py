@@ -124,6 +124,18 @@ def test_rate_limits_hold_in_the_replay(tmp_path: Path) -> None:
     assert next(one for one in found.scored if one.strategy == "p2c").share("a") < 0.3
 
 
+def test_no_call_waits_long_for_a_token_limit_in_the_replay(tmp_path: Path) -> None:
+    """The key of few tokens takes what it soon sends, as in a run, and the other one the rest."""
+    records = [
+        msgspec.structs.replace(one, input_tokens=50, output_tokens=50)
+        for one in calls(120, "a", "b")
+    ]
+    found = replayed(write(tmp_path / "t", "ab", records, tokens=["600/60s", "600k/60s"]))
+    # An answer takes a second, and the next call of the small key may go after ten.
+    assert all(one.mean("makespan_s") < 2 * 120 for one in found.scored)
+    assert all(0.05 < one.share("a") < 0.2 for one in found.scored)
+
+
 def test_prices_make_costs(tmp_path: Path) -> None:
     facts = [
         EndpointFacts(name=name, input_price=1.0, output_price=price)
@@ -188,9 +200,14 @@ def write(
     records: Sequence[CallEnded],
     *,
     balance: str = "",
-    tokens: tuple[str, ...] = (),
+    tokens: Sequence[str] = (),
 ) -> Path:
-    facts = tuple(EndpointFacts(name=name, tokens=tokens) for name in endpoints)
+    """tokens: the limit of each endpoint, or of none."""
+    limits = [(rate,) for rate in tokens] or [()] * len(endpoints)
+    facts = tuple(
+        EndpointFacts(name=name, tokens=rates)
+        for name, rates in zip(endpoints, limits, strict=True)
+    )
     file = TraceFile(path)
     began = RunBegan(v=VERSION, at=1.0, workers=4, balance=balance, endpoints=facts)
     file.write([began, *records])
@@ -209,7 +226,7 @@ def test_an_endpoint_with_few_calls_is_taken_to_be_as_the_others(tmp_path: Path)
 def test_a_call_above_a_token_limit_is_replayed_as_one_of_the_limit(tmp_path: Path) -> None:
     records = calls(31, "a", "b")
     records[7] = msgspec.structs.replace(records[7], input_tokens=10, output_tokens=1200)
-    found = replayed(write(tmp_path / "t", "ab", records, tokens=("1000/60s",)))
+    found = replayed(write(tmp_path / "t", "ab", records, tokens=["1000/60s"] * 2))
     assert found.calls == 31
     assert all(run.failed == 0 for one in found.scored for run in one.runs)
 

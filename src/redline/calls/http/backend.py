@@ -392,13 +392,10 @@ class HttpBackend:
         return self._steering.found()
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
-        slots, ahead = self.slots, self.ahead
         return (
-            slots.has_room(coming)
-            and ahead.in_use + coming < ahead.count
-            and self.limiter.parked_until_s <= now_s
+            self.slots.has_room(coming)
             and self._outage.again_s <= now_s
-            and self._steering.next_s(now_s, coming) - now_s <= self._steering.lead_s
+            and self._steering.has_room(now_s, coming)
         )
 
     def withdraw(self, call: Call | None = None) -> int:

@@ -153,6 +153,14 @@ class EndpointLimits:
             return -math.inf
         return now_s + limiter.room_for_s(ahead.in_use + coming + 1, self._amounts, now_s)
 
+    def has_room(self, now_s: float, coming: int = 0) -> bool:
+        """Whether the limits soon let a call go, after those that get ready and `coming` others."""
+        return (
+            self.ahead.in_use + coming < self.ahead.count
+            and self.limiter.parked_until_s <= now_s
+            and self.next_s(now_s, coming) - now_s <= self.lead_s
+        )
+
     def connected(self, took_s: float) -> None:
         """Records how long a connection took, so that calls get ready in time for their grants."""
         self._connects_s.append(took_s)

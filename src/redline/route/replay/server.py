@@ -12,10 +12,12 @@ from itertools import count
 
 import msgspec
 
+from redline.calls.http import EndpointLimits
 from redline.calls.tokens import PREFIX_CHARS
+from redline.calls.wire import Endpoint
 from redline.clock import Clock
 from redline.errors import ServerFailed
-from redline.limits import Cost, Limits, open_limiter
+from redline.limits import Cost, Limits
 from redline.route.replay.service import Service, quantile
 from redline.timeline import CallEnded, EndpointFacts
 from redline.waist import Attempt, Call, Load, Outcome, Reply, Request, Sink, failed
@@ -79,16 +81,16 @@ class ReplayServer:
         self.name = facts.name
         self._service = service
         self._slots = facts.slots
-        self._ahead = limits.ahead()
-        self._limiter = open_limiter(limits, facts.name, clock)
+        endpoint = Endpoint(base_url="http://replayed", limits=limits)
+        self._limits = EndpointLimits(endpoint, clock)
+        self._limiter, self._ahead = self._limits.limiter, self._limits.ahead
         self._cache = PromptCache()
         self._work = _work_of(service)
         self._in_flight = 0
-        self._waiting = 0
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
         has_slot = not self._slots or self._in_flight + coming < self._slots
-        return has_slot and (self._limiter.is_unlimited or self._waiting + coming < self._ahead)
+        return has_slot and (self._limiter.is_unlimited or self._limits.has_room(now_s, coming))
 
     def withdraw(self, call: Call | None = None) -> int:
         """Withdraws no call: it is never parked or lost."""
@@ -102,9 +104,10 @@ class ReplayServer:
             room_s = max(room_s, math.ulp(0.0))
         return Load(
             in_flight=self._in_flight,
-            waiting=self._waiting,
+            waiting=self._ahead.in_use + self._ahead.waiting,
             slots=self._slots,
             room_s=room_s,
+            opens_s=self._limits.next_s(now_s) - self._limits.lead_s,
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
@@ -137,11 +140,12 @@ class ReplayServer:
         cost = self._cut(replayed.cost)
         grant = self._limiter.acquire_now(cost)
         if grant is None:
-            self._waiting += 1
+            self._limits.expects(cost)
+            await self._ahead.acquire(call.priority)
             try:
                 grant = await self._limiter.acquire(cost, call.priority)
             finally:
-                self._waiting -= 1
+                self._ahead.release()
                 if self.on_room is not None:
                     asyncio.get_running_loop().call_soon(self.on_room)
         grant.sent(asyncio.get_running_loop().time())
