@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from crash.platter import Platter
+from crash.platter import Kept, Platter
 from crash.steps import CALLS, Step, step_of
 
 PLACES = ("before", "within", "after")
@@ -79,12 +79,18 @@ class Disk:
             with self._lock:
                 self.steps.append(step_of(name, path, sys._getframe(1)))
                 place = self._place()
-                if place == "within" and name in ("write", "pwrite"):
-                    real(given[0], given[1][: self._part(len(given[1]))], *given[2:])
+                done = 0
+                if place == "within" and name == "pwrite":
+                    real(given[0], given[1][: self._part(len(given[1]))], given[2])
+                elif place == "within" and name == "write":
+                    done = real(given[0], given[1][: self._part(len(given[1]))])
+                    given = given[0], given[1][done:]
                 if place in ("before", "within"):
                     self._die(place)
                 learn = self._lesson(name, path, given)
             result = None if name == "fsync" else real(*given, **more)
+            if done:
+                result += done
             with self._lock:
                 learn()
                 if place == "after":
@@ -148,3 +154,30 @@ class Disk:
         # It may return before it takes effect; nothing more may be done then.
         while True:
             signal.pause()
+
+
+class Onlooker(Disk):
+    """A disk on which nothing dies: it keeps what deaths would leave.
+
+    choose: the death to think of at the step of a number, if any. keep: gets that death, its
+    moment, and what it would find below the folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        choose: Callable[[int, Step], Death | None],
+        keep: Callable[[Death, str, Kept], None],
+    ) -> None:
+        super().__init__(folder)
+        self._choose = choose
+        self._keep = keep
+
+    def _place(self) -> str:
+        self._death = self._choose(len(self.steps), self.steps[-1])
+        return super()._place()
+
+    def _die(self, place: str) -> None:
+        assert self._death is not None
+        step = self.steps[-1]
+        self._keep(self._death, step.moment(place) or step.before, self._platter.keep())

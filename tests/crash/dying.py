@@ -5,12 +5,13 @@
     PYTHONPATH=tests python tests/crash/dying.py WHAT PLACE/LOSS/STEP... [--seed N] [--mutant NAME]
 
 What: a scenario of scenarios.py, or `repair`. A step is one call that changes a file, or reads
-results: open, write, fsync, truncate, rename, unlink, mkdir, pread. The first form has a death at
-every one, but of many that lie at one moment only at the first few; the second at the ones of these
-numbers, in one run after the other. Places: `before` a step, `after` it, or `within` it, where it
-is a write. Losses: `none` of what was written (a kill), `all` that no fsync had made durable, bytes
-as well as names (the power goes), or `some` of it, block by block and name by name. In the first
-form each may be `any`. The seed draws rows, their groups, and what is lost.
+results: open, write, fsync, truncate, rename, unlink, mkdir, pread. The first form takes from one
+run that does not die what a death at every step would leave, and goes on with that, but of many
+steps that lie at one moment only with the first few; the second kills the process at the ones of
+these numbers, in one run after the other. Places: `before` a step, `after` it, or `within` it,
+where it is a write. Losses: `none` of what was written (a kill), `all` that no fsync had made
+durable, bytes as well as names (the power goes), or `some` of it, block by block and name by name.
+In the first form each may be `any`. The seed draws rows, their groups, and what is lost.
 Ends with status 0 once all was right after every death, and else with the command that replays it.
 """
 
@@ -21,13 +22,15 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Protocol
 
 from crash.disk import LOSSES, PLACES, Death
-from crash.mutating import mutate
+from crash.mutating import mutated
+from crash.platter import Kept
 from crash.repairing import Repairs
 from crash.runs import Runs
 from crash.scenarios import SCENARIOS
@@ -46,13 +49,23 @@ _MEMORY = Path("/dev/shm")
 class Work(Protocol):
     """Work on a disk that can be done again after any death. `base`: a folder to be made for it.
 
-    survey: the steps of a case, none of them fatal. die: the moments of these deaths, one in each
-    run or repair, of which the last came to its end. Raises AssertionError where it is not right.
+    watch: the steps of a case, none of them fatal. At those at which `choose` gives a death, `keep`
+    gets it, its moment, what it would leave below the folder, and what was said until then. go_on:
+    what follows such a death. die: the moments of these deaths, one in each run or repair, of which
+    the last came to its end. go_on and die raise AssertionError where something is not right.
     """
 
     name: str
 
-    def survey(self, seed: int, base: Path) -> list[Step]: ...
+    def watch(
+        self,
+        seed: int,
+        base: Path,
+        choose: Callable[[int, Step], Death | None],
+        keep: Callable[[Death, str, Kept, str], None],
+    ) -> list[Step]: ...
+
+    def go_on(self, seed: int, base: Path, death: Death, kept: Kept, said: str) -> None: ...
 
     def die(self, seed: int, deaths: Sequence[Death], base: Path) -> list[str]: ...
 
@@ -62,24 +75,34 @@ WORKS: dict[str, Work] = {**{name: Runs(name) for name in SCENARIOS}, Repairs.na
 
 def survey(work: Work, seed: int, folder: Path) -> list[Step]:
     """The steps of this case."""
-    base = folder / "case"
-    try:
-        return work.survey(seed, base)
-    finally:
-        shutil.rmtree(base)
+    with _base(folder) as base:
+        return work.watch(seed, base, lambda *_: None, lambda *_: None)
 
 
 def die(work: Work, seed: int, deaths: Sequence[Death], folder: Path) -> list[str]:
     """The moments of these deaths; an AssertionError says how to see them again."""
+    with _base(folder) as base, _replayable(work, seed, deaths):
+        return work.die(seed, deaths, base)
+
+
+@contextmanager
+def _base(folder: Path) -> Iterator[Path]:
+    """A folder for one trial, to be made by it."""
     base = folder / "case"
     try:
-        return work.die(seed, deaths, base)
+        yield base
+    finally:
+        shutil.rmtree(base)
+
+
+@contextmanager
+def _replayable(work: Work, seed: int, deaths: Sequence[Death]) -> Iterator[None]:
+    try:
+        yield
     except AssertionError as error:
         words = " ".join(f"{death.place}/{death.loss}/{death.step}" for death in deaths)
         how = f"PYTHONPATH=tests python tests/crash/dying.py {work.name} {words} --seed {seed}"
         raise AssertionError(f"{error}; replay: {how}") from error
-    finally:
-        shutil.rmtree(base)
 
 
 def sweep(
@@ -87,21 +110,37 @@ def sweep(
 ) -> Counter[str]:
     """How many deaths there were at which moment: one at each step that has this place.
 
-    After _MOST_OF_A_MOMENT at one, its other steps are left out. last_first: from the last step to
+    No process dies: what a death would leave is taken from a run that does not die. After
+    _MOST_OF_A_MOMENT at one moment, its other steps are left out. last_first: from the last step to
     the first.
     """
-    chance = Random(seed)
-    moments: Counter[str] = Counter()
-    steps = list(enumerate(survey(work, seed, folder), 1))
-    for number, step in reversed(steps) if last_first else steps:
+    left: list[tuple[Death, str, Kept, str]] = []
+
+    def choose(number: int, step: Step) -> Death | None:
+        chance = Random(f"{seed} {number}")
         places = [place for place in PLACES if step.moment(place)]
         if manner[0] != ANY:
             places = [place for place in places if place == manner[0]]
-        if places:
-            loss = chance.choice(LOSSES) if manner[1] == ANY else manner[1]
-            place = chance.choice(places)
-            if moments[step.moment(place)] < _MOST_OF_A_MOMENT:
-                moments.update(die(work, seed, [Death(number, place, loss, seed)], folder))
+        if not places:
+            return None
+        loss = chance.choice(LOSSES) if manner[1] == ANY else manner[1]
+        return Death(number, chance.choice(places), loss, seed)
+
+    with _base(folder) as base:
+        work.watch(seed, base, choose, lambda *found: left.append(found))
+    moments: Counter[str] = Counter()
+    # What follows from the same is the same, but for what a loss of power draws.
+    seen: set[tuple[str, Kept, str]] = set()
+    for death, moment, kept, said in reversed(left) if last_first else left:
+        if moments[moment] == _MOST_OF_A_MOMENT:
+            continue
+        moments[moment] += 1
+        if (death.loss, kept, said) in seen:
+            continue
+        if death.loss != "some":
+            seen.add((death.loss, kept, said))
+        with _base(folder) as base, _replayable(work, seed, [death]):
+            work.go_on(seed, base, death, kept, said)
     return moments
 
 
@@ -157,11 +196,12 @@ def main() -> None:
     parser.add_argument("--last-first", action="store_true")
     parser.add_argument("--mutant")
     given = parser.parse_args()
-    if given.mutant:
-        mutate(given.mutant)
     work, words = WORKS[given.work], [death.split("/") for death in given.deaths]
     folder = given.folder or (_MEMORY if os.access(_MEMORY, os.W_OK) else None)
-    with tempfile.TemporaryDirectory(prefix="redline-dying-", dir=folder) as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="redline-dying-", dir=folder) as name,
+        mutated(given.mutant),
+    ):
         if len(words[0]) == 2:
             manner = (words[0][0], words[0][1])
             moments = sweep(work, given.seed, manner, Path(name), last_first=given.last_first)

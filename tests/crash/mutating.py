@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from redline.errors import JournalError
 from redline.job.outputs import repairing as repair
@@ -117,9 +119,14 @@ MUTANTS: dict[str, tuple[Any, Any]] = {
 UNSYNCED = {"old-files-aside-not-synced": resume, "repaired-name-not-synced": repair}
 
 
-def mutate(name: str) -> None:
-    """Breaks one part for the life of the process, so that the sweep must fail."""
-    if name in UNSYNCED:
-        UNSYNCED[name].sync_name = _nothing  # type: ignore[attr-defined]
+@contextmanager
+def mutated(name: str | None) -> Iterator[None]:
+    """Meanwhile this part is broken, so that the sweep must fail; None: no part."""
+    if name is None:
+        yield
+    elif name in UNSYNCED:
+        with patch.object(UNSYNCED[name], "sync_name", _nothing):
+            yield
     else:
-        Swap(MUTANTS[name]).__enter__()
+        with Swap(MUTANTS[name]):
+            yield

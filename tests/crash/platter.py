@@ -48,6 +48,27 @@ class Folder:
         return {name: thing for name, thing in found.items() if thing is not None}
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What the system shows below a root, and what of it is durable.
+
+    files: by their paths below the root; None: a folder.
+    """
+
+    files: tuple[tuple[str, bytes | None], ...]
+    durable: bytes
+
+    def put_back(self, root: Path) -> None:
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir(parents=True)
+        for name, content in self.files:
+            if content is None:
+                (root / name).mkdir()
+            else:
+                (root / name).write_bytes(content)
+        _saved(root).write_bytes(self.durable)
+
+
 class Platter:
     """The durable side of `root`, beside the files that the system shows.
 
@@ -71,6 +92,17 @@ class Platter:
 
     def save(self) -> None:
         _saved(self.root).write_bytes(pickle.dumps(self))
+
+    def keep(self) -> Kept:
+        """All that there is now."""
+        below = sorted(self.root.rglob("*"))
+        return Kept(
+            tuple(
+                (str(path.relative_to(self.root)), None if path.is_dir() else path.read_bytes())
+                for path in below
+            ),
+            pickle.dumps(self),
+        )
 
     def make(self, path: str, *, is_folder: bool) -> None:
         """A name that stood for nothing does now."""

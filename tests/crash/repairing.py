@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from crash.disk import Death, Disk
-from crash.platter import Platter
-from crash.scenarios import FAILED, OUTPUT, Log, in_child
+from crash.disk import Death, Disk, Onlooker
+from crash.platter import Kept, Platter
+from crash.scenarios import FAILED, OUTPUT, Log, comes_to_its_end, in_child
 from crash.steps import Step
 from redline.job.outputs import repairing as repairs
 from redline.journal import Output
@@ -50,11 +50,28 @@ class Repairs:
 
     name = "repair"
 
-    def survey(self, seed: int, base: Path) -> list[Step]:
+    def watch(
+        self,
+        seed: int,
+        base: Path,
+        choose: Callable[[int, Step], Death | None],
+        keep: Callable[[Death, str, Kept, str], None],
+    ) -> list[Step]:
         """The steps of a repair that does not die."""
-        folder, log = self._begin(seed, base), Log(base / "log")
-        assert self._repair(folder, log, None) == 0, "a repair that does not die did not finish"
-        return [Step(**json.loads(step)) for step in log.heard("step")]
+        folder = self._begin(seed, base)
+        disk = Onlooker(folder, choose, lambda *left: keep(*left, ""))
+        assert _finishes(disk, folder), "a repair that does not die did not finish"
+        return disk.steps
+
+    def go_on(self, seed: int, base: Path, death: Death, kept: Kept, said: str) -> None:
+        """Raises AssertionError as `die` does."""
+        folder, files = base / "out", draw(seed)
+        kept.put_back(folder)
+        if death.loss != "none":
+            Platter.load(folder).lose(death.chance() if death.loss == "some" else None)
+        _check(folder, files, is_over=False)
+        assert _finishes(Disk(folder), folder), "the repeated repair did not finish"
+        _check_after(folder, files, death)
 
     def die(self, seed: int, deaths: Sequence[Death], base: Path) -> list[str]:
         """The moments of these deaths, after which a repair came to its end."""
@@ -65,10 +82,7 @@ class Repairs:
             assert status in (0, signal.SIGKILL), f"wait status {status} in place of a death"
             _check(folder, files, is_over=status == 0)
         assert self._repair(folder, log, None) == 0, "the repeated repair did not finish"
-        _check(folder, files, is_over=True)
-        last = deaths[-1]
-        Platter.load(folder).lose(last.chance() if last.loss == "some" else None)
-        _check(folder, files, is_over=True)
+        _check_after(folder, files, deaths[-1])
         return log.heard("died")
 
     def _begin(self, seed: int, base: Path) -> Path:
@@ -81,15 +95,29 @@ class Repairs:
         return folder
 
     def _repair(self, folder: Path, log: Log, death: Death | None) -> int:
-        def work() -> bool:
-            disk = Disk(folder, death, lambda moment: log.say("died", moment))
-            repairs.repair(Output(path=folder / OUTPUT))
-            disk.stop()
-            for step in disk.steps:
-                log.say("step", json.dumps(vars(step)))
-            return True
+        return in_child(
+            lambda: _finishes(Disk(folder, death, lambda moment: log.say("died", moment)), folder)
+        )
 
-        return in_child(work)
+
+def _finishes(disk: Disk, folder: Path) -> bool:
+    """Whether a repair on this disk comes to its end."""
+
+    def work() -> bool:
+        repairs.repair(Output(path=folder / OUTPUT))
+        return True
+
+    try:
+        return comes_to_its_end(work)
+    finally:
+        disk.stop()
+
+
+def _check_after(folder: Path, files: dict[str, tuple[bytes, bytes, bytes]], death: Death) -> None:
+    """After this death and a repair that came to its end; and what it did is durable."""
+    _check(folder, files, is_over=True)
+    Platter.load(folder).lose(death.chance() if death.loss == "some" else None)
+    _check(folder, files, is_over=True)
 
 
 def _check(folder: Path, files: dict[str, tuple[bytes, bytes, bytes]], *, is_over: bool) -> None:

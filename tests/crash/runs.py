@@ -6,13 +6,13 @@ import json
 import shutil
 import signal
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crash.disk import Death, Disk
-from crash.platter import Platter
+from crash.disk import Death, Disk, Onlooker
+from crash.platter import Kept, Platter
 from crash.scenarios import (
     FAILED,
     MODEL,
@@ -21,6 +21,7 @@ from crash.scenarios import (
     SCENARIOS,
     Case,
     Log,
+    comes_to_its_end,
     draw,
     in_child,
     one_run,
@@ -40,13 +41,39 @@ class Runs:
 
     name: str
 
-    def survey(self, seed: int, base: Path) -> list[Step]:
+    def watch(
+        self,
+        seed: int,
+        base: Path,
+        choose: Callable[[int, Step], Death | None],
+        keep: Callable[[Death, str, Kept, str], None],
+    ) -> list[Step]:
         """The steps of a run that does not die."""
         trial = _Trial(self.name, draw(seed), base)
-        log = trial.begin()[0]
-        status = trial.run(log, None, trial.options(is_first=True))
-        assert status == 0, "a run that does not die did not finish"
-        return [Step(**json.loads(step)) for step in log.heard("step")]
+        trial.begin()
+        log = Log(base / "log-1")
+        options = trial.options(is_first=True)
+        kept = trial.kept(options)
+        disk = Onlooker(trial.folder, choose, lambda *left: keep(*left, log.path.read_text()))
+        assert trial.finishes(disk, log, options), "a run that does not die did not finish"
+        trial.check_asked(log, kept)
+        return disk.steps
+
+    def go_on(self, seed: int, base: Path, death: Death, kept: Kept, said: str) -> None:
+        """Raises AssertionError as `die` does. said: what the run had said when it died."""
+        trial = _Trial(self.name, draw(seed), base)
+        logs = [*trial.begin(), Log(base / "log-1"), Log(base / "log-2")]
+        logs[1].path.write_text(said)
+        kept.put_back(trial.folder)
+        if death.loss != "none":
+            Platter.load(trial.folder).lose(death.chance() if death.loss == "some" else None)
+        _check_death(trial, logs)
+        options = trial.options(is_first=False)
+        done = trial.kept(options)
+        is_over = trial.finishes(Disk(trial.folder), logs[2], options)
+        trial.check_asked(logs[2], done)
+        assert is_over, "the resumed run did not finish"
+        _check_after(trial, [death])
 
     def die(self, seed: int, deaths: Sequence[Death], base: Path) -> list[str]:
         """The moments of these deaths, one after the other; the run after them came to its end.
@@ -62,21 +89,14 @@ class Runs:
             kept = trial.kept(options)
             logs.append(Log(base / f"log-{len(logs)}"))
             status = trial.run(logs[-1], death, options)
-            again = kept & set(logs[-1].heard("asked"))
-            assert not again, f"asked again: {again}"
+            trial.check_asked(logs[-1], kept)
             if status == 0:
                 break
             assert death is not None, "the resumed run did not finish"
             assert status == signal.SIGKILL, f"wait status {status} in place of a death"
             moments += logs[-1].heard("died")
             _check_death(trial, logs)
-        _check_end(trial)
-        if self.name != "lost-blocks" and all(death.loss == "none" for death in deaths):
-            assert not list(trial.folder.glob("*.damaged-*")), "a kill has damaged a line"
-        # What a finished run has told of is durable.
-        last = deaths[-1]
-        Platter.load(trial.folder).lose(last.chance() if last.loss == "some" else None)
-        _check_end(trial)
+        _check_after(trial, deaths)
         return moments
 
 
@@ -105,17 +125,23 @@ class _Trial:
 
     def run(self, log: Log, death: Death | None, options: dict[str, Any]) -> int:
         """The wait status of a run that dies so, or not."""
+        return in_child(
+            lambda: self.finishes(
+                Disk(self.folder, death, lambda moment: log.say("died", moment)), log, options
+            )
+        )
+
+    def finishes(self, disk: Disk, log: Log, options: dict[str, Any]) -> bool:
+        """Whether a run on this disk comes to its end."""
         bad = SCENARIOS[self.scenario].bad(self.case)
-
-        def work() -> bool:
-            disk = Disk(self.folder, death, lambda moment: log.say("died", moment))
-            is_complete = one_run(self.case, self.folder, log, bad, **options)
+        try:
+            return comes_to_its_end(lambda: one_run(self.case, self.folder, log, bad, **options))
+        finally:
             disk.stop()
-            for step in disk.steps:
-                log.say("step", json.dumps(vars(step)))
-            return is_complete
 
-        return in_child(work)
+    def check_asked(self, log: Log, kept: set[str]) -> None:
+        again = kept & set(log.heard("asked"))
+        assert not again, f"asked again: {again}"
 
     def options(self, *, is_first: bool) -> dict[str, Any]:
         """Of the first run, or of one that goes on after a death."""
@@ -154,6 +180,16 @@ def _check_death(trial: _Trial, logs: Sequence[Log]) -> None:
     lines = _lines_of(trial.folder, OUTPUT)
     succeeded = [(line["custom_id"], line["row_hash"]) for line in lines]
     assert len(succeeded) == len(set(succeeded)), f"twice: {succeeded}"
+
+
+def _check_after(trial: _Trial, deaths: Sequence[Death]) -> None:
+    """After these deaths and a run that came to its end; and what that run told of is durable."""
+    _check_end(trial)
+    if trial.scenario != "lost-blocks" and all(death.loss == "none" for death in deaths):
+        assert not list(trial.folder.glob("*.damaged-*")), "a kill has damaged a line"
+    last = deaths[-1]
+    Platter.load(trial.folder).lose(last.chance() if last.loss == "some" else None)
+    _check_end(trial)
 
 
 def _check_end(trial: _Trial) -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from crash import dying
+from crash.mutating import mutated
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = "tests/crash/dying.py"
 # Each with the seed of the smallest case, of 40, that has all moments at which a death may come.
@@ -53,8 +56,27 @@ pytestmark = [
 ]
 
 
-def dying(*words: str) -> tuple[int, str, str]:
-    """Status, stdout and stderr of dying.py. In a process of its own: it forks, and stays small."""
+@pytest.mark.parametrize(("work", "seed"), WORKS.items())
+def test_a_run_that_dies_at_any_step_loses_nothing_and_is_resumed(
+    tmp_path: Path, work: str, seed: int
+) -> None:
+    """Killed, or with the power gone: the manner is drawn at each step."""
+    moments = dying.sweep(dying.WORKS[work], seed, ("any", "any"), tmp_path)
+    # A sweep that finds fewer steps has not seen the files change.
+    assert moments.total() >= 25, moments
+
+
+@pytest.mark.parametrize(("mutant", "work", "manner", "reason"), MUTANTS)
+def test_the_sweep_notices_a_broken_part(
+    tmp_path: Path, mutant: str, work: str, manner: str, reason: str
+) -> None:
+    place, loss = manner.split("/")
+    with mutated(mutant), pytest.raises(AssertionError, match=reason):
+        dying.sweep(dying.WORKS[work], 1, (place, loss), tmp_path, last_first=mutant in LATE)
+
+
+def died(*words: str) -> tuple[int, str]:
+    """The status of dying.py, and the last line of its stderr."""
     reply = subprocess.run(
         [sys.executable, PROGRAM, *words],
         cwd=ROOT,
@@ -64,31 +86,14 @@ def dying(*words: str) -> tuple[int, str, str]:
         timeout=110,
         check=False,
     )
-    return reply.returncode, reply.stdout, reply.stderr
+    return reply.returncode, reply.stderr.rstrip().rsplit("\n", 1)[-1]
 
 
-@pytest.mark.parametrize(("work", "seed"), WORKS.items())
-def test_a_run_that_dies_at_any_step_loses_nothing_and_is_resumed(work: str, seed: int) -> None:
-    """Killed, or with the power gone: the manner is drawn at each step."""
-    status, out, err = dying(work, "any/any", "--seed", str(seed))
-    assert status == 0, err
-    # A sweep that finds fewer steps has not seen the files change.
-    assert int(out.split()[1]) >= 25, out
-
-
-@pytest.mark.parametrize(("mutant", "work", "manner", "reason"), MUTANTS)
-def test_the_sweep_notices_a_broken_part_and_says_how_to_see_it_again(
-    mutant: str, work: str, manner: str, reason: str
-) -> None:
-    order = ["--last-first"] * (mutant in LATE)
-    status, _, err = dying(work, manner, *order, "--mutant", mutant)
-    last = err.rstrip().rsplit("\n", 1)[-1]
-    assert status == 1, err
-    assert last.startswith("AssertionError"), err
-    assert reason in last
-    if mutant == "told-too-early":
-        words = last.partition(f"replay: PYTHONPATH=tests python {PROGRAM} ")[2].split()
-        status, _, err = dying(*words, "--mutant", mutant)
-        assert status == 1
-        assert err.rstrip().endswith(last), "the replay failed otherwise"
-        assert dying(*words)[0] == 0
+def test_what_a_sweep_finds_is_seen_again_when_a_process_dies() -> None:
+    mutant = ("--mutant", "told-too-early")
+    status, last = died("new", "before/all", *mutant)
+    assert status == 1
+    assert last.startswith(f"AssertionError: {LOST}")
+    words = last.partition(f"replay: PYTHONPATH=tests python {PROGRAM} ")[2].split()
+    assert died(*words, *mutant) == (1, last), "the replay failed otherwise"
+    assert died(*words)[0] == 0
