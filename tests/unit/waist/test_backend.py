@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 from typing import Any
 
 import msgspec
@@ -170,3 +171,29 @@ def test_a_call_forgets_what_other_pools_have_found_out_about_it() -> None:
     call.bar(frozenset("d"))
     assert (call.avoid, call.unfit, call.barred) == ({"d"}, set(), {"d"})
     assert call.tenant == "one"
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        (rb"\ud83d", "\ufffd"),
+        (rb"\ud83d\ude00\ud83d", "\U0001f600\ufffd"),
+        (rb"\ude00\ud83d", "\ufffd\ufffd"),
+        # An escaped backslash is no beginning of another escape.
+        (rb"\\ud83d\ud83d", "\\ud83d\ufffd"),
+        (rb"\\\ud83d\ude00\n\ud83d", "\\\U0001f600\n\ufffd"),
+    ],
+)
+def test_halves_of_surrogate_pairs_are_replaced(text: bytes, read: str) -> None:
+    assert Request(raw=b'"%b"' % text).body == read
+
+
+def test_a_long_text_with_half_of_a_surrogate_pair_is_read_quickly() -> None:
+    def took_s(half: bytes) -> float:
+        raw = b'"%b%b"' % (half, b"hello " * 10**6)
+        begun_s = time.process_time()
+        assert len(Request(raw=raw).body) >= 6 * 10**6
+        return time.process_time() - begun_s
+
+    # The text is read twice, and searched once.
+    assert min(took_s(rb"\ud83d") for _ in range(3)) < 25 * min(took_s(b"") for _ in range(3))
