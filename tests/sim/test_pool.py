@@ -158,6 +158,27 @@ def test_keys_with_few_calls_a_minute_are_used_to_the_full(profile: str) -> None
     virtual_run(main())
 
 
+@pytest.mark.parametrize(("requests", "most_s"), [("1/1s", 7.5), ("1/2s", 14.5)])
+def test_calls_that_waited_go_at_the_limit_whatever_the_answers_take(
+    requests: str, most_s: float
+) -> None:
+    async def main() -> None:
+        loop, server = asyncio.get_running_loop(), Paced(0.1)
+        async with RawServer(server) as listening:
+            pool = pool_of([listening], Attempts(), requests=requests)
+            await pool.send(ask(0), Call())
+            await asyncio.sleep(5.0)
+            # The next call is sent at once, on the connection of the first one.
+            server.latency_s = 40.0
+            again_s = loop.time() + 10.0
+            pool.members[0].backend.limiter.park(again_s)  # type: ignore[attr-defined]
+            outcomes = await asyncio.gather(*(pool.send(ask(n), Call()) for n in range(8)))
+            await pool.aclose()
+        assert max(one.tried[-1].sent_s or 0.0 for one in outcomes) - again_s < most_s
+
+    virtual_run(main())
+
+
 def test_four_keys_are_used_to_the_full_while_one_of_them_is_parked() -> None:
     async def main() -> None:
         rate, rows, parked_s = 20, 2_000, 10.0

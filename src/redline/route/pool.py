@@ -516,6 +516,9 @@ class Pool:
                 self._unanswered(turn.result())
             raise
         member.coming -= 1
+        if member.name not in self._open and not 0 < member.steady <= member.in_flight:
+            # Once the call has reached it: one that is sent at once takes no place to wait there.
+            asyncio.get_running_loop().call_soon(self._look, member)
         self._traffic.waits[wait_class(self._now_s() - ticket.since_s)] += 1
         return member
 
