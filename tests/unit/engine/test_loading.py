@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BertConfig, LlamaConfig, Phi3Config
+from transformers import AutoModelForCausalLM, BertConfig, FalconConfig, LlamaConfig, Phi3Config
 
 from redline.engine.model import model_len, read_config, read_tokenizer
 from redline.errors import ConfigError
@@ -98,6 +98,37 @@ def test_a_broken_folder_is_named(kind: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match=f"{failure}.*{folder}: .") as caught:
         open_model(folder)
     assert "config.json" in caught.value.hint
+
+
+def as_falcon(folder: Path) -> None:
+    config = FalconConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=64)
+    config.num_key_value_heads = 2
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+CUSTOM = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
+UNFIT = {
+    "code of its own": (
+        saying(model_type="mine", auto_map=CUSTOM),
+        "it has code of its own, which the engine does not run",
+    ),
+    "attention that is no function": (as_falcon, "its attention cannot be replaced"),
+    "an encoder": (saying(model_type="t5", d_model=32), "is no causal language model"),
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_a_model_that_cannot_run_here_is_refused_without_a_question(
+    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, why = UNFIT[kind]
+    change(folder)
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda prompt="": asked.append(prompt) or "n")
+    with pytest.raises(ConfigError, match=why) as caught:
+        open_model(folder)
+    assert asked == []
+    assert "config.json" not in caught.value.hint
 
 
 def test_a_whole_folder_is_opened(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     DiffLlamaConfig,
     DogeConfig,
     GptOssConfig,
+    LlamaConfig,
     MixtralConfig,
     StableLmConfig,
 )
@@ -74,6 +77,16 @@ def test_attention_of_another_kind_is_refused(kind: str, dtype: str, tmp_path: P
         opened(folder, dtype=dtype)
     assert folder in caught.value.what
     assert "--launcher vllm" in caught.value.hint
+
+
+def test_weights_that_are_not_numbers_are_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path, LlamaConfig(**SIZES))
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    weights["model.layers.1.mlp.down_proj.weight"][0, 0] = math.nan
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.down_proj\.weight has values that are"):
+        opened(folder)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

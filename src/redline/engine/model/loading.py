@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from redline.engine.model.attention import NAME, attend
@@ -35,6 +41,8 @@ _DEFAULT_LEN = 4096
 _LONGEST_REASON_CHARS = 300
 # The hint for a model that the engine cannot run.
 OTHERS = "Llama, Qwen2, Qwen3 and Mistral with full attention run; --launcher vllm runs others"
+# In errors about models that are code beside their weights.
+_CUSTOM_CODE = "trust_remote_code"
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -100,6 +108,10 @@ def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
         # Each reader has its own errors, and fails on files that it does not check.
         kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
         why = " ".join(str(error).split())[:_LONGEST_REASON_CHARS]
+        if _CUSTOM_CODE in str(error):
+            kind, why, hint = "", "it has code of its own, which the engine does not run", OTHERS
+        elif error.args == (NAME,):  # looked up among the model's own kinds of attention
+            kind, why, hint = "", "its attention cannot be replaced by that of the engine", OTHERS
         raise ConfigError(f"{failure} {name}: {kind}{why}", hint=hint or _hint(name)) from error
 
 
@@ -108,7 +120,7 @@ def read_config(name: str) -> Any:
     if not Path(name).exists() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
         raise ConfigError(f"there is no folder {name}", hint=_hint(name))
     with reading("no model in", name):
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     _check(config, name)
     return config
 
@@ -116,7 +128,7 @@ def read_config(name: str) -> Any:
 def read_tokenizer(name: str) -> Any:
     """Reads the model's tokenizer. Raises ConfigError."""
     with reading("no tokenizer in", name):
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
 def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
@@ -129,6 +141,7 @@ def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
             dtype=dtype_of(dtype, config, device),
             attn_implementation=NAME,
             output_loading_info=True,
+            trust_remote_code=False,
         )
         # transformers would continue with random numbers for them.
         if missing := sorted(told["missing_keys"]):
@@ -186,6 +199,9 @@ def _window(config: Any) -> int | None:
 def _check(config: Any, name: str) -> None:
     """Raises ConfigError for attention that the slot cache does not support."""
     kind = getattr(config, "model_type", "?")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        what = f"the model in {name} ({kind}) is no causal language model"
+        raise ConfigError(what, hint="give one that generates text")
     for field, words in _OTHER_ATTENTION.items():
         if getattr(config, field, None):
             raise unfit(name, kind, words)
@@ -203,7 +219,10 @@ def unfit(name: str, kind: str, words: str) -> ConfigError:
 
 def _hint(name: str) -> str:
     if Path(name).is_dir():
-        return "the folder must hold config.json, *.safetensors and the tokenizer's files"
+        return (
+            "the folder must hold config.json, *.safetensors and the tokenizer's files, none of "
+            "them cut short or a stub of git LFS"
+        )
     return "give a folder that save_pretrained wrote, or the name of a model if there is a network"
 
 

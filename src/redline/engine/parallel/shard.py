@@ -33,6 +33,8 @@ _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
 # weight that each cuts.
 _DIMENSIONS = {"colwise": 0, "rowwise": 1, "replicated_with_grad_allreduce": None, "words": 0}
 
+_MAY_SPLIT = "it runs in one process; --pipeline-parallel or --launcher vllm may split it"
+
 
 class Placement(NamedTuple):
     """The part of the model that a rank holds.
@@ -151,7 +153,10 @@ def _share(name: str, style: str, files: dict[str, Any], source: Source, part: P
     least one. Raises ConfigError if the tensor is missing or cannot be divided.
     """
     if name not in files:
-        raise ConfigError(f"the weights of {source.name} do not have {name}")
+        raise ConfigError(
+            f"the weights of {source.name} do not have {name}, which its model consists of",
+            hint="it runs in one process; --launcher vllm splits it",
+        )
     found = files[name].get_slice(name)
     dimension = _DIMENSIONS.get(style)
     if dimension is None:
@@ -190,7 +195,7 @@ def _plan(
     for layer, style in whole.items():
         if style not in _DIMENSIONS:
             what = f"{layer} of {source.name} is to be split {style!r}, which is not known here"
-            raise ConfigError(what, hint="pipeline parallelism splits it between layers")
+            raise ConfigError(what, hint=_MAY_SPLIT)
     return whole
 
 

@@ -26,6 +26,7 @@ from redline.engine.model import (
 )
 from redline.engine.settings import EngineSettings
 from redline.engine.step.core import Computer
+from redline.errors import ConfigError
 
 # The length of a sequence that is read in two pieces, beside one with the same beginning. Its first
 # piece goes through the attention of long pieces, the others through that of short ones.
@@ -49,6 +50,8 @@ def open_runner(
     loaded = load(name, config, dtype=settings.dtype, device=device)
     with reading(_FAILURE, name, OTHERS):
         own = said(loaded, tokens := min(_TOKENS, capacity))
+        if own.isnan().any():
+            raise _numberless(loaded, name)
         off = distance(Runner(loaded, loaded.cache(2, tokens)), own)
     if off > _MOST_OFF.get(loaded.dtype, _MOST_OFF[torch.float32]):
         words = f"attention of its own (its logits would be {off:.0%} off)"
@@ -72,6 +75,16 @@ def try_ranks(computer: Computer, settings: EngineSettings, config: Any, capacit
     except BaseException:
         computer.close()
         raise
+
+
+def _numberless(loaded: Loaded, name: str) -> ConfigError:
+    """Returns the error for a model whose own logits are not numbers."""
+    weights = loaded.model.named_parameters()
+    bad = next((key for key, weight in weights if not weight.isfinite().all()), None)
+    what = "its logits are not numbers" if bad is None else f"{bad} has values that are not numbers"
+    other = "bfloat16" if loaded.dtype is torch.float16 else "float32"
+    hint = f"give --dtype {other}" if bad is None else "train it or fetch its files again"
+    return ConfigError(f"{_FAILURE} {name}: {what}", hint=hint)
 
 
 @torch.inference_mode()
