@@ -42,8 +42,8 @@ from redline.serve.http.requests import Asked
 Send = Callable[[Request, Sink | None], Awaitable[Outcome]]
 # Learns nothing from replies, so one is enough for all.
 _ESTIMATOR = TokenEstimator()
-# Larger bodies may have so many blocks that their translation holds other calls up: of 64 KiB about
-# 2,500, which take 5 ms; of 32 MiB a million.
+# The translation of a larger body may hold other calls up: it takes 5 ms for the 2,500 blocks that
+# 64 KiB can have, and seconds for the million of 32 MiB.
 _LARGE_BYTES = 64 * 1024
 
 

@@ -60,7 +60,7 @@ _VALUES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _FIELD = re.compile(r"required field `(\w+)|`\$\.(\w+)")
 # No API has as many at the top of a body.
 _MOST_FIELDS = 1000
-# A smaller body has not so many that they would matter.
+# A smaller body has too few for them to matter.
 _LARGE_BYTES = 64 * 1024
 _BODY_CODES = {408: "timed_out", 413: "too_large"}
 
@@ -133,9 +133,9 @@ class _Field(str):
 
 
 def check_fields(raw: bytes) -> None:
-    """Raises Refusal for a body with so many fields that changing one would hold other calls up.
+    """Raises Refusal for a body with more fields than any API has. raw: a JSON object.
 
-    A million of them take seconds. raw: a JSON object.
+    Of a body with a million of them, changing one takes seconds, which would hold other calls up.
     """
     if len(raw) < _LARGE_BYTES:
         return
