@@ -126,6 +126,32 @@ class Shared(MovingWindow):
         return 1.0 if self._random.random() < self._share else super().wait_s(amount, now_s)
 
 
+class Overloading(RateSearch):
+    """Gets each refusal as an overload, as of a server that answers 503 above its limit."""
+
+    def answered(
+        self,
+        now_s: float,
+        sent_s: float,
+        is_limited: bool,
+        retry_after_s: float | None = None,
+        **given: Any,
+    ) -> bool:
+        return super().answered(now_s, sent_s, False, retry_after_s, is_overload=is_limited)
+
+
+def test_an_overload_is_a_refusal() -> None:
+    seen, search = drive(bench.Case(MovingWindow(PER_SECOND), 1, 300.0), Overloading)
+    used, rejected = seen.share(PER_SECOND, 150.0, 300.0)
+    assert used >= bench.LEAST_USED, f"found {search.found}"
+    assert rejected <= 0.1
+
+
+def test_failures_at_any_rate_do_not_bring_the_rate_down() -> None:
+    case = bench.Case(Shared(PER_SECOND, 0.01), 1, 300.0)
+    assert drive(case, Overloading)[0].share(PER_SECOND, 150.0, 300.0)[0] >= 0.9
+
+
 def test_refusals_that_others_cause_do_not_bring_the_rate_down() -> None:
     seen, _ = drive(bench.Case(Shared(PER_SECOND, 0.001), 1, 900.0))
     assert seen.share(PER_SECOND, 450.0, 900.0)[0] >= 0.85

@@ -11,7 +11,7 @@ import pytest
 
 from redline.calls.http import EndpointLimits, Shared, Stores
 from redline.calls.wire import Answer, Endpoint
-from redline.errors import RateLimited
+from redline.errors import RateLimited, ServerFailed
 from redline.limits import Cost, Grant, Limits, Rate
 from redline.limits.discover import FoundRates
 from redline.limits.rule import RecentSends, Window
@@ -136,6 +136,21 @@ def test_a_stated_limit_ends_the_search() -> None:
     assert [(kind, rate.count) for kind, rate in steering.limiter.found_rates()] == [
         ("requests", 5)
     ]
+
+
+@pytest.mark.parametrize("status", [503, 529])
+def test_an_overload_stops_the_search(status: int) -> None:
+    running = Running(Limits(rate="auto", concurrency=64), None)
+    steering, error = running.limits, ServerFailed("overloaded", status=status)
+    steering.begin({"model": "m"})
+    for _ in range(3):
+        now_s = running.clock.now_s()
+        steering.sent(now_s)
+        steering.ended(Outcome(status="exhausted", error=error), now_s, 1, now_s + 0.01)
+        running.clock.advance(0.5)
+    ((_, rate),) = steering.limiter.found_rates()
+    assert rate.count == 1
+    assert rate.window_s == pytest.approx(0.05)
 
 
 def test_no_more_calls_wait_at_an_endpoint_than_a_limit_that_is_found_soon_sends() -> None:

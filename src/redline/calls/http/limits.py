@@ -215,8 +215,9 @@ class EndpointLimits:
         if self.search is None:
             limiter.answered(now_s, is_limited=is_limited)
             return
-        retry_after_s = error.retry_after_s if isinstance(error, RateLimited) else None
-        if self.search.answered(now_s, sent_s, is_limited, retry_after_s):
+        is_overload = getattr(error, "status", 0) in _OVERLOAD
+        wait_s = getattr(error, "retry_after_s", None)
+        if self.search.answered(now_s, sent_s, is_limited, wait_s, is_overload=is_overload):
             self._searches(self.search)
 
     def found(self) -> list[str]:

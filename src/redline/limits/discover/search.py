@@ -14,9 +14,10 @@ more as long as the caller can use it.
 from __future__ import annotations
 
 import math
+from collections import deque
 
 from redline.limits.discover.bounds import Bucket, Evidence, likeliest, named
-from redline.limits.discover.tracking import Hold, Level, Word
+from redline.limits.discover.tracking import CLOSE, LOST, Hold, Level, Word
 from redline.limits.rule import Rate
 
 # Slow enough for a server that allows a few calls per minute, and fast enough to grow quickly.
@@ -54,6 +55,7 @@ class RateSearch:
         self._burst = 0  # calls admitted before the first refusal
         self._again_s = math.inf  # when a refill that is not proven is searched for again
         self._probes = 0  # refused, in this rest
+        self._overloads: deque[bool] = deque(maxlen=CLOSE)  # whether the latest verdicts were such
         self._refusals = 0  # times that the server was found full, in this search
 
     @property
@@ -85,13 +87,22 @@ class RateSearch:
             self._hold.sent()
 
     def answered(
-        self, now_s: float, sent_s: float, is_limited: bool, retry_after_s: float | None = None
+        self,
+        now_s: float,
+        sent_s: float,
+        is_limited: bool,
+        retry_after_s: float | None = None,
+        *,
+        is_overload: bool = False,
     ) -> bool:
         """Counts the verdict on the call sent at `sent_s`; returns True if `rates` has changed.
 
-        retry_after_s: the wait that the server asked for, if any.
+        retry_after_s: the wait that the server asked for, if any. is_overload: a failure that
+        counts as a refusal only close to others, because servers fail at any rate now and then.
         """
-        took_s, asked_s = now_s - sent_s, retry_after_s or 0.0
+        self._overloads.append(is_overload)
+        is_limited = is_limited or (is_overload and sum(self._overloads) >= LOST)
+        took_s, asked_s = now_s - sent_s, (retry_after_s or 0.0) if is_limited else 0.0
         self._round_trip_s += (took_s - self._round_trip_s) * (0.25 if self._round_trip_s else 1.0)
         if is_limited:
             self._evidence.refuse(sent_s)
