@@ -103,6 +103,7 @@ class Found:
     setting: Setting
     calls: list[Sent] = field(default_factory=list)
     backend: HttpBackend | None = None
+    _counted: dict[str, list[tuple[float, int, bool]]] = field(default_factory=dict)
 
     @property
     def rejected(self) -> int:
@@ -117,7 +118,9 @@ class Found:
         """
         since_s = phase * self.setting.window_s
         rejected = 0
-        for at_s, amount, is_asked in self._events(charge):
+        if charge not in self._counted:
+            self._counted[charge] = self._events(charge)
+        for at_s, amount, is_asked in self._counted[charge]:
             now_s = at_s + since_s
             if is_asked and server.wait_s(amount, now_s) > 1e-6:
                 rejected += 1
