@@ -7,6 +7,7 @@ the limits keep.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -145,11 +146,18 @@ def test_a_refused_call_may_start_when_it_is_told(
         assert isinstance(limits.try_start(due_s, tokens, 0), Started)
 
 
-ARRIVALS = st.lists(
-    st.tuples(st.sampled_from([0.0, 1e-4, 1e-3, 0.02, 0.3]), st.integers(1, 3)),
-    min_size=300,
-    max_size=1500,
-)
+PAUSES_S = (0.0, 1e-4, 1e-3, 0.02, 0.3)
+
+
+def arrivals_of(chance: random.Random) -> list[tuple[float, int]]:
+    """300 to 1,800 arrivals in bursts, each of which has pauses of its own."""
+    found: list[tuple[float, int]] = []
+    count = chance.randint(300, 1500)
+    while len(found) < count:
+        pauses_s, most = chance.choices(PAUSES_S, k=3), chance.choice((1, 3))
+        size = chance.randint(1, 300)
+        found += [(chance.choice(pauses_s), chance.randint(1, most)) for _ in range(size)]
+    return found
 
 
 def admitted(window: SlidingWindow, arrivals: Sequence[tuple[float, int]]) -> list[list[float]]:
@@ -183,13 +191,13 @@ class Fixed(SlidingWindow):
         return self.used + amount <= self.rate.count
 
 
-@given(ARRIVALS, st.integers(3, 900), st.sampled_from([0.05, 0.5, 2.0]))
+@given(st.randoms(use_true_random=True), st.integers(3, 1500), st.sampled_from([0.05, 0.5, 2.0]))
 @settings(max_examples=60, deadline=None)
 def test_many_small_calls_share_records_and_pass_no_limit(
-    arrivals: list[tuple[float, int]], count: int, window_s: float
+    chance: random.Random, count: int, window_s: float
 ) -> None:
     window = SlidingWindow(Rate(count, window_s))
-    assert most_of(admitted(window, arrivals), window_s) <= count
+    assert most_of(admitted(window, arrivals_of(chance)), window_s) <= count
     assert len(window.records) <= 2 * EXACT + 1
 
 
