@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from redline.calls import Reply, Request, TokenEstimator
 
-MANY = settings(max_examples=200, deadline=None)
+MANY = settings(max_examples=100, deadline=None)
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner),
@@ -56,7 +56,7 @@ def taught(body: Any, url: str, replies: list[tuple[Any, Any]]) -> tuple[TokenEs
 
 
 @MANY
-@given(BODIES | ANY, URLS, st.lists(st.tuples(USAGE, USAGE), max_size=30))
+@given(BODIES | ANY, URLS, st.lists(st.tuples(USAGE, USAGE), max_size=12))
 def test_any_body_has_an_estimate(body: Any, url: str, replies: list[tuple[Any, Any]]) -> None:
     estimator, request = taught(body, url, replies)
     least_output = 0 if url.endswith("embeddings") and isinstance(body, dict) else 1
@@ -81,7 +81,7 @@ def test_the_form_of_a_body_changes_nothing(body: Any, url: str) -> None:
 
 
 @MANY
-@given(CHATS, st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), max_size=40))
+@given(CHATS, st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), max_size=12))
 def test_no_estimate_passes_a_bound(body: Any, replies: list[tuple[int, int]]) -> None:
     """Whatever is learned: of a usual chat, of long texts, or of a prompt that the server adds."""
     estimator, request = TokenEstimator(), Request(raw=msgspec.json.encode(body))
@@ -104,7 +104,7 @@ def test_no_estimate_passes_a_bound(body: Any, replies: list[tuple[int, int]]) -
     st.text(max_size=200),
     st.integers(1, 10**5),
     st.integers(1, 9),
-    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), max_size=30),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), max_size=12),
 )
 def test_an_output_never_passes_what_the_request_allows(
     text: str, most: int, n: int, replies: list[tuple[int, int]]
@@ -119,7 +119,7 @@ def test_an_output_never_passes_what_the_request_allows(
 
 
 @MANY
-@given(st.text(max_size=500))
+@given(st.text(max_size=200))
 def test_the_least_is_below_the_first_estimate(text: str) -> None:
     request = Request(body={"messages": [{"role": "user", "content": text}]})
     estimator = TokenEstimator()
