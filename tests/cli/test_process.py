@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +98,11 @@ def test_a_closed_stdout_is_told_before_anything_is_sent(rows: Rows) -> None:
     assert (done.returncode, "error" in done.stderr) == (0, False)
 
 
-def test_an_error_is_shown_in_full_if_stdout_is_closed(rows: Rows) -> None:
+def test_an_error_is_shown_in_full_if_stdout_is_closed(cli: Cli, rows: Rows) -> None:
     many(rows, 3)
-    command = "redline run in.jsonl --endpoint sim --prompt '{{ text }}' -o out.jsonl >&-"
-    assert shell(command).returncode == 0
+    assert cli("run", "in.jsonl", *SIM, "-o", "out.jsonl").status == 0
     Path("out.redline/manifest.json").write_text("{")
-    done = shell(command)
+    done = shell("redline run in.jsonl --endpoint sim --prompt '{{ text }}' -o out.jsonl >&-")
     assert done.returncode == 2
     assert done.stderr.startswith("error: out.redline/manifest.json is damaged: ")
 
@@ -239,7 +238,7 @@ def test_a_terminal_that_cannot_redraw_gets_plain_text(rows: Rows) -> None:
     assert visible(shown)[0].startswith("20 rows =")
 
 
-def test_the_simulator_says_its_url_first(rows: Rows) -> None:
+def test_the_simulator_says_its_url_first(cli: Cli, rows: Rows) -> None:
     process = subprocess.Popen(
         [*REDLINE, "sim", "--requests", "1000/1s"],
         stdout=subprocess.PIPE,
@@ -250,11 +249,8 @@ def test_the_simulator_says_its_url_first(rows: Rows) -> None:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1", url)
-        done = shell(
-            f"redline run {many(rows, 20)} --base-url {url} --model m --prompt '{{{{ text }}}}' -q"
-        )
-        assert done.returncode == 0
-        assert len(done.stdout.splitlines()) == 20
+        done = cli("run", many(rows, 20), "--base-url", url, "--model", "m", *SIM[2:], "-q")
+        assert (done.status, len(done.results)) == (0, 20)
     finally:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=TIMEOUT_S)
@@ -262,24 +258,24 @@ def test_the_simulator_says_its_url_first(rows: Rows) -> None:
     assert err.startswith("simulating requests 1000/1s (fixed); latency 0 s; seed 0; Ctrl-C")
 
 
-def completed(words: str) -> list[str]:
-    """What bash would offer for the last word; each comes with its kind."""
-    done = shell(
-        "redline",
-        _REDLINE_COMPLETE="bash_complete",
-        COMP_WORDS=words,
-        COMP_CWORD=str(len(words.split(" ")) - 1),
-    )
-    return [line.removeprefix("plain,") for line in done.stdout.split()]
+def test_bash_completes_commands_flags_and_values(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def completed(words: str, call: Callable[[], str] = lambda: cli().out) -> list[str]:
+        """What bash would offer for the last word; each comes with its kind."""
+        monkeypatch.setenv("_REDLINE_COMPLETE", "bash_complete")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+        return [line.removeprefix("plain,") for line in call().split()]
 
-
-def test_bash_completes_commands_flags_and_values() -> None:
-    script = shell("redline --show-completion", SHELL=shutil.which("bash") or "/bin/bash")
-    assert script.returncode == 0
-    unknown = shell("redline --show-completion", SHELL="/bin/abacus")
-    assert unknown.returncode == 2
-    assert "there is no completion for the shell abacus" in unknown.stderr
-    assert "_REDLINE_COMPLETE=bash_complete" in script.stdout
+    monkeypatch.setenv("SHELL", shutil.which("bash") or "/bin/bash")
+    script = cli("--show-completion")
+    assert script.status == 0
+    monkeypatch.setenv("SHELL", "/bin/abacus")
+    unknown = cli("--show-completion")
+    assert unknown.status == 2
+    assert "there is no completion for the shell abacus" in unknown.err
+    assert "_REDLINE_COMPLETE=bash_complete" in script.out
     commands = [
         "run",
         "eval",
@@ -300,6 +296,7 @@ def test_bash_completes_commands_flags_and_values() -> None:
         "route",
     ]
     assert completed("redline ") == commands
+    assert completed("redline ", lambda: shell("redline").stdout) == commands
     assert completed("redline run in.jsonl --prof") == ["--profile"]
     assert completed("redline run in.jsonl --profile f") == ["fixed"]
     assert completed("redline run in.jsonl --log ") == ["text", "json"]
@@ -315,12 +312,22 @@ UNUSED = {
 }
 # What `--help` can do without, beyond that.
 UNUSED_FOR_HELP = {"jinja2", "uvloop", "redline.sim", "redline.httpserver", "email", "tempfile"}
+# One process for all of them.
+HELP = """
+from redline.cli import main
+
+for arguments in (["--version"], ["--help"], ["run", "--help"]):
+    try:
+        main(arguments)
+    except SystemExit as end:
+        assert not end.code
+"""
 
 
-def modules_of(*arguments: str) -> set[str]:
+def modules_of(*arguments: str, program: Sequence[str] = ("-m", "redline")) -> set[str]:
     """What a command imports, as the interpreter tells it."""
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "redline", *arguments],
+        [sys.executable, "-X", "importtime", *program, *arguments],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -336,8 +343,9 @@ def test_a_command_imports_what_it_uses(rows: Rows) -> None:
     for_run = modules_of("run", name, *SIM, "-o", "out.jsonl")
     assert {"redline.sim", "jinja2"} <= for_run
     assert not UNUSED & for_run
-    for arguments in (["--help"], ["run", "--help"], ["--version"]):
-        assert not (UNUSED | UNUSED_FOR_HELP) & modules_of(*arguments)
+    for_help = modules_of(program=("-c", HELP))
+    assert "redline.cli" in for_help
+    assert not (UNUSED | UNUSED_FOR_HELP) & for_help
 
 
 def test_a_command_imports_what_its_settings_ask_for(rows: Rows) -> None:
@@ -387,24 +395,23 @@ def test_what_the_encoding_of_stdout_lacks_is_escaped(cli: Cli, rows: Rows) -> N
     assert "caf\\udce9.jsonl" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "show $'a\\xe9.jsonl' --json",
-        "status $'a\\xe9.jsonl' --json",
-        "compare $'a\\xe9.jsonl' $'b\\xe9.jsonl' --json",
-        "bench sim --rows $'rows\\xe9.jsonl' --prompt '{{ text }}' --limit 1 --json",
-        "run $'rows\\xe9.jsonl' --endpoint sim --prompt '{{ text }}' -o $'c\\xe9.jsonl' --log json",
-    ],
-)
-def test_a_name_that_is_not_utf_8_is_written_as_json(cli: Cli, rows: Rows, command: str) -> None:
+def test_a_name_that_is_not_utf_8_is_written_as_json(cli: Cli, rows: Rows) -> None:
     path = "rows\udce9.jsonl"
     Path(rows({"text": "a"})).rename(path)
-    for name in ("a", "b"):
-        cli("run", path, *SIM, "-o", f"{name}\udce9.jsonl")
-    done = shell(f"redline {command}")
-    text = done.stderr.splitlines()[-1] if "--log" in command else done.stdout
-    assert (done.returncode, type(json.loads(text))) == (0, dict)
+    for name in ("a\udce9.jsonl", "b\udce9.jsonl"):
+        done = cli("run", path, *SIM, "-o", name, "--log", "json")
+        assert (done.status, type(json.loads(done.err.splitlines()[-1]))) == (0, dict)
+    for command in (
+        ("show", "a\udce9.jsonl"),
+        ("status", "a\udce9.jsonl"),
+        ("compare", "a\udce9.jsonl", "b\udce9.jsonl"),
+        ("bench", "sim", "--rows", path, *SIM[2:], "--limit", "1"),
+    ):
+        done = cli(*command, "--json")
+        assert (done.status, type(json.loads(done.out))) == (0, dict), command
+    # Its bytes come to a process of its own, and leave it, as they do here.
+    done_alone = shell("redline show $'a\\xe9.jsonl' --json")
+    assert (done_alone.returncode, type(json.loads(done_alone.stdout))) == (0, dict)
 
 
 @pytest.mark.parametrize("flag", ["model", "system"])
