@@ -59,7 +59,7 @@ def test_json_has_everything(cli: Cli, trace: str) -> None:
 
 def test_a_name_with_hidden_characters_is_whole_in_json(cli: Cli, trace: str) -> None:
     Path(trace).rename("t\u200b")
-    told = cli("route", "replay", "t\u200b", "--json")
+    told = cli("route", "replay", "t\u200b", "--json", "--calls", "30")
     assert "\u200b" not in told.out
     assert json.loads(told.out)["trace"] == "t\u200b"
 
@@ -67,7 +67,7 @@ def test_a_name_with_hidden_characters_is_whole_in_json(cli: Cli, trace: str) ->
 def test_a_cut_record_is_noted(cli: Cli, trace: str) -> None:
     data = Path(trace).read_bytes()
     Path(trace).write_bytes(data[:-7])
-    told = cli("route", "replay", trace)
+    told = cli("route", "replay", trace, "--calls", "30")
     assert told.status == 0
     assert "note: its last record was cut off\n" in told.out
 
