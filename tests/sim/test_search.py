@@ -144,11 +144,11 @@ def test_an_overload_is_a_refusal() -> None:
     seen, search = drive(bench.Case(MovingWindow(PER_SECOND), 1, 300.0), Overloading)
     used, rejected = seen.share(PER_SECOND, 150.0, 300.0)
     assert used >= bench.LEAST_USED, f"found {search.found}"
-    assert rejected <= 0.1
+    assert rejected <= 0.4, "if they do not count, 0.6 are refused"
 
 
 def test_failures_at_any_rate_do_not_bring_the_rate_down() -> None:
-    case = bench.Case(Shared(PER_SECOND, 0.01), 1, 300.0)
+    case = bench.Case(Shared(PER_SECOND, 0.1), 1, 300.0)
     assert drive(case, Overloading)[0].share(PER_SECOND, 150.0, 300.0)[0] >= 0.9
 
 

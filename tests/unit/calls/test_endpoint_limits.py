@@ -143,7 +143,7 @@ def test_an_overload_stops_the_search(status: int) -> None:
     running = Running(Limits(rate="auto", concurrency=64), None)
     steering, error = running.limits, ServerFailed("overloaded", status=status)
     steering.begin({"model": "m"})
-    for _ in range(3):
+    for _ in range(10):
         now_s = running.clock.now_s()
         steering.sent(now_s)
         steering.ended(Outcome(status="exhausted", error=error), now_s, 1, now_s + 0.01)

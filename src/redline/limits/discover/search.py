@@ -17,7 +17,7 @@ import math
 from collections import deque
 
 from redline.limits.discover.bounds import Bucket, Evidence, likeliest, named
-from redline.limits.discover.tracking import CLOSE, LOST, Hold, Level, Word
+from redline.limits.discover.tracking import Hold, Level, Word
 from redline.limits.rule import Rate
 
 # Slow enough for a server that allows a few calls per minute, and fast enough to grow quickly.
@@ -34,6 +34,9 @@ _SHORTEST_ROUND_S, _ROUND_TRIPS = 0.25, 2.0
 # Refusals in a row while resting, after which the cause is not momentary.
 _MOST_PROBES = 8
 _SHORTEST_REST_S, _LONGEST_REST_S, _REST_GROWTH = 0.05, 3600.0, 1.4
+# An overload is a refusal while half of this many verdicts are overloads. With three of ten, a
+# server that fails a tenth of its calls at random was left at a thirtieth of its rate.
+_OVERLOADS = 20
 
 
 class RateSearch:
@@ -55,7 +58,7 @@ class RateSearch:
         self._burst = 0  # calls admitted before the first refusal
         self._again_s = math.inf  # when a refill that is not proven is searched for again
         self._probes = 0  # refused, in this rest
-        self._overloads: deque[bool] = deque(maxlen=CLOSE)  # whether the latest verdicts were such
+        self._overloads: deque[bool] = deque(maxlen=_OVERLOADS)  # whether verdicts were such
         self._refusals = 0  # times that the server was found full, in this search
 
     @property
@@ -98,10 +101,10 @@ class RateSearch:
         """Counts the verdict on the call sent at `sent_s`; returns True if `rates` has changed.
 
         retry_after_s: the wait that the server asked for, if any. is_overload: a failure that
-        counts as a refusal only close to others, because servers fail at any rate now and then.
+        counts as a refusal only among many others, because servers also fail at any rate.
         """
         self._overloads.append(is_overload)
-        is_limited = is_limited or (is_overload and sum(self._overloads) >= LOST)
+        is_limited = is_limited or (is_overload and 2 * sum(self._overloads) >= _OVERLOADS)
         took_s, asked_s = now_s - sent_s, (retry_after_s or 0.0) if is_limited else 0.0
         self._round_trip_s += (took_s - self._round_trip_s) * (0.25 if self._round_trip_s else 1.0)
         if is_limited:

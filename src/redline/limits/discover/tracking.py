@@ -37,9 +37,9 @@ _DUE = 5
 # rates.
 _GUARD_S = 0.05
 # Refusals this close together, in calls, have one cause.
-CLOSE = 10
-# The number of refusals within CLOSE calls that stops a rate, and one that is not proven yet.
-LOST, _LOST_UNPROVEN = 3, 2
+_CLOSE = 10
+# The number of refusals within _CLOSE calls that stops a rate, and one that is not proven yet.
+_LOST, _LOST_UNPROVEN = 3, 2
 # A second block within this many calls, or four windows, has the same cause: another limit.
 _FORGOTTEN_BLOCK = 100
 _LEAST_TRIM, _MOST_TRIM = 0.0025, 0.2
@@ -108,7 +108,7 @@ class Hold:
         self._failures = 0  # climbs in a row that gained nothing
         self._blocks = 0  # times that nearly everything was refused
         self._since_block = 0  # calls since the last of them
-        self._last: deque[bool] = deque(maxlen=CLOSE)
+        self._last: deque[bool] = deque(maxlen=_CLOSE)
 
     def sent(self) -> None:
         self._level.sent += 1
@@ -126,7 +126,7 @@ class Hold:
         if sent_s < self._level.since_s:
             return Word.KEEP
         missed = int(min(retry_after_s, self.rate.window_s) * per_second(self.rate))
-        self._last.extend([True] * min(missed, CLOSE))
+        self._last.extend([True] * min(missed, _CLOSE))
         self._last.append(is_limited)
         self._since_first += missed + 1
         self._since_block += 1
@@ -172,7 +172,7 @@ class Hold:
         close = sum(self._last)
         if self._more and (close > 1 or not is_deaf):
             return self._fall(now_s)
-        if close >= (LOST if self.is_proven else _LOST_UNPROVEN):
+        if close >= (_LOST if self.is_proven else _LOST_UNPROVEN):
             if self._since_block > max(_FORGOTTEN_BLOCK, 4 * self.rate.count):
                 self._blocks = 0
             self._blocks += 1
@@ -197,7 +197,7 @@ class Hold:
             self._refused, self._since_first = 1, 0
             return Word.KEEP
         self._refused += 1 + missed
-        if since_first < (CLOSE if is_first else 3 * CLOSE):
+        if since_first < (_CLOSE if is_first else 3 * _CLOSE):
             return Word.KEEP
         # A rate that is one call per window too high causes one refusal in a window's calls.
         share = (self._refused - 1) / max(since_first, self.sure.count)
@@ -225,7 +225,7 @@ class Hold:
         per_s, level = per_second(self.sure), self._level
         more = self._more or _DUE / 100
         lasted_s = min(sent_s, now_s - self._slowest_s) - level.since_s
-        if lasted_s < max(self.sure.window_s, max(_DUE / more, CLOSE) / per_s):
+        if lasted_s < max(self.sure.window_s, max(_DUE / more, _CLOSE) / per_s):
             return Word.KEEP
         if not level.was_wanted(self.rate.per_s, now_s):
             self._is_climbing = False
