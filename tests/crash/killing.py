@@ -22,6 +22,7 @@ from typing import Any
 
 from redline.cli import main
 from support import forked
+from support.forked import Command
 
 COMMAND = [sys.executable, "-m", "redline"]
 PROMPT = "Classify: {{ text }}"
@@ -90,15 +91,12 @@ def redline(
     *flags: str, cwd: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """One command to its end, with its status and all that it printed."""
-    return subprocess.run(
-        [*COMMAND, *flags],
-        cwd=cwd,
-        env=clean_environ(environ),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    command = Command(flags, cwd=cwd, environ=clean_environ(environ))
+    try:
+        out, err = command.communicate(timeout=LIMIT_S)
+    finally:
+        command.kill()
+    return subprocess.CompletedProcess(command.args, command.wait(), out, err)
 
 
 @contextmanager
@@ -107,20 +105,12 @@ def started(
     cwd: Path | None = None,
     environ: Mapping[str, str] | None = None,
     stdin: int | None = None,
-) -> Iterator[subprocess.Popen[str]]:
+) -> Iterator[Command]:
     """The same command while it runs. Whatever happens, it has ended after the block.
 
-    stdin: as of Popen.
+    stdin: as of Command.
     """
-    process = subprocess.Popen(
-        [*COMMAND, *flags],
-        cwd=cwd,
-        env=clean_environ(environ),
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = Command(flags, cwd=cwd, environ=clean_environ(environ), stdin=stdin)
     try:
         yield process
     finally:
@@ -128,13 +118,13 @@ def started(
         process.communicate()
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def ended(process: Command) -> tuple[int, str, str]:
     """Status, stdout and stderr of a started command, once it has ended by itself."""
     out, err = process.communicate(timeout=LIMIT_S)
-    return process.returncode, out, err
+    return process.wait(), out, err
 
 
-def await_lines(path: Path, count: int, process: subprocess.Popen[str]) -> int:
+def await_lines(path: Path, count: int, process: Command) -> int:
     """Waits until `path` has `count` lines or the process is over; the lines it then has."""
     ends_s = time.monotonic() + LIMIT_S
     seen = size = 0

@@ -26,6 +26,7 @@ from redline.job.batch import runner as batch_module
 from redline.job.outputs import verify
 from redline.journal import Output
 from support.catching import assert_caught
+from support.forked import Command
 from support.simulated import Simulated, simulated
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
@@ -316,7 +317,7 @@ def test_rows_that_were_being_sent_again_at_a_death_are_in_one_batch_only() -> N
         assert stats["answered"] == 40
 
 
-def await_note(at: str, process: subprocess.Popen[str]) -> None:
+def await_note(at: str, process: Command) -> None:
     """Waits until the ledger has a note of this kind."""
     ends_s = time.monotonic() + LIMIT_S
     path = Path("out.redline/batches.jsonl")
@@ -326,21 +327,17 @@ def await_note(at: str, process: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
-def command(sim: Simulated, *more: str) -> list[str]:
-    flags = ["run", "rows.jsonl", "--model", MODEL, "-o", "out.jsonl", "--quiet", *more]
-    return [sys.executable, "-m", "redline", *flags, "--base-url", sim.base_url]
+def words(sim: Simulated) -> list[str]:
+    """Of the command line that does the rows by batches."""
+    flags = ["run", "rows.jsonl", "--model", MODEL, "-o", "out.jsonl", "--quiet", "--via", "batch"]
+    return [*flags, "--base-url", sim.base_url]
 
 
 def test_a_run_that_is_interrupted_and_killed_while_it_waits_goes_on_with_its_batch() -> None:
     with simulated("--batch-latency", "2.5") as sim:
         write_rows(30)
         for number in (signal.SIGINT, signal.SIGKILL):
-            process = subprocess.Popen(
-                command(sim, "--via", "batch"),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            process = Command(words(sim))
             await_note("batch", process)
             time.sleep(0.3)
             process.send_signal(number)
@@ -349,11 +346,10 @@ def test_a_run_that_is_interrupted_and_killed_while_it_waits_goes_on_with_its_ba
                 assert process.returncode == 130
                 assert "30 rows = 0 succeeded + 0 failed + 30 unfinished" in err
                 assert "still at the provider: 1 batch of 30 rows" in err
-        done = subprocess.run(
-            command(sim, "--via", "batch"), capture_output=True, text=True, timeout=LIMIT_S
-        )
-        assert done.returncode == 0, done.stderr
-        assert "batches: 0 made, 30 rows answered" in done.stderr
+        done = Command(words(sim))
+        _, err = done.communicate(timeout=LIMIT_S)
+        assert done.returncode == 0, err
+        assert "batches: 0 made, 30 rows answered" in err
         assert_once(30)
         stats = sim.stats()["batches"]
         assert (stats["created"], stats["answered"]) == (1, 30)
@@ -379,9 +375,8 @@ def test_kill_9_between_the_making_and_its_note_and_between_the_results_and_thei
 ) -> None:
     before = plain.stats()["batches"]
     write_rows(15)
-    flags = command(plain, "--via", "batch")[3:]
     for at in ("batch", "done"):
-        killed = subprocess.run([sys.executable, "-c", KILLED, at, *flags], timeout=LIMIT_S)
+        killed = subprocess.run([sys.executable, "-c", KILLED, at, *words(plain)], timeout=LIMIT_S)
         assert killed.returncode == -signal.SIGKILL
     assert len(sealed_lines(Path("out.jsonl"))) == 15
     assert run(plain).is_complete

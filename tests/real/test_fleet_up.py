@@ -23,6 +23,7 @@ import pytest
 
 from redline.route.scale import ScaleSettings, fleet
 from redline.serve.fleet import FleetSettings, FrontSettings, ServedFleet
+from support.forked import Command
 from support.replicas import (
     SERVER,
     gone_within,
@@ -162,12 +163,11 @@ def test_a_fleet_serves_the_sdk_and_passes_bytes_on(start: Start) -> None:
         assert refused[0] == 400
         assert refused == asked(direct, body)
     assert up.status(url)["replicas"][0]["answered"] >= 4
-    shown = subprocess.run(
-        [sys.executable, "-m", "redline", "fleet", "status", url], capture_output=True, text=True
-    )
+    shown = Command(["fleet", "status", url])
+    out, _ = shown.communicate()
     assert shown.returncode == 0
-    assert re.search(r"^replica-1 +ready +0 +\d+ +0\.\d\d s$", shown.stdout, re.M)
-    assert "the minimum is 1: 0 -> 1" in shown.stdout
+    assert re.search(r"^replica-1 +ready +0 +\d+ +0\.\d\d s$", out, re.M)
+    assert "the minimum is 1: 0 -> 1" in out
     status, err = up.end()
     assert (status, not processes_of(up.folder)) == (0, True)
     assert "the minimum is 1: 0 -> 1" in err

@@ -13,7 +13,6 @@ import pytest
 
 import redline
 from crash.killing import COMMAND, await_lines, clean_environ, sim_flags, write_rows
-from crash.killing import redline as command
 
 
 def run(flags: list[str], stderr: int) -> int:
@@ -90,7 +89,7 @@ def test_a_folder_that_was_removed_is_an_error_and_not_a_defect(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     for given in (["run", "rows.jsonl"], ["run", str(rows), "--endpoint", "sim"], ["verify", "x"]):
-        done = command(*given)
+        done = subprocess.run([*COMMAND, *given], capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert done.stderr.startswith("error: the current folder cannot be used: No such file")
     with pytest.raises(redline.ConfigError, match="current folder cannot be used"):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from support.forked import Command
 from support.sim_process import SimProcess
 
 KEYS = 4
@@ -21,7 +20,7 @@ GUARD_S = 0.055
 
 
 def prepare(folder: Path, server: SimProcess, rows: int, *flags: str) -> list[str]:
-    """Writes rows.jsonl and redline.toml; the command that runs them to out.jsonl."""
+    """Writes rows.jsonl and redline.toml; the words of the command that runs them to out.jsonl."""
     lines = []
     for number in range(KEYS):
         lines += [f"[endpoints.k{number}]", f'base_url = "{server.base_url}"']
@@ -32,22 +31,20 @@ def prepare(folder: Path, server: SimProcess, rows: int, *flags: str) -> list[st
             file.write(json.dumps({"custom_id": str(number), "prompt": f"row {number}"}) + "\n")
     named = [word for number in range(KEYS) for word in ("--endpoint", f"k{number}")]
     return [
-        *(sys.executable, "-m", "redline", "run", "rows.jsonl", "--model", "m", *named),
+        *("run", "rows.jsonl", "--model", "m", *named),
         *("-c", "200", "-o", "out.jsonl", *flags),
     ]
 
 
-def start(command: list[str], folder: Path) -> subprocess.Popen[str]:
-    """The run, its words in a pipe."""
+def start(words: list[str], folder: Path) -> Command:
+    """The run."""
     keys = {f"KEY_{number}": f"key-{number}" for number in range(KEYS)}
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("OPENAI_") and not name.lower().endswith("_proxy")
     }
-    return subprocess.Popen(
-        command, cwd=folder, env=environment | keys, stderr=subprocess.PIPE, text=True
-    )
+    return Command(words, cwd=folder, environ=environment | keys)
 
 
 def park_one(
@@ -98,7 +95,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
 
 
-def _until_answered(server: SimProcess, count: int, process: subprocess.Popen[str]) -> None:
+def _until_answered(server: SimProcess, count: int, process: Command) -> None:
     while server.stats()["answered"] < count:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)

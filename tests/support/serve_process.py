@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
 import openai
+
+from support.forked import Command
 
 
 class Serve:
@@ -38,14 +38,7 @@ class Serve:
         (self.folder / "redline.toml").write_text(toml, "utf-8")
 
     def __enter__(self) -> Self:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "redline", "serve", "--port", "0", *self._flags],
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
+        self.process = Command(["serve", "--port", "0", *self._flags], cwd=self.folder)
         self.url = self.process.stdout.readline().strip()
         if not self.url:
             _, err = self.process.communicate(timeout=30)
@@ -72,14 +65,14 @@ class Serve:
         """Its status and stderr, after this signal."""
         self.process.send_signal(number)
         _, err = self.process.communicate(timeout=60)
-        return self.process.returncode, err
+        return self.process.wait(), err
 
 
 def keys_of(folder: Path, *tenants: str) -> dict[str, str]:
     """A new key of each."""
     found = {}
     for tenant in tenants:
-        command = [sys.executable, "-m", "redline", "keys", "add", tenant]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-        found[tenant] = done.stdout.split()[0]
+        out, err = Command(["keys", "add", tenant], cwd=folder).communicate()
+        assert out, err
+        found[tenant] = out.split()[0]
     return found
