@@ -280,8 +280,9 @@ def test_marks_stay_with_their_keys_also_when_the_set_grows(
     found, model = KeySet(), Model()
     for number, batch in enumerate(batches):
         if number == len(batches) // 2:
-            # So many that all keys move to a larger array.
-            found.add_all(more := [(n << 40) + n % 4 for n in range(1, 700 * grown + 1)])
+            # So many that all keys move to a larger array; some begin where COLLIDING do.
+            more = [(n << 40) + (n if n % 10 else n % 4) for n in range(1, 700 * grown + 1)]
+            found.add_all(more)
             model.marks |= dict.fromkeys(more, 0)
         keys, marks = [key for key, _ in batch], [mark for _, mark in batch]
         assert found.add_marked(keys, marks) == model.add_marked(keys, marks)
