@@ -347,7 +347,7 @@ CHANGES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(CHANGES)
 @example([(("choices", 0, "message"), "content", "")])
 @example([(("choices", 0, "message"), "refusal", "I cannot")])

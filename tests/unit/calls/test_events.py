@@ -406,7 +406,7 @@ def by_the_standard(stream: bytes) -> list[tuple[bytes, bytes]]:
 LINES = [b"data: x", b"data:y", b'data: {"a": 1}', b": note", b"id: 1", b"event: error", b"event:m"]
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(st.sampled_from([b"", *LINES]), st.sampled_from([b"\n", b"\r", b"\r\n"])),

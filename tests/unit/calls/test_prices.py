@@ -369,7 +369,7 @@ USAGES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(USAGES, st.booleans())
 def test_an_odd_field_of_a_usage_changes_no_other(usage: dict[str, Any], has_output: bool) -> None:
     found = read_usage(usage, has_output=has_output)

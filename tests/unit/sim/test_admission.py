@@ -87,7 +87,7 @@ def first_difference(window: Window, fits: Reference, rate: Rate, events: Events
 
 
 @pytest.mark.parametrize(("make", "fits"), PAIRS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rate=RATES, events=EVENTS)
 def test_decides_like_its_rule(
     make: Callable[[Rate], Window], fits: Reference, rate: Rate, events: Events
@@ -127,7 +127,7 @@ def test_the_comparison_catches_a_wrong_window(
 
 
 @pytest.mark.parametrize("make", [make for make, _ in PAIRS])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(rate=RATES, events=EVENTS)
 def test_what_it_says_of_itself_is_true(
     make: Callable[[Rate], Window], rate: Rate, events: Events
@@ -148,7 +148,7 @@ def test_what_it_says_of_itself_is_true(
 
 
 @pytest.mark.parametrize(("make", "fits"), PAIRS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(rate=RATES, events=EVENTS, asked=st.integers(1, 9))
 def test_the_wait_is_enough_and_not_too_long(
     make: Callable[[Rate], Window], fits: Reference, rate: Rate, events: Events, asked: int
