@@ -19,7 +19,7 @@ from redline.errors import Rejected
 from support.engine_driver import GREEDY, Heard, Joining, Setting, drive, loaded, make_core
 from support.engine_models import VOCABULARY, random_model, random_prompts
 
-NEW = 12
+NEW = 8
 NAN, INF = float("nan"), float("inf")
 BROKEN = VOCABULARY - 1
 PROMPTS = [

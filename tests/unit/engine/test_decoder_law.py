@@ -22,7 +22,7 @@ from support.engine_models import load, near_draft, random_model, random_prompts
 from support.sampling_law import Examined, assert_follows, p_value
 
 # A draw is a token. In some cases all of them, in the others enough to see that they run.
-DRAWS = 20_000
+DRAWS = 8_000
 FEWER = 1_000
 WHOLE = ("model, filtered", "lookup")
 

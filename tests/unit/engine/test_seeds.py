@@ -31,7 +31,7 @@ from support.decoder_law import PAIRS, Case
 from support.engine_driver import Heard, Setting, loaded, make_core
 from support.engine_models import near_draft, random_model, random_prompts
 
-NEW = 16
+NEW = 10
 HOT = SamplingParams(temperature=2.0, ignore_eos=True)
 # Each of these twice, with prompts that begin alike: seeds, filters, penalties and biases.
 KINDS = [
