@@ -66,15 +66,15 @@ def shares(strategy: str, *among: Figures, calls: int = 4000) -> list[float]:
     return [counts[index] / calls for index in range(len(found))]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @given(among=st.lists(figures, min_size=1, max_size=12), tokens=st.floats(0, 1e6))
 def test_every_strategy_chooses_one_of_those_it_is_given(
-    strategy: str, among: list[Figures], tokens: float
+    among: list[Figures], tokens: float
 ) -> None:
     asked = Asked(tokens=tokens, blocks=(1, 2, 3))
-    made = strategy_of(strategy, random.Random(1))
-    for _ in range(3):
-        assert 0 <= index_of(made, named(among), asked) < len(among)
+    for strategy in STRATEGIES:
+        made = strategy_of(strategy, random.Random(1))
+        for _ in range(3):
+            assert 0 <= index_of(made, named(among), asked) < len(among), strategy
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -445,7 +445,7 @@ def test_a_job_uses_all_that_four_unequal_servers_can_do(slots: int) -> None:
             for n, speed in enumerate(speeds)
         ]
         begun_s = CLOCK.now_s()
-        total_s, longest_s = await run_rows(pool_of(servers), 20_000, at_once=64)
+        total_s, longest_s = await run_rows(pool_of(servers), 8_000, at_once=64)
         took_s = CLOCK.now_s() - begun_s
         capacity = slots * sum(speeds)
         assert took_s <= 1.03 * total_s / capacity + longest_s / min(speeds)

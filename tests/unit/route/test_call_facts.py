@@ -77,7 +77,7 @@ def test_nothing_is_left_when_calls_end_fail_or_are_cancelled(strategy: str) -> 
         servers = [TokenServer(f"s{n}", slots=8, bound=8, fails=fails) for n in range(3)]
         pool = pool_of(servers, strategy)
         calls = set[asyncio.Task[Outcome]]()
-        for number in range(10_000):
+        for number in range(3_000):
             request = short_or_long(draw, user=str(number))
             calls.add(asyncio.create_task(pool.send(request, Call())))
             if draw.random() < 0.3:
@@ -150,7 +150,7 @@ def asked(group: int, number: int = 0, work_s: float = 0.5) -> Request:
 
 
 def run_groups(strategy: str, groups: int, *, at_once: int) -> tuple[float, float, float]:
-    """Seconds for 2,000 calls of so many groups, the share of cached prefixes, the longest wait."""
+    """Seconds for 1,200 calls of so many groups, the share of cached prefixes, the longest wait."""
 
     async def main() -> tuple[float, float, float]:
         servers = [
@@ -158,7 +158,7 @@ def run_groups(strategy: str, groups: int, *, at_once: int) -> tuple[float, floa
             for n in range(8)
         ]
         pool, draw, begun_s = pool_of(servers, strategy), random.Random(1), CLOCK.now_s()
-        requests = iter([asked(draw.randrange(groups), number) for number in range(2_000)])
+        requests = iter([asked(draw.randrange(groups), number) for number in range(1_200)])
         waits_s = list[float]()
 
         async def work() -> None:
