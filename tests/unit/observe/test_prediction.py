@@ -186,13 +186,13 @@ def test_what_changes_by_itself_during_a_run_is_no_change_of_settings() -> None:
 def test_intervals_hold_as_often_as_they_say_for_laws_of_any_bend() -> None:
     """Nineteen of twenty; at most one in ten here, since some laws are of no such kind."""
     rng, right, widths = random.Random(3), 0, []
-    for _ in range(100):
+    for _ in range(50):
         law = bent(rng.uniform(2, 150), rng.choice([1, 1.5, 2, 3, 6, 20]))
         found = expect([run(law, n, noise=0.15) for n in (4, 8, 16)], slots(32))
         right += found.holds(law(32))
         widths.append((found.high_per_s - found.low_per_s) / found.likely_per_s)
-    assert right >= 90
-    assert sorted(widths)[50] < 0.6
+    assert right >= 45
+    assert sorted(widths)[25] < 0.6
 
 
 def test_advice_names_what_brings_most_and_puts_equal_gains_together() -> None:
