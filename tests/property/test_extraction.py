@@ -40,7 +40,7 @@ TEXTS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TEXTS, st.booleans())
 def test_no_text_raises(text: str, is_cut: bool) -> None:
     final_number(text, is_cut=is_cut)
@@ -65,7 +65,7 @@ FORMS = (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(NUMBERS, st.booleans(), st.sampled_from(FORMS))
 def test_a_number_that_is_written_is_found_again(
     value: Fraction, is_percent: bool, form: str
@@ -77,7 +77,7 @@ def test_a_number_that_is_written_is_found_again(
     assert read_number(str(number)) == number
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(-(10**15), 10**15))
 def test_groups_of_three_are_one_number(value: int) -> None:
     number = Number(Fraction(value))
