@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crash.killing import (
-    COMMAND,
     PROMPT,
     Server,
     await_lines,
@@ -26,6 +24,7 @@ from crash.killing import (
     serving,
     whole_part,
 )
+from support.forked import Command
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -157,13 +156,7 @@ class _Consumer:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            [*COMMAND, *self._flags],
-            env=clean_environ(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = Command(self._flags, environ=clean_environ())
 
     def lines(self) -> int:
         return whole_part(self.output).count(b"\n")

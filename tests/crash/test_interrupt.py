@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import shlex
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from crash.killing import await_lines, ended, ids, redline, run_flags, serving, started, write_rows
+from crash.killing import (
+    COMMAND,
+    await_lines,
+    clean_environ,
+    ended,
+    ids,
+    redline,
+    run_flags,
+    serving,
+    started,
+    write_rows,
+)
 
 pytestmark = pytest.mark.crash
 
@@ -98,6 +110,17 @@ def test_rows_that_wait_to_be_tried_again_do_not_hold_up_the_drain(tmp_path: Pat
         assert_completes(words, output, output.read_bytes())
 
 
+def begun(flags: list[str]) -> subprocess.Popen[str]:
+    """The command as users start it."""
+    return subprocess.Popen(
+        [*COMMAND, *flags],
+        env=clean_environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 @BOTH
 def test_a_signal_while_the_run_begins_leaves_nothing_broken(
     tmp_path: Path, number: signal.Signals
@@ -107,10 +130,10 @@ def test_a_signal_while_the_run_begins_leaves_nothing_broken(
     with serving("--latency", "0.01") as server:
         flags = run_flags(rows, output, server)
         statuses = set()
-        # From the start of Python to the first requests.
+        # From the start of Python on, and from the end of the imports to the first requests.
         for step in range(8):
-            with started(flags) as process:
-                time.sleep(0.06 * step)
+            with begun(flags) if step < 4 else started(flags) as process:
+                time.sleep(0.06 * (step % 4))
                 process.send_signal(number)
                 status, _, err = ended(process)
                 statuses.add(status)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from support.forked import Command
 from support.simulated import simulated
 
 ROWS, COUNT, WINDOW_S = 900, 40, 2
@@ -27,20 +26,21 @@ def test_kills_within_windows_draw_no_rejection(tmp_path: Path, profile: str, ti
     moments = random.Random(profile)
     limit = f"{COUNT}/{WINDOW_S}s"
     with simulated("--requests", limit, "--algorithm", "moving", "--headers", "none") as server:
-        words = [sys.executable, "-m", "redline", "run", str(rows), "-o", str(tmp_path / "o.jsonl")]
+        words = ["run", str(rows), "-o", str(tmp_path / "o.jsonl")]
         words += ["--base-url", server.base_url, "--model", "m", "--quiet"]
         # The guard is for the way to the server, which a busy test machine makes long.
         words += ["--requests", limit, "--profile", profile, "--guard", "200ms"]
         kills = 0
         for _ in range(times):
-            process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            process = Command(words)
             before, given_up_s = server.stats()["received"], time.monotonic() + 10
             # Killed soon after it has sent something, or where the limit lets it send nothing.
             while server.stats()["received"] == before and time.monotonic() < given_up_s:
                 time.sleep(0.02)
             time.sleep(moments.uniform(0.0, 0.2))
-            process.send_signal(signal.SIGKILL)
-            kills += process.wait(timeout=20) == -signal.SIGKILL
+            process.kill()
+            process.communicate(timeout=20)
+            kills += process.returncode == -signal.SIGKILL
         stats = server.stats()
     assert kills == times
     assert stats["received"] > COUNT

@@ -11,7 +11,8 @@ from crash.spending import Plan, spend_until_done
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.real]
 
 
-@pytest.mark.parametrize("seed", range(5))
+# Of these seeds one run is not killed, one once and one twice; with and without faults.
+@pytest.mark.parametrize("seed", [2, 3, 4])
 def test_a_budget_is_not_passed_however_its_runs_end(tmp_path: Path, seed: int) -> None:
     figures = spend_until_done(Plan(seed=seed, kills=seed % 3), tmp_path)
     assert figures.has_ended
