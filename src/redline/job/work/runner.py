@@ -23,7 +23,6 @@ import inspect
 import math
 import os
 import shutil
-import tempfile
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from concurrent.futures import BrokenExecutor, Executor
@@ -613,7 +612,9 @@ class Runner:
         if self._marks is None:
             self._marks = ""
             with suppress(OSError):
-                self._marks = tempfile.mkdtemp(prefix="redline-")
+                from tempfile import mkdtemp
+
+                self._marks = mkdtemp(prefix="redline-")
                 weakref.finalize(self, shutil.rmtree, self._marks, ignore_errors=True)
         return Path(self._marks, f"{id(task)}") if self._marks else None
 
