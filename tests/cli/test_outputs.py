@@ -339,7 +339,7 @@ def test_a_file_or_folder_beside_an_output_is_told_from_it_by_every_command(
 def test_lines_with_the_ends_of_windows_are_sound(cli: Cli, rows: Rows) -> None:
     """As git or an editor makes them: the answers that they hold are paid for."""
     lines = [f'{{"custom_id":"{name}","prompt":"{name}"}}\n' for name in "abcd"]
-    command = ("run", rows(*lines[:3]), *SIM, "-o", "labels.jsonl")
+    command = ("run", rows(*lines[:3]), *SIM, "-c", "1", "-o", "labels.jsonl")
     assert cli(*command).status == 0
     path = Path("labels.jsonl")
     kept = path.read_bytes().replace(b"\n", b"\r\n")
