@@ -48,15 +48,6 @@ def test_other_limits_are_found_as_well(rate: Rate) -> None:
     check_bars(RateSearch, "moving", rate, 1500.0)
 
 
-@pytest.mark.parametrize("seed", [2, 9])
-def test_the_trickle_of_a_sliding_counter_is_not_taken_for_its_limit(seed: int) -> None:
-    rate = Rate(1000, 10.0)
-    seen, search = drive(bench.Case(bench.SERVERS["counter"](rate), seed, 100.0))
-    used, rejected = seen.share(rate, 60.0, 100.0)
-    assert used >= 0.9, f"found {search.found}"
-    assert rejected <= 0.01
-
-
 @pytest.mark.parametrize("server", SERVERS)
 def test_the_search_is_over_in_a_few_windows_and_costs_little(server: str) -> None:
     seen, _ = drive(bench.Case(bench.SERVERS[server](PER_MINUTE), 2, 200.0))

@@ -168,12 +168,9 @@ class Evidence:
 
     def average_per_s(self, until_s: float) -> float:
         """Calls a second that were admitted since the first refusal; 0 if that says nothing."""
-        age_s = self.age_s(until_s)
-        return self.count(self._refused[0], until_s) / age_s if age_s > 0 else 0.0
-
-    def age_s(self, now_s: float) -> float:
-        """Seconds since the first refusal; 0 without one."""
-        return now_s - self._refused[0] if self._refused else 0.0
+        if not self._refused or until_s <= self._refused[0]:
+            return 0.0
+        return self.count(self._refused[0], until_s) / (until_s - self._refused[0])
 
     def longest_block_s(self) -> float:
         """The longest time that the server refused all it was asked."""

@@ -56,7 +56,6 @@ class RateSearch:
         self._rest_s: float | None = None  # between single calls, while resting
         self._hold: Hold | None = None if start is None else Hold(start, 0.0, start.count)
         self._burst = 0  # calls admitted before the first refusal
-        self._again_s = math.inf  # when a refill that is not proven is searched for again
         self._probes = 0  # refused, in this rest
         self._overloads: deque[bool] = deque(maxlen=_OVERLOADS)  # whether verdicts were such
         self._refusals = 0  # times that the server was found full, in this search
@@ -119,9 +118,6 @@ class RateSearch:
             return self._rested(now_s, sent_s, is_limited, asked_s)
         if self._hold is not None:
             was_proven = self._hold.is_proven
-            if now_s >= self._again_s and not (is_limited or was_proven):
-                self._lose()
-                return self._change(now_s)
             word = self._hold.answered(now_s, sent_s, is_limited, asked_s)
             return self._held(now_s, self._hold, word, was_proven=was_proven)
         if is_limited:
@@ -198,8 +194,7 @@ class RateSearch:
         ):
             rate = named(bucket) if bucket.is_narrow else None
             if rate is not None:
-                missing = self._burst - bucket.calls if evidence.is_first else 0
-                self._take(rate, now_s, missing)
+                self._take(rate, now_s)
                 return
             # Between what it surely refills and what it surely does not; growth finds the rest.
             least_per_s = max(bucket.least_per_s, bucket.most_per_s / 4)
@@ -229,15 +224,8 @@ class RateSearch:
         is_quick = evidence.longest_block_s() < 0.05 * evidence.span_s()
         return is_slower and evidence.is_first and (is_quick or self._refusals > 2)
 
-    def _take(self, rate: Rate, now_s: float, missing: int = 0) -> None:
-        """Holds a rate. missing: calls that a refill must admit until it is proven.
-
-        After a burst, a sliding-window counter admits calls as those of the window before leave its
-        view: evenly, like a slow bucket, until the next window begins. Such a pace ends before it
-        has admitted as many calls as the burst. Until then growth tries for more, ever more rarely.
-        """
-        self._again_s = now_s + self._evidence.age_s(now_s) if missing > 0 else math.inf
-        self._rest_s, self._hold = None, Hold(rate, now_s, self._burst, missing)
+    def _take(self, rate: Rate, now_s: float) -> None:
+        self._rest_s, self._hold = None, Hold(rate, now_s, self._burst)
 
     def _grow_from(self, per_s: float) -> None:
         self._rest_s = None

@@ -79,17 +79,15 @@ class Level(msgspec.Struct, eq=False):
 
 class Hold:
     """One rate. burst: the most calls that the server may admit at once before it refuses one.
-    least: calls that it admits before the rate is proven.
 
     rate: what to send at now: `_more` above `sure` while climbing or watched. sure: what the server
     grants, without what is only tried or watched.
     """
 
-    def __init__(self, rate: Rate, now_s: float, burst: int, least: int = 0) -> None:
+    def __init__(self, rate: Rate, now_s: float, burst: int) -> None:
         self.rate = self.sure = rate
         self.is_proven = False  # a whole window has passed at this rate
         self._burst = burst
-        self._least = max(least, 20)
         self._full: Rate | None = None  # the rate before it was trimmed
         self._first_share = 0.0  # of refusals, at that rate
         self._tolerated = 0.0  # share of refusals
@@ -140,7 +138,7 @@ class Hold:
         window_s, admitted = self.rate.window_s, self._level.admitted
         lasted_s = now_s - self._slowest_s - self._level.since_s
         if not self.is_proven:
-            self.is_proven = admitted >= self._least and lasted_s >= window_s
+            self.is_proven = admitted >= 20 and lasted_s >= window_s
         elif self._more:
             if admitted >= _WATCHED_DUE / self._more and lasted_s >= _WATCHED_WINDOWS * window_s:
                 self._gained()
