@@ -103,9 +103,10 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
         None if the answers are not to be counted.
         """
-        raw, read = self.raw, self.__dict__
+        read = self.__dict__
         if "asked" in read:
             return read["asked"]
+        raw = self.raw
         if raw is None or "body" in read:
             return self.body
         try:

@@ -175,7 +175,7 @@ class TokenEstimator:
         # In order of use, the latest last.
         self._models: dict[str, _Model] = {}
         self._unknown = _Model()
-        self._turn = 0.0  # the golden ratio's multiple, for the calls sent with a bound
+        self._bounds = 0  # calls sent with a bound
 
     def estimate(self, request: Request) -> Cost:
         """Returns the expected tokens of a call of `request`, input and output each 1 or more.
@@ -254,9 +254,8 @@ class TokenEstimator:
 
         If the usage of an unfollowed call is not within its bound, call `begin` for it then.
         """
-        turn = self._turn + _GOLDEN
-        self._turn = turn = turn - 1.0 if turn >= 1.0 else turn
-        if turn >= _SHARE_OF_BOUNDS:
+        self._bounds = bounds = self._bounds + 1
+        if bounds * _GOLDEN % 1 >= _SHARE_OF_BOUNDS:
             return UNFOLLOWED
         return self.begin(request, teaches=True)
 

@@ -402,7 +402,8 @@ class Runner:
             row_s = job.row_deadline_s
             # A copy of a Call costs half of a new one. Any: a Struct does not declare `__copy__`.
             alike: Any = Call(priority=job.priority, tenant=job.tenant, on_wait=self._row_waits)
-            has_permit, is_plain = self.permit is not None, self._is_plain
+            has_permit = self.permit is not None
+            is_paid_here = self._is_plain and self.bill is not None
             due_s = math.inf
             while (picked := ready.popleft() if ready else await self.next_row()) is not None:
                 self.offered += 1
@@ -418,7 +419,7 @@ class Runner:
                     outcome = await self._ask(picked, call, backend)
                 except BaseException as error:
                     outcome = self._unanswered(error, call)
-                if is_plain and self.bill is not None:
+                if is_paid_here:
                     self._pay(outcome)
                 self.ended = ended = self.ended + 1
                 if not (tried := outcome.tried):

@@ -67,11 +67,14 @@ class _Group:
 class Phases:
     """How much of one limit may be sent, however a sliding-window counter's windows begin.
 
-    count: of the limit. window_s: its window, guard_s: by how much a send may be late.
+    count: of the limit. window_s: its window, guard_s: by how much a send may be late. begun_s:
+    since when each amount is added as it is booked.
     """
 
-    def __init__(self, count: int, window_s: float, guard_s: float) -> None:
-        self.window_s = window_s
+    def __init__(
+        self, count: int, window_s: float, guard_s: float, begun_s: float = -math.inf
+    ) -> None:
+        self.window_s, self.begun_s = window_s, begun_s
         self._group_s = window_s / _GROUPS
         self._step_s = self._group_s / _STEPS
         self._at = 0  # the current group

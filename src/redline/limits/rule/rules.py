@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from redline.errors import ConfigError, OverLimit
-from redline.limits.rule.cost import AMOUNT_OF, CERTAIN, KINDS, AmountOf, Cost, Kind
+from redline.limits.rule.cost import CERTAIN, KINDS, AmountOf, Cost, Kind
 from redline.limits.rule.guard import MARGIN_S, Jitter
 from redline.limits.rule.kept_sends import RecentSends
 from redline.limits.rule.rate import Rate
@@ -163,11 +163,11 @@ class Rules:
         wait_s = 0.0
         for line in self.lines:
             window = line.window
-            if window.kind == "requests":
+            if window.is_plain:
                 line_s = window.wait_s(1, now_s)
             else:
-                kind = window.kind
-                line_s = window.wait_s(cost.amount(kind), now_s, cost.spread_of(kind))
+                spread = cost.spread_of(window.kind)
+                line_s = window.wait_s(window.amount_of(cost), now_s, spread)
             if line_s > wait_s:
                 wait_s = line_s
         return wait_s
@@ -216,10 +216,10 @@ class Rules:
         bookings = []
         for line in self.lines:
             window = line.window
-            if window.kind == "requests":
+            if window.is_plain:
                 amount, spread = 1, CERTAIN
             else:
-                amount, spread = cost.amount(window.kind), cost.spread_of(window.kind)
+                amount, spread = window.amount_of(cost), cost.spread_of(window.kind)
             booking = window.book(amount, now_s, late_s, spread, busy_s)
             if self.is_watched:
                 line.note(amount, now_s)
@@ -231,9 +231,8 @@ class Rules:
         """Replaces a call's estimate by `used`."""
         for booking in bookings:
             window = booking.window
-            kind = window.kind
-            if kind != "requests":
-                window.settle(booking, AMOUNT_OF[kind](used))
+            if not window.is_plain:
+                window.settle(booking, window.amount_of(used))
 
     def replied(
         self,
@@ -356,7 +355,7 @@ class Rules:
         lines = self.lines
         self.learner = self.jitter if self.limits.guard_s is None and lines else None
         self._tokens = [
-            (line, AMOUNT_OF[line.kind], self._largest(line).count)
+            (line, line.window.amount_of, self._largest(line).count)
             for line in lines
             if line.kind != "requests"
         ]

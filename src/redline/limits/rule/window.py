@@ -157,9 +157,9 @@ def prove(bookings: Iterable[Booking], took_s: float, used: Cost | None = None) 
             if took_s > record.took_s:
                 record.took_s = took_s
         if used is not None:
-            kind = booking.window.kind
-            if kind != "requests":
-                booking.window.settle(booking, AMOUNT_OF[kind](used))
+            window = booking.window
+            if not window.is_plain:
+                window.settle(booking, window.amount_of(used))
 
 
 class Keeper(Protocol):
@@ -172,7 +172,8 @@ class Keeper(Protocol):
 class Window:
     """One `Rate` under one profile. Synchronous; the caller brings the time.
 
-    kind: what it counts.
+    kind: what it counts. is_plain: that is requests, of which each call is one. amount_of: what it
+    counts of a call.
     """
 
     def __init__(
@@ -186,6 +187,8 @@ class Window:
         catch_up_s: float = MARGIN_S,
     ) -> None:
         self.kind: Kind = kind
+        self.is_plain = kind == "requests"
+        self.amount_of = AMOUNT_OF[kind]
         self._full_at_s = -math.inf  # when the even pace has paid for all that was booked
         self._next_s = -math.inf  # of the next request in a burst
         self._level = BucketLevel()
@@ -198,7 +201,7 @@ class Window:
         self._unsettled: dict[Entry, tuple[float, Spread]] = {}
         # Of amounts that are sent evenly, while and for some windows after much is used.
         self._phases: Phases | None = None
-        self._phases_from_s = self._crowded_until_s = -math.inf
+        self._crowded_until_s = -math.inf
         self._calm: float = math.inf  # while it holds no more, no Phases are needed
         self._easy = -1  # what it may hold for book_now to look no further
         self._gone_s = -math.inf  # when the last of what it knows no more was sent
@@ -232,7 +235,6 @@ class Window:
         self._unit_s = shape.unit_s
         self._burst = shape.burst
         self._is_even = shape.is_even
-        self._is_plain = self.kind == "requests"
         if self._is_even:
             self._full_at_s, self._next_s = max(self._full_at_s, self._next_s), -math.inf
         self._reshape_phases(shape)
@@ -241,7 +243,7 @@ class Window:
         self._catch_up_s = max(min(guard_s, catch_up_s), MARGIN_S) if self._is_even else 0.0
         self._catch_up_s = max(self._catch_up_s, shape.catch_up_s)
         apart_s = min(_BURST_MOST_S, rate.window_s * BURST_SHARE / rate.count)
-        self._apart_s = apart_s if self._is_plain and not self._is_even else 0.0
+        self._apart_s = apart_s if self.is_plain and not self._is_even else 0.0
 
     @property
     def _span_s(self) -> float:
@@ -268,7 +270,7 @@ class Window:
         # If a burst is the whole limit, the hard rule alone is equivalent to both.
         due_s = self._full_at_s if self._is_even else self._next_s
         # One request is one, and a record of it is never doubted.
-        is_free = self._is_plain and self._is_hard and self._held + amount <= self.rate.count
+        is_free = self.is_plain and self._is_hard and self._held + amount <= self.rate.count
         if is_free and due_s - now_s <= _EPSILON_S:
             return 0.0
         margin = 0.0
@@ -306,14 +308,14 @@ class Window:
         before_s, unit_s = self._full_at_s, self._unit_s
         if before_s - now_s > _EPSILON_S:
             return None
-        if self._is_plain:
+        if self.is_plain:
             amount, spread = 1, CERTAIN
             paced_s = unit_s
             held = self._held + 1
             if held > self._easy:
                 return None
         else:
-            amount = AMOUNT_OF[self.kind](cost)
+            amount = self.amount_of(cost)
             spread = CERTAIN if self.kind == "input_tokens" else cost.spread
             held, doubt = self._held + amount, self._doubt
             margin = doubt.margin(spread) if spread is not CERTAIN or doubt.variance else 0
@@ -348,12 +350,12 @@ class Window:
         follow each other too closely.
         """
         booking = Booking(self, amount, now_s, spread)
-        is_crowded = not self._is_plain and self._is_crowded(amount, now_s)
+        is_crowded = not self.is_plain and self._is_crowded(amount, now_s)
         self._held += amount
         if self._is_even:
             # As in paid_at_s, without the call.
             from_s = now_s
-            if not self._is_plain:
+            if not self.is_plain:
                 late_s = busy_s
             if is_crowded and self._phases is not None:
                 booking.step = self._phases, self._phases.add(amount, now_s)
@@ -393,7 +395,7 @@ class Window:
             if number >= self._sweep_at:
                 self._expire(now_s)
                 # Of tokens at once, so that no doubt about what is over keeps some of them free.
-                self._sweep_at = number + (SWEEP_EVERY if self._is_plain or self._easy >= 0 else 1)
+                self._sweep_at = number + (SWEEP_EVERY if self.is_plain or self._easy >= 0 else 1)
             record = Record(number, now_s, amount)
             self._number = number + 1
             self._open_until_s = now_s + self._grain_s
@@ -609,8 +611,8 @@ class Window:
         self._crowded_until_s = max(self._crowded_until_s, at_s + _CROWDED_WINDOWS * window_s)
         if self._phases is not None:
             return
-        self._phases = phases = Phases(self.rate.count, window_s, self.guard_s)
-        self._phases_from_s, self._easy = at_s, -1
+        self._phases = phases = Phases(self.rate.count, window_s, self.guard_s, at_s)
+        self._easy = -1
         self._open_until_s = -math.inf  # records stay where they are counted now
         self._sweep_at = self._number
         if self._gone_s > at_s - _CROWDED_WINDOWS * window_s:
@@ -630,8 +632,8 @@ class Window:
         else:
             # It was booked before there were these Phases.
             record = booking.record
-            at_s = self._phases_from_s if record is None else record.sent_s
-            step = phases.step_at(min(at_s, self._phases_from_s))
+            at_s = phases.begun_s if record is None else record.sent_s
+            step = phases.step_at(min(at_s, phases.begun_s))
         phases.amend(step, by, amount)
 
     def _move_in_phases(self, phases: Phases, booking: Booking, sent_s: float) -> None:
@@ -645,7 +647,7 @@ class Window:
         self._held -= booking.amount
         if booking.entry is not None:
             self._level.left(booking.entry, now_s)
-            if self._is_plain:
+            if self.is_plain:
                 self._level.amend(booking.entry, booking.amount)
             if booking.spread is not CERTAIN:
                 self._unsettled[booking.entry] = now_s, booking.spread
