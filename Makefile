@@ -26,7 +26,7 @@ SOURCES := $(wildcard src tests bench examples)
 FAST := $(wildcard tests/unit tests/property tests/test_architecture.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-engine install-test demo engine-demo test test-failed check check-style check-types check-fast bench campaign clean
+.PHONY: help install install-engine install-test demo engine-demo test test-slow test-failed check check-style check-types check-fast bench campaign clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -44,8 +44,11 @@ install-test: $(TESTS) ## add what the tests, checks and benchmarks need
 demo: $(CORE) ## run the main job on examples/, kill it half-way, resume, verify
 	@$(BIN)/python examples/demo.py
 
-test: $(TESTS) ## run every suite in its small form
-	@$(BIN)/python -m pytest -n $(WORKERS) --durations 15 tests
+test: $(TESTS) ## run every test but the slow ones
+	@$(BIN)/python -m pytest -n $(WORKERS) --durations 15 -m 'not slow' tests
+
+test-slow: $(TESTS) ## run the slow tests
+	@$(BIN)/python -m pytest -n $(WORKERS) --durations 15 -m slow tests
 
 # With none on record, whatever ended the tests was no test, and pytest's status is 5.
 test-failed: $(TESTS) ## run the tests that failed last again, one at a time
@@ -62,7 +65,7 @@ check-types: $(TESTS)
 	@$(BIN)/mypy --strict src
 
 check-fast: $(TESTS)
-	@$(BIN)/python -m pytest -q -n $(WORKERS) $(FAST)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow' $(FAST)
 
 # One that misses its bar does not keep the others from being measured.
 bench: $(TESTS) ## run every benchmark and update docs/benchmarks*.md; about four hours

@@ -79,6 +79,7 @@ def test_it_says_what_it_will_send_and_prints_figures(cli: Cli) -> None:
         assert name in told.out
 
 
+@pytest.mark.slow
 def test_progress_on_a_terminal_is_one_line_that_is_gone_at_the_end() -> None:
     command = [sys.executable, "-m", "redline", "bench", "sim", "--duration", "2s", "-c", "1"]
     with OnTerminal(command, columns=60) as shown:

@@ -82,6 +82,7 @@ def told_of_all(cli: Cli, *command: str, stdin: str = "") -> Any:
     raise AssertionError("no run has counted its rows")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz", "in.csv", "in.parquet"])
 def test_a_run_that_ends_early_says_how_many_rows_are_left(cli: Cli, name: str) -> None:
     command = ("run", write(name), *SIM, "-o", "out.jsonl", *SLOWLY)

@@ -65,6 +65,7 @@ AFTER: dict[str, After] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proxied", [False, True], ids=["direct", "proxy"])
 @pytest.mark.parametrize("every", [1, 5])
 @pytest.mark.parametrize("name", AFTER)

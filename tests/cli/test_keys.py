@@ -156,6 +156,7 @@ def test_a_note_moves_no_cursor(cli: Cli, tmp_path: Path) -> None:
     assert told.out.splitlines()[1].endswith("bad line")
 
 
+@pytest.mark.slow
 def test_several_processes_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "redline", "keys", "add"]
     makers = [

@@ -64,6 +64,7 @@ def test_a_reader_that_leaves_early_is_success(rows: Rows, command: str) -> None
 CONTINUES = "; with -o FILE the same command continues where it stopped"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "more_hint"),
     [

@@ -145,6 +145,7 @@ def test_an_endpoint_that_fails_is_named_and_loses_no_row(cli: Cli, rows: Rows) 
     assert len(servers[1].asked) <= 20 + 8 + 7 + 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", ["text", "json"])
 @pytest.mark.parametrize(
     ("then", "is_billed"), [("fail", True), ("park", False), ("refuse", False)]

@@ -260,6 +260,7 @@ def test_a_path_below_a_file_does_not_exist(cli: Cli, command: str) -> None:
     assert told.err.startswith("error: in.csv/out.jsonl does not exist\n")
 
 
+@pytest.mark.slow
 def test_a_killed_job_is_recognized_and_asking_does_not_keep_another_run_out(
     tmp_path: Path,
 ) -> None:

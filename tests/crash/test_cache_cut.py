@@ -27,6 +27,7 @@ def run(folder: Path, base_url: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0, 2])
 def test_files_that_are_cut_while_they_are_in_use_end_nothing(tmp_path: Path, share: int) -> None:
     rows = [{"custom_id": f"r{n}", "prompt": f"say {n}"} for n in range(ROWS)]

@@ -194,6 +194,7 @@ def test_an_input_that_changes_during_a_run_is_an_error(
     assert report.is_complete == (not said)
 
 
+@pytest.mark.slow
 def test_a_long_input_that_is_cut_ends_the_run_at_its_next_block(tmp_path: Path) -> None:
     rows = input_of(tmp_path, 60_000)
     asked = 0

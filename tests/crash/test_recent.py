@@ -67,6 +67,7 @@ def most_within(stamps: list[float], span_s: float) -> int:
     return most
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.parametrize("profile", ["any", "moving", "bucket"])
 def test_twenty_deaths_within_windows_never_overshoot(tmp_path: Path, profile: str) -> None:

@@ -111,6 +111,7 @@ def soaked(url: str, folder: Path, is_clear: Callable[[Any], bool]) -> Any:
     return verdict
 
 
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.timeout(120)
 def test_a_run_with_faults_is_flat_and_one_that_keeps_things_is_caught(

@@ -89,6 +89,7 @@ def test_every_moment_that_the_campaign_seeks_occurs(tmp_path: Path) -> None:
     assert len(occurring - {""} - wanted) <= 12, occurring - wanted
 
 
+@pytest.mark.slow
 def test_two_parts_in_their_smallest_form(tmp_path: Path) -> None:
     reply = answered(PARTS, tmp_path, "group, killed", "lost lines, power")
     assert reply.returncode == 0, reply.stderr

@@ -56,6 +56,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("work", "seed"), WORKS.items())
 def test_a_run_that_dies_at_any_step_loses_nothing_and_is_resumed(
     tmp_path: Path, work: str, seed: int
@@ -66,6 +67,7 @@ def test_a_run_that_dies_at_any_step_loses_nothing_and_is_resumed(
     assert moments.total() >= 25, moments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mutant", "work", "manner", "reason"), MUTANTS)
 def test_the_sweep_notices_a_broken_part(
     tmp_path: Path, mutant: str, work: str, manner: str, reason: str
@@ -89,6 +91,7 @@ def died(*words: str) -> tuple[int, str]:
     return reply.returncode, reply.stderr.rstrip().rsplit("\n", 1)[-1]
 
 
+@pytest.mark.slow
 def test_what_a_sweep_finds_is_seen_again_when_a_process_dies() -> None:
     mutant = ("--mutant", "told-too-early")
     status, last = died("new", "before/all", *mutant)

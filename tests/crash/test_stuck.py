@@ -97,6 +97,7 @@ SAID = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

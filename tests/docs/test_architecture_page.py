@@ -79,6 +79,7 @@ def test_the_extras_are_those_of_the_project() -> None:
     assert {*named} == {*re.findall(r"^(\w+) = \[", extras, re.M)} - {"all"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["layers.svg", "call.svg", "batch.svg"])
 def test_a_diagram_is_what_the_script_draws(diagrams: ModuleType, name: str) -> None:
     drawn = diagrams.PICTURES[name]()

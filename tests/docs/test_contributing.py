@@ -134,6 +134,7 @@ def all_patched(tmp_path_factory: pytest.TempPathFactory) -> Package:
     return Package(patched(tmp_path_factory.mktemp("all"), *CHECKS) / "redline")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_newcomers_patch_does_what_it_is_for(tmp_path: Path, name: str) -> None:
     source = patched(tmp_path, name)
@@ -155,6 +156,7 @@ def test_each_patch_is_small_and_named_in_the_page() -> None:
         assert all(f"`{file.removeprefix('src/redline/')}`" in PAGE for file in existing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["known_parts", "layers", "doors", "cycles", "folder_sizes"])
 def test_all_patches_together_keep_the_structure(all_patched: Package, rule: str) -> None:
     assert [*RULES[rule](all_patched)] == []

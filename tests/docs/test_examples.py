@@ -46,6 +46,8 @@ from support.starting import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Its commands import PyTorch one after the other.
+SLOW = ROOT / "docs" / "engine.md"
 LANGUAGES = ("console", "python", "json", "jsonl", "toml", "text", "csv", "markdown", "")
 LONGEST_COMMAND_S = 60
 
@@ -239,10 +241,14 @@ def tell(page: str, folder: Path) -> None:
 
 # A page starts programs one after the other, of which some import torch.
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page == SLOW else ()) for page in PAGES],
+    ids=[str(page.relative_to(ROOT)) for page in PAGES],
+)
 def test_examples(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    if page.name == "engine.md":
+    if page == SLOW:
         pytest.importorskip("torch")
         from support.engine_models import near_draft, random_model
 

@@ -86,6 +86,7 @@ def lost_paths(text: str) -> list[str]:
     return lost + re.findall(rf"`(?:{'|'.join(RETIRED_NAMES)})(?:\.py)?`", text)
 
 
+@pytest.mark.slow
 def test_no_retired_path_is_left() -> None:
     lost = {
         path.relative_to(ROOT).as_posix(): lost_paths(path.read_text("utf-8")) for path in pages()

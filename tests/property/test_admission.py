@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -185,6 +186,7 @@ def assert_all_end(plans: list[Caller], kind: type[Pool] = Pool) -> None:
     virtual_run(main())
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(callers, min_size=1, max_size=30))
 def test_a_gate_keeps_its_bounds_and_loses_no_call(plans: list[Caller]) -> None:

@@ -7,6 +7,7 @@ import gzip
 import zlib
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +59,7 @@ def sent(draw: st.DrawFn) -> tuple[bytes, str, bytes, int]:
     return before + answer_head + data, "eof" if framing == "close" else "ring", body, status
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     answered=sent(),

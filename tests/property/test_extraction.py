@@ -91,6 +91,7 @@ HOSTILE = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(40)
 @pytest.mark.parametrize("unit", HOSTILE, ids=ascii)
 def test_a_hundred_kilobytes_of_anything_take_no_time_to_speak_of(unit: str) -> None:

@@ -41,6 +41,7 @@ async def test_a_length_that_is_none_is_an_error_also_where_no_body_follows(
     assert (exchange(connection, Case([data])).error is None) == is_right
 
 
+@pytest.mark.slow
 def test_faults_in_answers_break_no_law() -> None:
     figures = fuzz(connection, 1, executions=6_000)
     assert figures.executions == 6_000

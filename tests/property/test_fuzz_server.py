@@ -12,6 +12,7 @@ from support.server_fuzzing import fuzz, play
 from support.smuggling import NEXT
 
 
+@pytest.mark.slow
 def test_faults_in_requests_break_no_law() -> None:
     figures = fuzz(connection, 1, executions=1_500)
     assert figures.executions == 1_500

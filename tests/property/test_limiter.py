@@ -385,6 +385,7 @@ def check(kind: Any, plan: Scenario) -> None:
         runner.run(main())
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.randoms(use_true_random=True))
 def test_whatever_happens_the_limiter_keeps_its_promises(chance: random.Random) -> None:
@@ -496,6 +497,7 @@ def more(rate: Rate) -> Rate:
     return Rate(rate.count + 1, rate.window_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [

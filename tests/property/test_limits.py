@@ -94,6 +94,7 @@ NEVER_REJECTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("profile", "servers"), NEVER_REJECTED)
 @settings(max_examples=70, deadline=None)
 @given(data=st.data())

@@ -158,6 +158,7 @@ def check(kind: Any, seeds: range) -> None:
         assert world.rejected() == 0, f"seed {seed}: {world.limits}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_no_server_rejects_a_call_whatever_is_limited(part: int) -> None:
     count = SCENARIOS // 3
@@ -186,6 +187,7 @@ class Leaking(Limiter):
     def give_back(self, taken: Any) -> None: ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [Unguarded, Forgetful, Leaking])
 def test_wrong_limiters_are_caught(wrong: type[Limiter]) -> None:
     assert_caught(lambda kind: check(kind, range(SOME)), Limiter, wrong)

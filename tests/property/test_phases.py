@@ -7,6 +7,7 @@ import random
 from bisect import bisect_right
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,6 +105,7 @@ def test_no_phase_reads_more_than_the_limit_after_a_calm(chance: random.Random) 
     assert highest_reading(driven.sends, 1.0, GUARD_S) <= count + 1e-6
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.randoms(use_true_random=True))
 def test_no_phase_reads_more_than_the_limit(chance: random.Random) -> None:

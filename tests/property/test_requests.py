@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +60,7 @@ def sent(row: dict[str, Any], prompting: Prompting) -> tuple[Any, ...] | str:
     return body, repr(asked), request.method, request.url, request.output_path
 
 
+@pytest.mark.slow
 @given(
     ROWS,
     templates(*NAMES, "missing"),

@@ -82,6 +82,7 @@ def test_no_window_plus_guard_ever_holds_more_than_the_count(data: st.DataObject
     assert most_amount(shared.sends, rate.window_s + GUARD_S) <= rate.count
 
 
+@pytest.mark.slow
 @MANY
 @given(st.data())
 def test_tokens_are_never_over_either_and_requests_not_with_them(data: st.DataObject) -> None:
@@ -98,6 +99,7 @@ def test_tokens_are_never_over_either_and_requests_not_with_them(data: st.DataOb
     assert most_amount(plain, requests.window_s + GUARD_S) <= requests.count
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_bucket_at_the_server_is_never_exceeded(data: st.DataObject) -> None:
@@ -212,6 +214,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 def test_shares(name: str) -> None:
     CHECKS[name](schedule_module)
@@ -246,6 +249,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_rule_is_noticed(name: str) -> None:
     assert_caught(CHECKS[name], schedule_module, WRONG[name])

@@ -207,6 +207,7 @@ class Timid(Spending):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [Forgetful, Late, Hopeful, Timid])
 def test_a_wrong_sum_is_noticed(wrong: type[Spending]) -> None:
     def keeps_the_budget(kind: type[Spending]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ def taught(body: Any, url: str, replies: list[tuple[Any, Any]]) -> tuple[TokenEs
     return estimator, request
 
 
+@pytest.mark.slow
 @MANY
 @given(BODIES | ANY, URLS, st.lists(st.tuples(USAGE, USAGE), max_size=12))
 def test_any_body_has_an_estimate(body: Any, url: str, replies: list[tuple[Any, Any]]) -> None:
@@ -67,6 +69,7 @@ def test_any_body_has_an_estimate(body: Any, url: str, replies: list[tuple[Any, 
     assert estimator.least(request) >= 1
 
 
+@pytest.mark.slow
 @MANY
 @given(BODIES | CHATS, URLS)
 def test_the_form_of_a_body_changes_nothing(body: Any, url: str) -> None:
@@ -80,6 +83,7 @@ def test_the_form_of_a_body_changes_nothing(body: Any, url: str) -> None:
         assert (as_json.asked or {}).get(name) == as_value.body.get(name)
 
 
+@pytest.mark.slow
 @MANY
 @given(CHATS, st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), max_size=12))
 def test_no_estimate_passes_a_bound(body: Any, replies: list[tuple[int, int]]) -> None:
@@ -118,6 +122,7 @@ def test_an_output_never_passes_what_the_request_allows(
     assert min(msgspec.structs.astuple(estimate.spread)) >= 0
 
 
+@pytest.mark.slow
 @MANY
 @given(st.text(max_size=200))
 def test_the_least_is_below_the_first_estimate(text: str) -> None:

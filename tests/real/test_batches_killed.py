@@ -61,6 +61,7 @@ async def test_after_an_end_in_order_no_line_is_asked_twice(tmp_path: Path) -> N
     assert await ended_and_begun_again(tmp_path, signal.SIGTERM, 2000) == 2000
 
 
+@pytest.mark.slow
 async def test_whatever_a_death_leaves_becomes_a_whole_batch(tmp_path: Path) -> None:
     state, images = tmp_path / "state", tmp_path / "images"
     async with Sim() as sim:

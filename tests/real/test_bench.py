@@ -37,6 +37,7 @@ def bench(name: str, folder: Path, *flags: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_the_articles_comparison(tmp_path: Path) -> None:
     result = bench("article", tmp_path, "--runs", "1", "--calls", "6", "--clients", "redline")
     (run,) = result["raw"]
@@ -49,6 +50,7 @@ def test_the_articles_comparison(tmp_path: Path) -> None:
     assert run["end_s"] >= last - 0.001
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_call(tmp_path: Path) -> None:
     result = bench("run", tmp_path, "--rounds", "1", "--rows", "50", "--clients", "redline")
     assert [run["load"] for run in result["raw"]] == list(result["settings"]["loads"])
@@ -72,6 +74,7 @@ def test_the_clients_of_the_transports(client: str) -> None:
         assert sim.stats()["received"] == 20
 
 
+@pytest.mark.slow
 def test_the_memory_curve(tmp_path: Path) -> None:
     result = bench("memory", tmp_path, "--rows", "2000")
     rows = [sample["rows"] for sample in result["raw"]]
@@ -80,6 +83,7 @@ def test_the_memory_curve(tmp_path: Path) -> None:
     assert all(20 < sample["rss_mb"] < 2000 for sample in result["raw"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
 def test_the_http_server_under_wrk(tmp_path: Path) -> None:
     result = bench("server", tmp_path, *SHORT, "--idle", "100")
@@ -93,6 +97,7 @@ def test_the_http_server_under_wrk(tmp_path: Path) -> None:
         assert 0 < sizes["before_mb"] <= sizes["with_mb"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
 def test_the_relay_beside_a_bare_passthrough(tmp_path: Path) -> None:
     result = bench("relay", tmp_path, *SHORT)

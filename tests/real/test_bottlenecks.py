@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.real]
 SHORT = [one for one in scenarios(seed=3) if one.name in ("endpoint", "writer")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SHORT, ids=[one.name for one in SHORT])
 def test_what_was_planted_is_named(scenario: Scenario, tmp_path: Path) -> None:
     verdict = played(scenario, tmp_path)

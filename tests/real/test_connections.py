@@ -26,6 +26,7 @@ CONNECTIONS, ROWS = 1000, 1100
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
 
+@pytest.mark.slow
 def test_a_thousand_connections_at_once(tmp_path: Path) -> None:
     """bench/connections.py in its small form; it says so by its status where one is left open."""
     flags = ["--connections", str(CONNECTIONS), "--rows", str(ROWS), "--latency", "3"]

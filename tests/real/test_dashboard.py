@@ -111,6 +111,7 @@ def test_a_server_that_dies_and_comes_back_is_shown_without_a_reload(
             } | {url for url in browser.requests if url.startswith("data:")}
 
 
+@pytest.mark.slow
 @in_browser
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed")
 def test_the_page_is_accessible_and_fits_the_screen(browser: Browser, tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ async def all_free(serving: Serving) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_whole_and_streamed_answers_are_those_of_generate(
     folder: Path, said: list[Continuation]
 ) -> None:
@@ -215,6 +216,7 @@ def test_what_cannot_be_done_is_refused_by_its_name(
     run(main())
 
 
+@pytest.mark.slow
 def test_a_full_queue_says_so_and_what_is_in_it_is_answered(
     folder: Path, said: list[Continuation]
 ) -> None:
@@ -477,6 +479,7 @@ def program(request: pytest.FixtureRequest, folder: Path) -> Iterator[subprocess
         kill(process)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [started], indirect=True)
 def test_the_command_serves_until_it_is_interrupted(
     program: subprocess.Popen[str], folder: Path
@@ -598,6 +601,7 @@ def children(pid: int) -> Iterator[int]:
             yield from children(int(stat.parent.name))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 def test_a_rank_that_is_killed_ends_the_engine_and_tells_its_clients(
     folder: Path, said: list[Continuation]

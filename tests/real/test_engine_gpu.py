@@ -55,6 +55,7 @@ def answers(settings: EngineSettings) -> dict[str, Any]:
     return {str(one.custom_id): one.output for one in report.outcomes or []}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculation", SPECULATION)
 def test_a_run_on_a_gpu_gives_the_cpus_answers(speculation: str, models_folder: Path) -> None:
     settings = EngineSettings(
@@ -70,6 +71,7 @@ def test_a_run_on_a_gpu_gives_the_cpus_answers(speculation: str, models_folder: 
     assert on_gpu == answers(settings)
 
 
+@pytest.mark.slow
 def test_logits_on_the_cpu_meet_a_draft_model_on_a_gpu(
     models_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def test_each_rank_holds_its_part_only(
         assert abs(own / wanted - 1) <= 0.01
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_those_of_generate(started: Started) -> None:
     group = started.group
     said = said_by(started.folder)
@@ -184,6 +185,7 @@ def compute_on(ranks: Ranks, count: int = 100_000) -> None:
         ranks.submit(work)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_all_and_is_named(started: Started) -> None:
     ranks, victim = started.ranks, started.group.victim
     parent = newest_child()

@@ -39,6 +39,7 @@ def gsm8k(shared_data: Path) -> tuple[Path, Path]:
     return folder / "test.jsonl", folder / "answers-175b-finetuning.jsonl"
 
 
+@pytest.mark.slow
 def test_a_real_models_answers_are_judged_as_their_publisher_did(
     gsm8k: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -54,6 +55,7 @@ def test_a_real_models_answers_are_judged_as_their_publisher_did(
     assert {line["verdict"] for line in graded} == {"correct", "wrong", "invalid"}
 
 
+@pytest.mark.slow
 def test_faults_and_a_death_half_way_change_no_score(
     gsm8k: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -490,6 +490,7 @@ def test_large_answers_at_once_wait_for_a_slow_reader(run: Run) -> None:
 # Requests that two readers could read differently.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_smuggled_requests_are_refused(run: Run, name: str) -> None:
     async def main() -> None:

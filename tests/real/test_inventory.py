@@ -53,6 +53,7 @@ def test_a_checkout_does_not_differ_from_itself(
     assert capsys.readouterr().out == "6 lines, no difference\n"
 
 
+@pytest.mark.slow
 def test_commands_settings_and_python_are_listed(inventory: ModuleType, tmp_path: Path) -> None:
     lines = inventory.surface(ROOT / "src", tmp_path)
     for beginning in (

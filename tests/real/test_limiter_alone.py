@@ -57,6 +57,7 @@ def counts(root: str) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fixed", "moving", "counter"])
 def test_in_a_users_own_client_no_call_is_rejected(strategy: str) -> None:
     judge(lambda _: asyncio.run(check_client(strategy)), LATE_S)

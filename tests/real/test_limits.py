@@ -93,6 +93,7 @@ async def keeps_its_word(server: Opponent, profile: str, jitter_s: float) -> str
     return f"{server.setting.kind}, {profile}, jitter {jitter_s}: {trials}"
 
 
+@pytest.mark.slow
 async def test_no_call_is_rejected_and_the_last_one_leaves_in_time(
     servers: dict[str, Opponent],
 ) -> None:
@@ -112,6 +113,7 @@ async def test_no_call_is_rejected_and_the_last_one_leaves_in_time(
         pytest.skip(f"the machine is too busy: {unjudged}")
 
 
+@pytest.mark.slow
 async def test_a_limit_stated_too_high_is_rejected(servers: dict[str, Opponent]) -> None:
     """Else the servers would prove nothing."""
     stated = Rate(RATE.count + 2, RATE.window_s)

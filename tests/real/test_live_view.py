@@ -60,6 +60,7 @@ def interrupted_after(rows: int) -> int:
     return len(Path("out.jsonl").read_text().splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(TMUX is None, reason="tmux is not installed")
 @pytest.mark.parametrize(
     ("columns", "flags", "is_resumed"),
@@ -161,6 +162,7 @@ def count_of(pattern: str, text: str) -> float:
     return number(found[1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(TMUX is None, reason="tmux is not installed")
 @pytest.mark.parametrize("columns", [60, 120])
 def test_of_batches_the_screen_says_what_the_provider_does(folder: Path, columns: int) -> None:

@@ -85,6 +85,7 @@ def test_every_banking77_message_is_tagged_with_a_template(
         assert line["output"].startswith(f"You said: Label: {label}. Text: "[:60])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst", "csv", "parquet"])
 def test_every_kind_of_file_gives_the_same_results(suffix: str, tmp_path: Path) -> None:
     rows = [{"text": f"message {number}, with a comma"} for number in range(40)]

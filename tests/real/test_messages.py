@@ -195,6 +195,7 @@ def test_what_reaches_the_server_is_a_chat(run: Run) -> None:
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "kind", "error"),
     [

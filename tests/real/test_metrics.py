@@ -266,6 +266,7 @@ def queries() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 async def test_every_query_of_the_dashboard_returns_data(tmp_path: Path) -> None:
     left = queries()

@@ -104,6 +104,7 @@ def test_a_cell_shows_the_job_and_keeps_its_end(tmp_path: Path) -> None:
     assert counts == sorted(counts)
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_interrupted_shows_how_far_it_came_and_goes_on(tmp_path: Path) -> None:
     with SimProcess("--latency", "0.6-1.2", "--faults", "500=0.05") as sim:
         logs: list[Truth] = []
@@ -151,6 +152,7 @@ async def shown_as(
             problems = [one for one in found if not re.search(UNLOGGED, one)]
 
 
+@pytest.mark.slow
 def test_a_cell_shows_that_the_job_is_parked_and_that_its_server_is_gone(tmp_path: Path) -> None:
     with SimProcess("--latency", "0.6-1.2", "--faults", "500=0.05") as sim:
         logs: list[Truth] = []

@@ -290,6 +290,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
         monkeypatch.setitem(sys.modules, name, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", ["s3://data/in/rows.jsonl", "gs://data/rows.jsonl"])
 @pytest.mark.parametrize("missing", ["fsspec", "driver"])
 def test_a_driver_that_is_not_installed(

@@ -267,6 +267,7 @@ def test_the_event_loop_goes_on_while_the_store_does_not_answer(
         at_last.cancel()
 
 
+@pytest.mark.slow
 def test_closing_ends_the_waits_between_tries(
     store: ObjectServer, wire: Wire, around: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -296,6 +296,7 @@ redline.run(rows, call=call, output=sys.argv[1], concurrency=1)
 """
 
 
+@pytest.mark.slow
 def test_what_was_written_before_a_kill_is_uploaded_by_the_next_run(store: ObjectServer) -> None:
     asked = []
     for fatal, status in (("r6", -signal.SIGKILL), ("none", 0)):
@@ -643,6 +644,7 @@ def test_objects_whose_names_are_alike_have_nothing_in_common(
     assert labels("labels.jsonl").offered == 0
 
 
+@pytest.mark.slow
 def test_objects_of_an_older_redline_are_found_and_not_taken_by_another_output(
     store: ObjectServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -327,6 +327,7 @@ def started(folder: Path, url: str, *flags: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_held", [False, True])
 def test_what_is_left_is_sent_after_ctrl_c(tmp_path: Path, is_held: bool) -> None:
     with receiver() as seen, started(tmp_path, seen.url, "--rps", "50") as process:

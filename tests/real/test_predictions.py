@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from redline.timeline import NAME, read_timeline
 from support.sim_process import SimProcess
 
@@ -21,6 +23,7 @@ def redline(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_with_other_settings_is_predicted_and_scored(tmp_path: Path) -> None:
     rows = [json.dumps({"prompt": f"Sort {n}."}) for n in range(4000)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))

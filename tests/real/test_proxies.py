@@ -154,6 +154,7 @@ def test_an_endpoint_that_the_proxy_cannot_reach_is_named(run: Run, program: str
         run(main())
 
 
+@pytest.mark.slow
 @through_each
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_proxy_that_is_killed_in_the_middle_costs_no_row(

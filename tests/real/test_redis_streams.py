@@ -273,6 +273,7 @@ def worker(world: World, number: int, *changes: str) -> int:
     return done.returncode
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 def test_a_message_is_acknowledged_after_its_outcome_is_durable_and_never_before(
     world: World,

@@ -205,6 +205,7 @@ def test_a_stream_is_neither_held_back_nor_stored_on_its_way(run: Run) -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_holds_the_endpoint_up_and_loses_nothing(run: Run) -> None:
     texts = [f"{number} {'x' * 2000}" for number in range(10_000)]
     written = 0

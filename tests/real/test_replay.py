@@ -14,6 +14,7 @@ STRATEGIES = ("p2c", "weighted_score", "round_robin")
 NOISE = 0.25
 
 
+@pytest.mark.slow
 def test_a_replay_ranks_strategies_as_real_reruns_do(tmp_path: Path) -> None:
     """Recorded by the one that is worst here, and that says least about the others."""
     with fleet() as urls:

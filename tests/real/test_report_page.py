@@ -99,6 +99,7 @@ def faults(browser: Browser) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_test_can_see_what_is_wrong(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "bad.html"
     path.write_text(

@@ -120,6 +120,7 @@ def write_rows(path: Path, count: int, size: int) -> str:
     return path.name
 
 
+@pytest.mark.slow
 def test_rows_of_1_mb(tmp_path: Path, small: str) -> None:
     """200 of them, four in flight; then a few that are ten times as long."""
     few = spent(tmp_path, write_rows(tmp_path / "few", 2, 100), small, "-o", "few.jsonl")
@@ -139,6 +140,7 @@ def test_rows_of_1_mb(tmp_path: Path, small: str) -> None:
 ONE_ANSWER_MB = 5 * 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("journal", ["plain", "keeping"])
 def test_an_answer_of_10_mb_is_kept_until_its_line_is_made(
     tmp_path: Path, large: str, journal: str
@@ -148,6 +150,7 @@ def test_an_answer_of_10_mb_is_kept_until_its_line_is_made(
     assert (done.peak_mb < EMPTY_MB + 8 * 10 + ONE_ANSWER_MB) == (journal == "plain")
 
 
+@pytest.mark.slow
 def test_64_answers_of_10_mb_at_once(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows", 70, 100)
     with answers_of(10 * MB, lasts_s=1.0) as url:
@@ -156,6 +159,7 @@ def test_64_answers_of_10_mb_at_once(tmp_path: Path) -> None:
     assert done.peak_mb < EMPTY_MB + 384 + 64 / 4 + ONE_ANSWER_MB < 640
 
 
+@pytest.mark.slow
 def test_answers_of_10_mb_go_to_standard_output_as_they_go_to_a_file(
     tmp_path: Path, large: str
 ) -> None:
@@ -246,6 +250,7 @@ def test_rows_of_1_mb_come_in_and_answers_of_10_mb_go_out_at_the_readers_pace(la
         process.stdin.close()
 
 
+@pytest.mark.slow
 async def test_a_stream_is_as_far_ahead_of_its_reader_as_is_said(large: str) -> None:
     taken = {"rows": 0}
 

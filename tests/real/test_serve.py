@@ -184,6 +184,7 @@ def test_a_model_that_no_endpoint_has_is_named_with_the_nearest_one(tmp_path: Pa
         assert told.value.code == "model_not_found"
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_under_load_loses_no_call_that_it_had_not_begun_to_answer(
     tmp_path: Path,
 ) -> None:

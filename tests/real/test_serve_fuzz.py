@@ -31,6 +31,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     assert stats["in_flight"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", PROPERTIES, ids=lambda each: each.__name__)
 def test_the_front_door(door: Door, check: Callable[[Door, int, int | None], None]) -> None:
     check(door, EXAMPLES, None)

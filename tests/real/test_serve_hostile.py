@@ -349,6 +349,7 @@ HOSTILE: dict[str, Attack] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_clients_do_not_slow_the_others(world: World, name: str) -> None:
     """By medians of pairs, alone and beside them, of the time and the CPU that each call takes."""
@@ -628,6 +629,7 @@ async def test_a_message_of_many_blocks_does_not_hold_others_up() -> None:
     assert longest_s < 0.6 * (at_s[-1] - at_s[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"priority": 1}, {"\ud800": 1}])
 async def test_a_body_of_a_million_fields_is_refused_before_any_is_changed(
     more: dict[str, Any],

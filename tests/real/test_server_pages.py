@@ -131,6 +131,7 @@ def test_a_server_that_hangs_is_left_alone_after_three_pages_and_is_back_soon() 
         asyncio.run(main(servers))
 
 
+@pytest.mark.slow
 def test_prompts_that_begin_alike_find_an_engine_that_has_computed_them(
     models_folder: Path,
 ) -> None:

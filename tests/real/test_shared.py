@@ -206,6 +206,7 @@ def history(
         ]
 
 
+@pytest.mark.slow
 @needs_redis
 @settings(max_examples=12, deadline=None)
 @pytest.mark.parametrize("limits", [*LIMITS, STEADY], ids=["requests", "joint", "bucket", "steady"])
@@ -243,6 +244,7 @@ def test_the_rules_go_on_alike_under_other_limits(redis: RedisServer, seed: int)
     agreed(redis, runs(seed))
 
 
+@pytest.mark.slow
 @needs_redis
 @pytest.mark.parametrize("limits", [*LIMITS, STEADY], ids=["requests", "joint", "bucket", "steady"])
 def test_the_histories_plan_many_slots(redis: RedisServer, limits: Limits) -> None:
@@ -270,6 +272,7 @@ def agreed(redis: RedisServer, turns: Iterator[Any], **unheard: Any) -> int:
     return planned
 
 
+@pytest.mark.slow
 @needs_redis
 @pytest.mark.parametrize(
     "unheard", [{"changes": []}, {"busy_s": 0.0}, {"lead_s": 0.0}, {"seen_s": 0.0}, {"park_s": 0.0}]
@@ -326,6 +329,7 @@ def test_a_url_that_is_none_is_an_error_of_the_settings() -> None:
         open_ledger("redis://127.0.0.1:port/0", LIMITS[0], "e")
 
 
+@pytest.mark.slow
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 

@@ -977,6 +977,7 @@ def test_the_program_tells_its_url_first_and_ends_cleanly(ending: signal.Signals
         assert program.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "what"),
     [

@@ -42,6 +42,7 @@ def counts(base_url: str) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jitter_ms", [20])
 @pytest.mark.parametrize(
     ("strategy", "profile"),

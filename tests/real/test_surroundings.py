@@ -22,6 +22,7 @@ def run(flags: list[str], stderr: int) -> int:
     return done.returncode
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("flags", [[], ["--log", "json"]], ids=["text", "json"])
 def test_a_full_disk_behind_stderr_changes_neither_work_nor_status(

@@ -83,6 +83,7 @@ def check_whole(folder: Path, told: subprocess.CompletedProcess[str]) -> None:
     assert most_similar([line["output"] for line in lines(folder)]) < 0.8
 
 
+@pytest.mark.slow
 def test_near_duplicates_are_made_anew(tmp_path: Path) -> None:
     with simulated(*PLANTED, "--latency", "0.01") as sim:
         told = run(tmp_path, redline(*command(sim)))
@@ -108,6 +109,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, lis
         yield folder, argv
 
 
+@pytest.mark.slow
 def test_a_death_and_a_torn_line_leave_as_many_and_no_two_alike(
     killed: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_death_and_a_torn_line_leave_as_many_and_no_two_alike(
     assert (tmp_path / "stories.jsonl").read_bytes().startswith(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     ["keep", "add"],

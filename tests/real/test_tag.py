@@ -83,6 +83,7 @@ def messages(shared_data: Path) -> Path:
     return shared_data / "banking77"
 
 
+@pytest.mark.slow
 def test_banking77_is_tagged_through_every_kind_of_bad_answer_and_a_death(
     messages: Path, tmp_path: Path
 ) -> None:

@@ -88,6 +88,7 @@ def low_share(site: Site, load: Load) -> float:
     return site.busy_s["low"] / left_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("high", [0.3, 0.7])
 def test_a_high_class_keeps_its_p99_and_a_batch_gets_what_it_leaves(high: float) -> None:
     load = Load(high)
@@ -97,11 +98,13 @@ def test_a_high_class_keeps_its_p99_and_a_batch_gets_what_it_leaves(high: float)
     assert low_share(flooded, load) >= 0.8
 
 
+@pytest.mark.slow
 def test_a_batch_alone_gets_most_of_the_capacity() -> None:
     load = Load(0.0)
     assert low_share(measured(load, FLOOD), load) >= 0.8
 
 
+@pytest.mark.slow
 def test_long_low_calls_do_not_hold_up_short_high_ones() -> None:
     load = Load(0.1, short_s, long_s, lasts_s=80.0)
 
@@ -171,6 +174,7 @@ def used_by_tenants(klass: str, *, is_fair: bool) -> dict[str, int]:
     return virtual_run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("klass", ["high", "normal"])
 def test_tenants_get_weighted_max_min_shares_in_tokens(klass: str) -> None:
     def check(is_fair: bool) -> None:

@@ -20,6 +20,7 @@ from support.scaling import CLOCK, Arrivals, Servers, fleet_of
 SETTINGS = ScaleSettings(max_replicas=40)
 
 
+@pytest.mark.slow
 def test_a_steady_load_with_noise_changes_the_fleet_seldom() -> None:
     async def main() -> None:
         servers = Servers()
@@ -38,6 +39,7 @@ def test_a_steady_load_with_noise_changes_the_fleet_seldom() -> None:
     virtual_run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_after_a_step_the_queue_is_gone_in_time_and_after_a_fall_the_fleet_shrinks(
     seed: int,
@@ -82,6 +84,7 @@ def test_a_fleet_is_stopped_without_calls_and_holds_the_first_ones_while_it_star
     virtual_run(main())
 
 
+@pytest.mark.slow
 def test_a_thousand_replicas_with_a_call_in_flight_are_stopped_and_no_call_is_dropped() -> None:
     async def main() -> None:
         servers = Servers(slots=4, warm_up_s=1.0)

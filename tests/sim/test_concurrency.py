@@ -44,6 +44,7 @@ def figures(bench: ModuleType, scenario: Any, kind: Any, levels: tuple[int, int]
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "levels"),
     [

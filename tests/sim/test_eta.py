@@ -149,6 +149,7 @@ def of_ten_seconds(windows: Sequence[Window]) -> Estimate:
     return Estimate(windows[-1].totals.left * 10.0 / rows if rows else math.inf, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [constant, bursts, long_tail, slow_start, long_waves])
 def test_the_end_of_a_job_is_predicted_at_each_second_after_the_first_minute(
     shape: Callable[[], Shape],

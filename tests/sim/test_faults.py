@@ -24,6 +24,7 @@ ENDINGS = ("itself", "drain", "abort", "cancel", "kill", "power")
 
 
 # The worker of the tests that yields to others takes four minutes for it on a slow machine.
+@pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_whatever_fails_and_however_it_ends_every_row_has_one_outcome() -> None:
     counts: Counter[str] = Counter()
@@ -54,6 +55,7 @@ def test_a_run_that_is_killed_while_its_timeline_ends_leaves_no_file_open(seed: 
     assert "kill" in [ran.facts.ended_by for ran in play(seed).runs]
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_trace_again_in_any_process() -> None:
     seeds = [1, 2, 3, 4, 5, 6, 7, 8]
     here = [play(seed).hash for seed in seeds]
@@ -72,6 +74,7 @@ def test_a_seed_gives_the_same_trace_again_in_any_process() -> None:
         assert [found[f"seed {seed}"] for seed in seeds] == here
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mutation", [m for m in MUTATIONS if not m.is_rare], ids=lambda mutation: mutation.name
 )

@@ -171,6 +171,7 @@ TOLD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "style", "told"), TOLD)
 def test_two_clients_share_a_limit(algorithm: str, style: str, told: str) -> None:
     found = seen(algorithm, style, told)
@@ -191,6 +192,7 @@ def test_three_clients_share_it_too(algorithm: str) -> None:
     assert len(found.used) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("style", ["openai", "none"])
 def test_somebody_who_asks_steadily_is_yielded_to(algorithm: str, style: str) -> None:

@@ -127,6 +127,7 @@ def check_rejections(sends: list[Sent], limits: Limits, servers: tuple[str, ...]
             assert rejections(sends, limits, algorithm, phase) == 0, (limits, algorithm, phase)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(20))
 def test_a_pair_is_used_as_well_as_the_limit_that_binds(number: int) -> None:
     own = ALGORITHMS[number % len(ALGORITHMS)]
@@ -134,6 +135,7 @@ def test_a_pair_is_used_as_well_as_the_limit_that_binds(number: int) -> None:
     check(*pair(number, own), (own,), USED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [0.9, 1.0, 1.1])
 def test_a_pair_that_processes_share(ratio: float) -> None:
     limits = Limits(requests="1000/60s", tokens=Rate(round(250_000 * ratio), 60.0))
@@ -146,6 +148,7 @@ def test_a_pair_that_processes_share(ratio: float) -> None:
     check_rejections(sends, limits, ALGORITHMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_three_limits_at_once(seed: int) -> None:
     """A second, a minute and the tokens of a minute; then input and output apart."""

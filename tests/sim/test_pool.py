@@ -179,6 +179,7 @@ def test_calls_that_waited_go_at_the_limit_whatever_the_answers_take(
     virtual_run(main())
 
 
+@pytest.mark.slow
 def test_four_keys_are_used_to_the_full_while_one_of_them_is_parked() -> None:
     async def main() -> None:
         rate, rows, parked_s = 20, 2_000, 10.0
@@ -389,6 +390,7 @@ async def repeat(seen: Seen, writer: asyncio.StreamWriter) -> None:
     writer.write(answer(chat(str(seen.json()["user"]))))  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_and_comes_back_loses_no_row() -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -425,6 +427,7 @@ async def silent(seen: Seen, writer: asyncio.StreamWriter) -> None:
     await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 def test_a_server_that_lets_the_deadlines_of_calls_pass_gets_few_of_them() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -494,6 +497,7 @@ def test_a_server_that_its_callers_wait_for_in_vain_gets_few_of_them() -> None:
     virtual_run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("patience_s", "for_s"), [(LATENCY_S / 2, 20.0), (3.5 * LATENCY_S, 60.0)])
 def test_impatient_callers_are_nothing_against_a_server_that_answers(
     patience_s: float, for_s: float

@@ -37,6 +37,7 @@ def check_bars(kind: Any, server: str, rate: Rate, lasts_s: float = 900.0, **wor
     assert search.found is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [PER_SECOND, PER_MINUTE], ids=str)
 @pytest.mark.parametrize("server", SERVERS)
 def test_an_unknown_limit_is_used_to_the_full(server: str, rate: Rate) -> None:
@@ -56,6 +57,7 @@ def test_the_search_is_over_in_a_few_windows_and_costs_little(server: str) -> No
     assert seen.between(0, seen.found_s)[1] <= 0.3 * PER_MINUTE.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", SERVERS)
 def test_slow_verdicts_with_many_calls_in_flight(server: str) -> None:
     case = bench.Case(bench.SERVERS[server](PER_SECOND), 3, 900.0, latency_s=(5.0, 5.0))
@@ -77,6 +79,7 @@ def test_a_server_that_says_when_to_come_back(server: str, rate: Rate) -> None:
     check_bars(RateSearch, server, rate, SHORT_S[rate], is_told=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("now", [Rate(10, 1.0), Rate(40, 1.0)], ids=str)
 def test_a_limit_that_changes_is_found_again(server: str, now: Rate) -> None:

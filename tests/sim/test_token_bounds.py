@@ -83,6 +83,7 @@ def rejected(found: Found) -> int:
     )
 
 
+@pytest.mark.slow
 def test_bounds_are_never_rejected_and_cost_no_throughput(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

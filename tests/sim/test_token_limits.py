@@ -48,6 +48,7 @@ def rejected(found: Found, *charges: str, kinds: tuple[str, ...] = tuple(SERVERS
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("latency", LATENCIES)
 def test_any_uses_nearly_all_and_no_way_of_counting_rejects_it(latency: str, seed: int) -> None:
@@ -57,6 +58,7 @@ def test_any_uses_nearly_all_and_no_way_of_counting_rejects_it(latency: str, see
     assert found.used(after_windows=1) >= USED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("latency", LATENCIES)
 @pytest.mark.parametrize("profile", OWN)
 def test_the_servers_own_profile_uses_nearly_all(profile: str, latency: str) -> None:
@@ -66,6 +68,7 @@ def test_the_servers_own_profile_uses_nearly_all(profile: str, latency: str) -> 
     assert found.used() >= USED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["any", "moving", "bucket"])
 def test_what_is_charged_in_advance_is_never_passed(profile: str) -> None:
     found = run(profile, RESERVED, charge="reserved", windows=3.5)
@@ -78,6 +81,7 @@ def test_what_is_charged_in_advance_is_never_passed(profile: str) -> None:
 
 
 # What a moving window lets in, a fixed one does as well.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "profile"),
     [
@@ -159,6 +163,7 @@ class AsTheyCome(PendingOutputs):
         super().end(super().begin(), tokens, took_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Alike, AsTheyCome])
 def test_short_outputs_mislead_if_all_count_alike_or_as_they_come(
     monkeypatch: pytest.MonkeyPatch, kind: type[PendingOutputs]

@@ -90,6 +90,7 @@ def test_nobody_is_woken_in_vain(name: str) -> None:
     assert waiters - 1 <= PER_S * (stamps[-1] - stamps[0] + 0.06)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_waiter_costs_little_more_than_a_task(name: str) -> None:
     """The best of three: others use the machine, too."""
@@ -113,6 +114,7 @@ class LateLoop(VirtualLoop):
         return super().call_later(delay + self.rings % 5 * TICK_S / 4, *given, **more)
 
 
+@pytest.mark.slow
 def test_the_rate_is_kept_within_two_percent() -> None:
     waiters = 40_000
 

@@ -53,6 +53,7 @@ def too_long(depth: ModuleType) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_no_folder_has_too_long_a_chain(depth: ModuleType) -> None:
     assert not too_long(depth)
 

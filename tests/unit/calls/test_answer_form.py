@@ -141,6 +141,7 @@ def lenient(pattern: str) -> Callable[[], None]:
     return check_it
 
 
+@pytest.mark.slow
 def test_mutated_answers_are_read_alike_whether_their_form_is_known_or_not() -> None:
     def judge(checked: Any) -> None:
         checked()

@@ -77,6 +77,7 @@ class FewReadings(VirtualClock):
         return super().now_s()
 
 
+@pytest.mark.slow
 def test_it_does_not_look_again_and_again_before_a_clocks_time() -> None:
     for number in range(1, 340):
         exact_s = number * 0.05

@@ -107,6 +107,7 @@ def test_a_long_event_a_byte_at_a_time_takes_time_by_its_length() -> None:
     assert [found for each in fed for found in each] == [event]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_an_event_of_many_lines_takes_time_by_its_length(end: bytes) -> None:

@@ -247,6 +247,7 @@ def test_nothing_overtakes_what_is_waited_for() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("name", STREAMS)
 def test_bytes_are_relayed_as_they_were_sent_wherever_they_are_cut(name: str, end: str) -> None:
@@ -270,6 +271,7 @@ def test_any_cuts(name: str, end: str, cuts: list[int]) -> None:
     check(data, reason, cut(data, *[min(at, len(data)) for at in cuts]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("name", ["chat", "completions", "responses"])
 def test_a_chunk_of_text_has_the_bytes_of_its_event(name: str, end: str) -> None:

@@ -55,6 +55,7 @@ def is_failed(heard: Heard) -> bool:
     return not heard.tokens and isinstance(heard.reason, Rejected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "kind", "value"),
     list(zip(SETTINGS, [*PARAMS, "sampled", "seeded"], [NAN, INF] * 3, strict=True)),

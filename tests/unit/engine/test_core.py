@@ -67,6 +67,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_greedy_answers_are_those_of_generate(
     setting: Setting, said: list[Continuation], models_folder: Path
@@ -104,6 +105,7 @@ def test_a_step_whose_drafts_found_no_room_is_no_plain_one(models_folder: Path) 
     assert lengths.told == [(0, True), *[(0, False)] * 4, (0, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "llama"])
 def test_each_kind_of_model_answers_as_with_generate(kind: str, models_folder: Path) -> None:
     folder = random_model(kind, models_folder)

@@ -27,6 +27,7 @@ FEWER = 1_000
 WHOLE = ("model, filtered", "lookup")
 
 
+@pytest.mark.slow
 def test_what_is_said_follows_the_targets_law() -> None:
     found: list[Examined] = []
     for name, case in CASES.items():
@@ -38,6 +39,7 @@ def test_what_is_said_follows_the_targets_law() -> None:
     assert_follows(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_decoders_are_caught(name: str) -> None:
     found = examined(CASES[WRONG[name]], FEWER, [1], wrong(name))

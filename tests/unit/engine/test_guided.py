@@ -165,6 +165,7 @@ def test_answers_follow_their_schemas(ground: Ground, way: str, draft: str | Non
     check_answers(ground, answers(ground, WAYS[way], setting))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["greedy", "seeded"])
 def test_drafts_preemption_and_stages_change_no_answer(ground: Ground, way: str) -> None:
     params = WAYS[way]

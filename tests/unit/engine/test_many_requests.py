@@ -179,6 +179,7 @@ def run_core(core: Core, count: int, draws: random.Random) -> tuple[Counter[str]
     return done, kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draft", "steps_at_once"), [(None, 2), ("lookup", 1), ("lookup", 3), ("model", 1)]
 )
@@ -269,6 +270,7 @@ class Posted:
         self._is_over.set()
 
 
+@pytest.mark.slow
 async def test_the_thread_gives_all_back() -> None:
     core, draws = make_core("lookup", 1, waiting=1_000), random.Random(9)
     thread = EngineThread(core)

@@ -92,6 +92,7 @@ def test_a_chat_reads_as_the_text_a_model_learns_from(models_folder: Path) -> No
     assert ids[-1] == tokenizer.eos_token_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", models.KINDS)
 def test_a_random_model_wanders_and_its_best_token_stands_clear(
     models_folder: Path, kind: str
@@ -106,6 +107,7 @@ def test_a_random_model_wanders_and_its_best_token_stands_clear(
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", models.KINDS)
 def test_what_an_engine_may_leave_out_shows(models_folder: Path, kind: str) -> None:
     """Without a bias or a norm, or with another first token, it says something else."""
@@ -178,6 +180,7 @@ def test_a_refused_model_is_a_configuration_that_transformers_reads(
     assert ("sliding" in kind) == bool(getattr(config, "sliding_window", None))
 
 
+@pytest.mark.slow
 def test_a_trained_pair_guesses_well_on_text_it_has_not_seen(models_folder: Path) -> None:
     pair = models.trained_pair(models_folder)
     assert 0.55 < pair.agreement < 1.0
@@ -198,6 +201,7 @@ def test_a_trained_pair_guesses_well_on_text_it_has_not_seen(models_folder: Path
     assert abs(again.agreement - pair.agreement) < 0.25
 
 
+@pytest.mark.slow
 def test_the_example_leaves_two_models_and_says_how_it_stands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

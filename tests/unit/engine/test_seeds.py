@@ -85,6 +85,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_real_model_says_the_same_whatever_runs_beside(models_folder: Path) -> None:
     folder = random_model("llama-mha-tied", models_folder)
     model, draft = loaded(folder), loaded(near_draft("llama-mha-tied", models_folder))
@@ -131,6 +132,7 @@ def fitted(params: SamplingParams) -> SamplingParams:
     return SamplingParams(**changed | {"top_k": min(params.top_k, 4)})
 
 
+@pytest.mark.slow
 def test_tables_say_the_same_through_every_drafter() -> None:
     check_tables()
 

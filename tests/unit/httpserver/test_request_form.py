@@ -77,6 +77,7 @@ def test_a_request_is_taken_alike_whether_its_form_is_known_or_not(
     check(data if before is None else before, data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ODD.values(), ids=ODD)
 def test_a_request_is_taken_alike_wherever_it_is_cut(data: bytes) -> None:
     expected = play(connection, [USUAL + data + NEXT], "at once", BOUNDS)
@@ -89,6 +90,7 @@ def test_a_request_is_taken_alike_wherever_it_is_cut(data: bytes) -> None:
             assert found == expected, (at, behind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [*REFUSED.values(), *(data for data, *_ in TAKEN.values())])
 def test_an_odd_request_is_taken_alike_behind_itself(data: bytes) -> None:
     check(data, data)
@@ -142,6 +144,7 @@ def with_read(read: Callable[..., Any]) -> Callable[[], None]:
     return check_it
 
 
+@pytest.mark.slow
 def test_mutated_requests_are_taken_alike_whether_their_form_is_known_or_not() -> None:
     def judge(checked: Any) -> None:
         checked()

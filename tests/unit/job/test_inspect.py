@@ -371,6 +371,7 @@ def test_files_without_a_common_row_are_refused(tmp_path: Path) -> None:
         pair(tmp_path, [result(1)], [result(2)])
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_by_rows_and_not_by_texts(tmp_path: Path) -> None:
     """At most 150 bytes a row of both outputs together, as 1,000,000 rows in 150 MB."""
     count = 3000

@@ -674,6 +674,7 @@ class Unmoved(Feedback):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("check", "wrong"),
     [

@@ -606,6 +606,7 @@ def assert_in_range(stated: Stated) -> None:
     assert (stated.limit, stated.remaining, stated.reset_s) != (None, None, None)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     st.lists(st.dictionaries(st.sampled_from(NAMES) | ANY_TEXT, VALUES, max_size=8), max_size=3),

@@ -483,6 +483,7 @@ def shortfall(claimed: list[tuple[float, int]], left: list[tuple[float, int]]) -
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_a_death_at_any_write_leaves_no_fewer_sends_and_none_earlier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -137,6 +137,7 @@ def worst(shape: Callable[[], Played], estimator: Estimator = estimate) -> tuple
 SHAPES = [constant, bursts, long_tail, slow_start, resume, long_waves, few_rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_end_is_predicted_within_15_percent_after_a_minute(
     shape: Callable[[], Played],

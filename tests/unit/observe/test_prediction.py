@@ -189,6 +189,7 @@ def test_what_changes_by_itself_during_a_run_is_no_change_of_settings() -> None:
     assert expected([found], slots(16, requests=80), stated(slots(16, requests=80)))
 
 
+@pytest.mark.slow
 def test_intervals_hold_as_often_as_they_say_for_laws_of_any_bend() -> None:
     """Nineteen of twenty; at most one in ten here, since some laws are of no such kind."""
     rng, right, widths = random.Random(3), 0, []

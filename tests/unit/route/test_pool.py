@@ -65,6 +65,7 @@ def first_endpoints(outcomes: Sequence[Outcome]) -> Counter[str]:
     return Counter(outcome.tried[0].endpoint for outcome in outcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [HTTP_500, Disconnected("reset"), BadReply("HTML"), TimedOut("attempt", 1.0)],
@@ -190,6 +191,7 @@ def test_an_endpoint_that_has_failed_a_call_is_asked_again_whether_it_has_room()
     virtual_run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timeout_s", [1.0, 60.0])
 def test_one_that_never_answers_costs_few_calls_and_is_back_soon(timeout_s: float) -> None:
     async def main() -> None:

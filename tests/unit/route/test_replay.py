@@ -41,6 +41,7 @@ def figure(found: Replay, strategy: str) -> float:
     return next(one for one in found.scored if one.strategy == strategy).mean(found.figure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [{"workers": 24}, {"per_s": 4.0}])
 def test_strategies_are_ranked_as_reruns_rank_them(tmp_path: Path, mode: dict[str, float]) -> None:
     """Recorded with one that is far from the best, on servers that take all calls at once."""

@@ -44,6 +44,7 @@ def test_stories_have_little_in_common_and_are_of_some_length() -> None:
     assert max(similarity(*pair) for pair in combinations(map(runs_of, told), 2)) < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_the_share_that_is_told_again_is_nearly_an_earlier_one(share: float) -> None:
     stories = Stories(share, 0)

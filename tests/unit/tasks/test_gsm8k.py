@@ -40,6 +40,7 @@ def before_the_last_line(answer: str) -> Number | None:
     return final_number(answer.rpartition("\n")[0])
 
 
+@pytest.mark.slow
 def test_every_solution_is_judged_as_its_publisher_did(
     solutions: list[tuple[str, bool, Number]],
 ) -> None:
@@ -77,6 +78,7 @@ def test_every_reference_answer_is_found_in_itself(
             assert found == gold
 
 
+@pytest.mark.slow
 def test_without_its_last_line_a_reference_solution_still_concludes_with_its_number(
     questions: list[tuple[dict[str, Any], Number]],
 ) -> None:
@@ -123,6 +125,7 @@ DRESSED: dict[str, Callable[[str, str], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRESSED)
 def test_a_solution_says_the_same_however_it_is_dressed(
     questions: list[tuple[dict[str, Any], Number]], name: str

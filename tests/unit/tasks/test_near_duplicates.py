@@ -54,6 +54,7 @@ def kept_by_pairs(texts: Sequence[str], least: float) -> list[int]:
     return places
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [0.5, 0.8, 0.95])
 @pytest.mark.parametrize("seed", [0, 1, 7])
 def test_the_texts_kept_are_those_that_all_pairs_say(seed: int, least: float) -> None:

@@ -113,6 +113,7 @@ def by_all_signs(differences: Sequence[Fraction]) -> float:
     return sum(abs(one) >= abs(sum(differences)) for one in sums) / len(sums)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=9))
 def test_samples_are_compared_by_flipping_signs(counts: list[tuple[int, int]]) -> None:
     outcomes = [(Fraction(one, 3), Fraction(other, 4)) for one, other in counts]

@@ -53,6 +53,7 @@ class Load:
         return gatherer.window(self._now_s, Counters(calls=self.ended), Totals())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [1, 8, 64, 100])
 def test_figures_of_many_calls_are_those_of_all(group: int) -> None:
     load = Load()
@@ -102,6 +103,7 @@ def test_calls_without_attempts_do_not_hide_the_others() -> None:
     assert window.phases.client_s == pytest.approx(5_000 * 1e-4 + 20 * 0.01, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cycle", [2, 3, 5])
 @pytest.mark.parametrize("per_s", [9_000, 10_000, 15_000, 25_000])
 def test_calls_that_end_in_a_rotation_are_all_represented(per_s: int, cycle: int) -> None:
