@@ -44,45 +44,37 @@ from imports import code_of, files_of  # noqa: E402
 from crash.killing import LIMITED, SATURATED, Plan, kill_until_done  # noqa: E402
 
 UNFINISHED = 3
-# What a campaign's figures depend on, if it starts redline in processes of its own; the files of
-# tests count only for the one that runs them.
-_RUN = (
-    "src",
-    "tests",
-    "bench/budget_campaign.py",
-    "bench/campaign.py",
-    "bench/client_campaign.py",
-    "bench/engine_equality.py",
-    "bench/engine_law_campaign.py",
-    "bench/engine_pipeline.py",
-    "bench/fault_campaign.py",
-    "bench/fuzz_gateway.py",
-    "bench/fuzz_server.py",
-    "bench/fuzz_transport.py",
-    "bench/limit_campaign.py",
-    "bench/limits.py",
-    "bench/mutants.py",
-    "bench/peers",
-    "bench/record.py",
-    "bench/serve_soak.py",
-    "bench/shrink_campaign.py",
-    "bench/step_campaign.py",
-    "bench/stream_campaign.py",
-    "bench/vllm_campaign.py",
-    "examples/tiny-model",
-    "pyproject.toml",
-)
-_NO_TESTS = ":(exclude,glob)tests/**/test_*.py"
-# The others depend on what they import.
-_IN_PROCESS = {
+# What each campaign runs: its script, and what that imports.
+_SCRIPTS = {
+    "budget": "bench/budget_campaign.py",
     "engine-equality": "bench/engine_equality.py",
     "engine-law": "bench/engine_law_campaign.py",
     "engine-pipeline": "bench/engine_pipeline.py",
     "faults": "bench/fault_campaign.py",
+    "fuzz-gateway": "bench/fuzz_gateway.py",
     "fuzz-server": "bench/fuzz_server.py",
     "fuzz-transport": "bench/fuzz_transport.py",
+    "gateway-clients": "bench/client_campaign.py",
+    "gateway-soak": "bench/serve_soak.py",
     "journal-kills": "bench/step_campaign.py",
+    "kills": "tests/crash/killing.py",
+    "limit-servers": "bench/limit_campaign.py",
+    "mutants": "bench/mutants.py",
+    "redis-streams": "bench/stream_campaign.py",
+    "scale-downs": "bench/shrink_campaign.py",
+    "vllm-launcher": "bench/vllm_campaign.py",
 }
+# These run it in their own process. The others start redline and programs of the tests in processes
+# of their own, so that all of those count as well.
+_IN_PROCESS = frozenset(
+    (
+        *("engine-equality", "engine-law", "engine-pipeline"),
+        *("faults", "fuzz-server", "fuzz-transport", "journal-kills"),
+    )
+)
+_STARTED = ("src", "tests", "bench/peers", "examples/tiny-model", "pyproject.toml")
+# Files of tests count only for the one that runs them.
+_NO_TESTS = ":(exclude,glob)tests/**/test_*.py"
 _PACKAGES = ("redline", "httptools", "msgspec", "uvloop")
 
 
@@ -274,10 +266,11 @@ def holds(name: str) -> bool:
 
 def _paths_of(name: str) -> list[str]:
     """What the campaign runs, as git names it."""
-    script = _IN_PROCESS.get(name)
-    if script is None:
-        return [*_RUN] if name == "mutants" else [*_RUN, _NO_TESTS]
-    return sorted(str(path.relative_to(ROOT)) for path in files_of(ROOT / script))
+    imported = sorted(str(path.relative_to(ROOT)) for path in files_of(ROOT / _SCRIPTS[name]))
+    if name in _IN_PROCESS:
+        return imported
+    started = [*_STARTED] if name == "mutants" else [*_STARTED, _NO_TESTS]
+    return [*imported, *started]
 
 
 def _commit(what: list[str]) -> str:
