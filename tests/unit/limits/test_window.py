@@ -335,3 +335,8 @@ def test_calls_are_settled_after_their_window_got_another_length() -> None:
     assert 0 < window.used(now_s) <= 4 * len(bookings)
     assert window.used(now_s + 11.0) == 0
     assert window.wait_s(100, now_s + 30.0) == 0.0
+
+
+def test_a_window_keeps_its_attributes_as_cpython_keeps_few() -> None:
+    """With more, an object has a dict of its own, which is slower and takes a kilobyte more."""
+    assert len(vars(Window(Rate(1, 1.0)))) <= 29

@@ -68,13 +68,15 @@ class Phases:
     """How much of one limit may be sent, however a sliding-window counter's windows begin.
 
     count: of the limit. window_s: its window, guard_s: by how much a send may be late. begun_s:
-    since when each amount is added as it is booked.
+    since when each amount is added as it is booked. needed_until_s: when they may be dropped, which
+    their owner sets.
     """
 
     def __init__(
         self, count: int, window_s: float, guard_s: float, begun_s: float = -math.inf
     ) -> None:
         self.window_s, self.begun_s = window_s, begun_s
+        self.needed_until_s = math.inf
         self._group_s = window_s / _GROUPS
         self._step_s = self._group_s / _STEPS
         self._at = 0  # the current group

@@ -201,7 +201,6 @@ class Window:
         self._unsettled: dict[Entry, tuple[float, Spread]] = {}
         # Of amounts that are sent evenly, while and for some windows after much is used.
         self._phases: Phases | None = None
-        self._crowded_until_s = -math.inf
         self._calm: float = math.inf  # while it holds no more, no Phases are needed
         self._easy = -1  # what it may hold for book_now to look no further
         self._gone_s = -math.inf  # when the last of what it knows no more was sent
@@ -597,7 +596,7 @@ class Window:
             self._expire(now_s)
             if self._held + more > self._calm:
                 self._crowd(now_s)
-        elif self._phases is not None and now_s > self._crowded_until_s:
+        elif self._phases is not None and now_s > self._phases.needed_until_s:
             self._phases, self._easy = None, math.floor(self._calm)
         return self._phases is not None
 
@@ -607,15 +606,16 @@ class Window:
         at_s: what is booked and not sent yet counts from then. What has left the window counts as a
         lump at its end, and what was ahead of that as sent evenly (docs/limiter-internals.md).
         """
-        window_s = self.rate.window_s
-        self._crowded_until_s = max(self._crowded_until_s, at_s + _CROWDED_WINDOWS * window_s)
-        if self._phases is not None:
+        span_s, phases = _CROWDED_WINDOWS * self.rate.window_s, self._phases
+        if phases is not None:
+            phases.needed_until_s = max(phases.needed_until_s, at_s + span_s)
             return
-        self._phases = phases = Phases(self.rate.count, window_s, self.guard_s, at_s)
-        self._easy = -1
+        phases = Phases(self.rate.count, self.rate.window_s, self.guard_s, at_s)
+        phases.needed_until_s = at_s + span_s
+        self._phases, self._easy = phases, -1
         self._open_until_s = -math.inf  # records stay where they are counted now
         self._sweep_at = self._number
-        if self._gone_s > at_s - _CROWDED_WINDOWS * window_s:
+        if self._gone_s > at_s - span_s:
             phases.add(math.ceil(self._calm), self._gone_s)
             phases.assume()
         for record in self._records:
