@@ -70,7 +70,8 @@ class RawServer:
     async def stop(self) -> None:
         """Ends as a killed server does: it takes no connection, and those it had are closed."""
         self._is_stopped = True
-        await stop_accepting(self._server)
+        for left in await stop_accepting(self._server):
+            left.close()
         self.hang_up()
         async with asyncio.timeout(10):
             await self.closed()

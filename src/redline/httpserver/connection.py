@@ -48,6 +48,7 @@ _MOST_WAITING = 16
 # Requests of a client whose layout keeps changing are left to llhttp.
 _MOST_FORMS = 8
 _LINGER_S = 2.0
+_LOOK_S = 0.01
 # Less progress within unread_s counts as none.
 _LEAST_TAKEN_BYTES = 64 * 1024
 
@@ -93,6 +94,13 @@ class Service:
         self.connections.discard(connection)
         if not self.connections:
             self._emptied.set()
+
+    async def first_requests(self, within_s: float) -> None:
+        """Returns once every client that has connected has sent something, or the time is up."""
+        for _ in range(round(within_s / _LOOK_S)):
+            if not any(connection.is_silent for connection in self.connections):
+                return
+            await asyncio.sleep(_LOOK_S)
 
     async def end(self, within_s: float) -> None:
         """Cancels every handler and closes every connection; what remains is cut off.
@@ -261,6 +269,13 @@ class Connection(asyncio.Protocol):
             self._is_ending = True
             self._bound_writing()
             self.transport.close()
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing has come from the client yet, as far as is known."""
+        has_learned = self._forms_left < _MOST_FORMS
+        is_busy = self._queue or self._current or self._incoming or self._is_in_head
+        return not (has_learned or is_busy or self._bare_bytes or self._is_ending or self.is_lost)
 
     def _body_s(self, exchange: Exchange | None) -> float:
         """Seconds within which the body must end; a larger one may take longer in proportion."""

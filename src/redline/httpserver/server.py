@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -37,6 +38,8 @@ _HINTS = {
 _OTHER_HINT = "the host is an address of this machine, such as 127.0.0.1; 0.0.0.0 is all of them"
 # For what was written to go out, and for handlers that are cancelled.
 _LAST_WORDS_S = 1.0
+# For the first request of a client that has just connected, when the server closes.
+_FIRST_WORDS_S = 0.5
 
 
 def cannot_listen(name: str, address: tuple[str, int], error: OSError) -> ConfigError:
@@ -52,17 +55,27 @@ def cannot_listen(name: str, address: tuple[str, int], error: OSError) -> Config
     )
 
 
-async def stop_accepting(listener: asyncio.Server) -> None:
-    """Closes a listener in the loop's next turn.
+async def stop_accepting(listener: asyncio.Server) -> list[socket.socket]:
+    """Closes a listener in the loop's next turn; returns what only the kernel has accepted by then.
 
     What asyncio has accepted becomes a connection in the next turn. If the listener is closed by
     then, that fails with an AssertionError in the log, and its socket stays open (CPython 3.11).
+    The kernel resets the connections that it holds for a listener when that is closed, though their
+    clients may have sent a request by then.
     """
     loop = asyncio.get_running_loop()
     for one in listener.sockets:
         loop.remove_reader(one.fileno())
     await asyncio.sleep(0)
+    accepted = list[socket.socket]()
+    for one in listener.sockets:
+        # Sockets of uvloop have no `accept`. An error is that there are no more, as a rule.
+        with socket.socket(fileno=os.dup(one.fileno())) as listening, suppress(OSError):
+            listening.setblocking(False)
+            while True:
+                accepted.append(listening.accept()[0])
     listener.close()
+    return accepted
 
 
 class Address(NamedTuple):
@@ -130,18 +143,15 @@ class HttpServer(ABC):
             raise RedlineError(f"{self._name} has already been started")
         loop = asyncio.get_running_loop()
         host, port, is_shared, door = self._address
-        connect = partial(Connection, self._service)
-        # None, not a number, if there is no TLS: asyncio refuses that.
-        handshake_s = self._service.bounds.head_s if self._ssl is not None else None
+        connect, tls = partial(Connection, self._service), self._tls()
         try:
             listener = await loop.create_server(
                 connect,
                 host,
                 port,
                 backlog=_BACKLOG,
-                ssl=self._ssl,
-                ssl_handshake_timeout=handshake_s,
                 reuse_port=is_shared or None,
+                **tls,
             )
         except OSError as error:
             raise cannot_listen(self._name, (host, port), error) from error
@@ -166,9 +176,10 @@ class HttpServer(ABC):
         if not listeners:
             return
         self._service.begin_draining()
-        for listener in listeners:
-            await stop_accepting(listener)
         try:
+            for listener in listeners:
+                await self._take_last(await stop_accepting(listener))
+            await self._service.first_requests(_FIRST_WORDS_S)
             await self._drain()
         finally:
             await self._service.end(_LAST_WORDS_S)
@@ -176,6 +187,24 @@ class HttpServer(ABC):
                 self._sweep.cancel()
         for listener in listeners:
             await listener.wait_closed()
+
+    def _tls(self) -> dict[str, Any]:
+        """What asyncio needs for TLS, if there is any: it refuses a bound on no handshake."""
+        if self._ssl is None:
+            return {}
+        return {"ssl": self._ssl, "ssl_handshake_timeout": self._service.bounds.head_s}
+
+    async def _take_last(self, accepted: list[socket.socket]) -> None:
+        """Makes connections of what the kernel had accepted when the server closed."""
+        loop, connect = asyncio.get_running_loop(), partial(Connection, self._service)
+        taken = (
+            loop.connect_accepted_socket(
+                connect, one, **({} if one.family == socket.AF_UNIX else self._tls())
+            )
+            for one in accepted
+        )
+        # A client may have left, or fail at TLS.
+        await asyncio.gather(*taken, return_exceptions=True)
 
     @abstractmethod
     def _handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
