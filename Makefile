@@ -78,6 +78,7 @@ bench: $(TESTS) ## run every benchmark and update docs/benchmarks*.md; about fou
 	-@$(BIN)/python bench/transports.py
 	-@$(BIN)/python bench/server.py
 	-@$(BIN)/python bench/relay.py
+	-@$(BIN)/python bench/opcodes.py
 	-@$(BIN)/python bench/opcodes.py --instructions 4294e90 . --most 0.65
 	-@$(BIN)/python bench/versions.py 4294e90 --most 0.65
 	-@$(BIN)/python bench/article.py
