@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -422,6 +422,74 @@ def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(tmp_path: Path) 
         assert all(one.result().choices for one in asked)
         status, err = ending.result()
         assert (status, "ending 8 calls" in err) == (0, True)
+
+
+class Caller(threading.Thread):
+    """Asks in a closed loop on one connection, until an answer is the last one of it.
+
+    answers: when each was sent and answered, its status, and whether it was the last one. lost:
+    calls that were sent and not answered.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._address = urlsplit(url).netloc
+        self.answers: list[tuple[float, float, int, bool]] = []
+        self.lost: list[str] = []
+
+    def run(self) -> None:
+        body = json.dumps({"model": "m", "messages": HELLO})
+        with closing(http.client.HTTPConnection(self._address, timeout=60)) as connection:
+            is_last = False
+            while not is_last:
+                try:
+                    connection.request("POST", "/v1/chat/completions", body)
+                except OSError:
+                    # Nothing of the call was sent.
+                    return
+                sent_s = time.monotonic()
+                try:
+                    told = connection.getresponse()
+                    told.read()
+                except (OSError, http.client.HTTPException) as error:
+                    self.lost.append(repr(error))
+                    return
+                is_last = told.headers["connection"] == "close"
+                self.answers.append((sent_s, time.monotonic(), told.status, is_last))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_under_load_loses_no_call_that_was_sent(tmp_path: Path, workers: int) -> None:
+    drain_s = 20.0
+    flags = ("--drain", f"{drain_s}s", "--workers", str(workers))
+    with (
+        SimProcess("--latency", "0.02-1") as sim,
+        Serve(tmp_path, "--endpoint", sim.base_url, *flags) as serve,
+    ):
+        callers = [Caller(serve.url) for _ in range(32)]
+        for caller in callers:
+            caller.start()
+        wait_until(lambda: sim.stats()["answered"] > 60)
+        told_s = time.monotonic()
+        status, err = serve.end()
+        took_s = time.monotonic() - told_s
+        for caller in callers:
+            caller.join()
+        stats = sim.stats()
+    assert [lost for caller in callers for lost in caller.lost] == []
+    assert (status, "cut off" in err) == (0, False)
+    assert took_s < drain_s
+    answers = [each for caller in callers for each in caller.answers]
+    # What was in flight has its answer; what came later may be told to come back.
+    assert {status for sent_s, _, status, _ in answers if sent_s < told_s} == {200}
+    assert {status for sent_s, _, status, _ in answers if sent_s >= told_s} <= {200, 503}
+    assert [status for _, _, status, _ in answers].count(200) == stats["answered"]
+    assert stats["answered"] == stats["received"]
+    # It takes the gateway a moment to notice.
+    meanwhile = [is_last for _, answered_s, _, is_last in answers if answered_s > told_s + 0.3]
+    assert len(meanwhile) > 5
+    assert all(meanwhile)
+    assert all(caller.answers[-1][-1] for caller in callers)
 
 
 async def test_calls_that_are_cut_off_at_the_end_are_counted_as_such(tmp_path: Path) -> None:
