@@ -228,6 +228,18 @@ def test_a_call_costs_less_than_two_thirds_of_what_it_did(results: dict[str, Any
         assert versions.upper_bound([new / old for old, new in pairs]) <= 0.65, load
 
 
+def test_the_journal_costs_little(results: dict[str, Any]) -> None:
+    versions, found = script("bench/versions.py", "record"), results["journal"]
+    load = "64 in flight, 0 ms"
+    if "us_bound" not in found["summary"][load]:
+        pytest.skip("the record is older than the bound")
+    pairs = found["raw"][load]["pairs"]
+    assert len(pairs) >= 10
+    share = versions.upper_bound([on / off for off, on in pairs]) - 1
+    assert 1000 * share * median(off for off, _ in pairs) <= 20.0
+    assert found["summary"][load]["calls"]["write"] / found["settings"][load]["many"] <= 0.3
+
+
 def test_our_http_server_answers_twice_as_many_requests(results: dict[str, Any]) -> None:
     runs, idle = results["server"]["raw"], results["server"]["summary"]["idle"]["own"]
     for load in ("chat", "stream", "healthz"):
