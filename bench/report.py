@@ -48,6 +48,7 @@ NAMES = (
     "server",
     "relay",
     "gateway",
+    "opcodes",
     "instructions",
     "versions",
     "profile",
@@ -57,6 +58,8 @@ NAMES = (
     "soak",
     "engine",
 )
+# Those that may have left no record yet: their parts say so.
+AWAITED = ("opcodes",)
 # Tables from all results.
 SUMMARIES = ("costs", "gains", "lost")
 
@@ -110,8 +113,9 @@ def blocks(results: Mapping[str, Result]) -> dict[str, str]:
         name: f"{getattr(macros, name)(result)}\n{macros.source(result)}"
         for name, result in results.items()
     }
+    made |= {name: "No record yet." for name in AWAITED if name not in results}
     made["losses"] = macros.losses(_losses(results))
-    if results.keys() >= {*NAMES}:
+    if results.keys() >= {*NAMES} - {*AWAITED}:
         earlier = len([*_slower(results["limits"])])
         for name in SUMMARIES:
             made[name] = getattr(macros, name)({**results, "earlier": earlier})
@@ -122,7 +126,7 @@ def blocks(results: Mapping[str, Result]) -> dict[str, str]:
 def filled(page: str, results: Mapping[str, Result]) -> str:
     """The page with its generated parts as the results make them.
 
-    Raises KeyError for a part whose result file is missing.
+    Raises KeyError for a part whose result file is missing, if it is not awaited.
     """
     made = blocks(results)
     return _BLOCK.sub(lambda match: f"{match[1]}\n{made[match[2]]}\n\n{match[3]}", page)

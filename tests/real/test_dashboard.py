@@ -80,6 +80,7 @@ def shown(browser: Browser, script: str, within_s: float) -> float:
 
 
 def violations(browser: Browser) -> list[str]:
+    assert AXE.exists(), "axe-core is not installed: npm install --prefix .venv/node axe-core@4"
     browser.run(AXE.read_text("utf-8") + "; true")
     found = browser.run("axe.run().then(done => done.violations.map(one => one.id + one.help))")
     return list(found)
@@ -113,7 +114,6 @@ def test_a_server_that_dies_and_comes_back_is_shown_without_a_reload(
 
 @pytest.mark.slow
 @in_browser
-@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed")
 def test_the_page_is_accessible_and_fits_the_screen(browser: Browser, tmp_path: Path) -> None:
     with fleet_of(2, "--faults", "500=0.3", "--latency", "0.2") as (one, two):
         flags = ("--endpoint", one.base_url, "--endpoint", two.base_url)
@@ -130,6 +130,11 @@ def test_the_page_is_accessible_and_fits_the_screen(browser: Browser, tmp_path: 
                     # No column is cut.
                     assert browser.run(f"{CUT}.map(box => box.firstChild.id)") == []
                 assert violations(browser) == []
+                dead = (
+                    f"{ROWS}.some(text => text.includes(':{one.port}') && !text.includes('ready'))"
+                )
+                shown(browser, dead, 20)
+                browser.keep(f"dashboard {width} {'dark' if dark else 'light'}")
 
 
 def begin_batch(serve: Serve) -> None:

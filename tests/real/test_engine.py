@@ -31,6 +31,7 @@ pytest.importorskip("torch")
 
 import redline
 from crash.killing import COMMAND, clean_environ
+from real.test_hostile_clients import attack, port_of
 from redline import EngineSettings, LocalEngine
 from redline.calls import Call, Health, Request
 from redline.cli import main as command
@@ -503,6 +504,53 @@ def test_the_command_serves_until_it_is_interrupted(
     assert program.returncode == 0, err
     assert err.startswith(f"loading {folder}\n")
     assert "sequences of 512 tokens at once" in err
+
+
+@pytest.mark.slow
+def test_the_command_answers_after_hostile_clients(
+    tmp_path: Path, folder: Path, said: list[Continuation]
+) -> None:
+    # They ask for a model of this name.
+    (tmp_path / "m").symlink_to(folder)
+    program = forked(str(tmp_path / "m"), "--dtype", "float32", "--max-batch-size", "4")
+    try:
+        assert program.stdout is not None
+        url = program.stdout.readline().strip()
+        check_answers(url, folder, said[:3])
+        asyncio.run(attack(port_of(url)))
+        check_answers(url, folder, said[3:6])
+        # Requests of clients that have left are given up.
+        wait_until_idle(url, "m")
+        program.send_signal(signal.SIGINT)
+        _, err = program.communicate(timeout=LIMIT_S)
+    finally:
+        kill(program)
+    assert program.returncode == 0, err
+    # What it loads, and what it has room for.
+    assert len(err.splitlines()) == 2, err
+
+
+def check_answers(url: str, folder: Path, said: list[Continuation]) -> None:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=LIMIT_S) as client:
+        for one in said:
+            answer = client.completions.create(model="m", prompt=list(one.prompt), **GREEDY)
+            assert answer.choices[0].text == text_of(folder, one.tokens)
+
+
+def wait_until_idle(url: str, model: str) -> None:
+    """Returns once the metrics show no request, running or waiting."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    idle = [
+        f'vllm:num_requests_{state}{{model_name="{model}"}} 0' for state in ("running", "waiting")
+    ]
+    until_s = time.monotonic() + HUB_S
+    while True:
+        with opener.open(f"{url.removesuffix('/v1')}/metrics", timeout=LIMIT_S) as reply:
+            shown = reply.read().decode().splitlines()
+        if set(idle) <= set(shown):
+            return
+        assert time.monotonic() < until_s, shown
+        time.sleep(0.05)
 
 
 def is_listening(url: str) -> bool:

@@ -160,25 +160,6 @@ def test_what_was_not_asked_for_is_refused_by_name(run: Run, data: bytes, words:
     run(main())
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        answer(b"hello", X_Fold="a\r\n b"),
-        head("Content-Length : 5") + b"hello",
-        head("Content-Length: 5", "Content-Length: 5") + b"hello",
-        head("Content-Length: 5", status="HTTP/1.1 099 Low") + b"hello",
-        head("Content-Length: 5", status="HTTP/1.1 999 High") + b"hello",
-        answer(b"hello").replace(b"\r\n", b"\n"),
-    ],
-)
-def test_odd_headers_are_read_rightly_or_refused(run: Run, data: bytes) -> None:
-    async def main() -> None:
-        result = await outcome_of(Misbehaves(data, "keep"), attempt_s=5)
-        assert isinstance(result, BadReply) or result == b"hello"
-
-    run(main())
-
-
 # Servers without end.
 
 

@@ -1,4 +1,7 @@
-"""Hostile clients of `sim`, of the engine's server, and of `redline sim` as a program."""
+"""Hostile clients of `sim`, of a front and of `redline sim` as a program.
+
+test_engine.py has those of `redline engine`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ from support.smuggling import CHUNKED, ENDLESS, NEXT, REFUSED, TAKEN, post
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
-CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
+CHAT = json.dumps(
+    {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
+).encode()
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 GOOD = HEAD % len(CHAT) + CHAT
 # Zeros, more of them than the front takes; sim takes them, and finds no JSON.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -460,8 +461,6 @@ def test_the_gateway_translates_for_tenants_and_within_their_limits(tmp_path: Pa
             asked: Any = {**ASKED, "model": "fast"}
             with client(keys["one"]) as one, client(keys["few"]) as few, client("no") as nobody:
                 assert said_in(one.messages.create(**asked)) == ["You said: hello there"]
-                with one.messages.stream(**asked, tools=TOOLS, tool_choice={"type": "any"}) as got:
-                    assert got.get_final_message().stop_reason == "tool_use"
                 with pytest.raises(anthropic.NotFoundError, match="`other` does not exist"):
                     one.messages.create(**{**asked, "model": "other"})
                 with pytest.raises(anthropic.BadRequestError, match="`container`") as caught:
@@ -478,3 +477,60 @@ def test_the_gateway_translates_for_tenants_and_within_their_limits(tmp_path: Pa
                     few.messages.create(**asked)
                 assert int(limited.value.response.headers["retry-after"]) > 0
                 assert limited.value.type == "rate_limit_error"
+
+
+def test_the_gateway_streams_texts_and_calls_tools_before_two_servers(tmp_path: Path) -> None:
+    with (
+        fleet_of(2, "--latency", "0.05") as sims,
+        Serve(tmp_path, *(word for sim in sims for word in ("--endpoint", sim.base_url))) as serve,
+        anthropic.Anthropic(
+            base_url=serve.url.removesuffix("/v1"), api_key="none", max_retries=0
+        ) as client,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        forced: Any = {"tools": TOOLS, "tool_choice": {"type": "any"}}
+
+        def stream(number: int) -> None:
+            """A text, asked for with instructions."""
+            content = f"call {number}"
+            turns: Any = [{"role": "user", "content": content}]
+            asked: Any = {**ASKED, "messages": turns, "system": "be brief"}
+            with client.messages.stream(**asked) as events:
+                pieces = list(events.text_stream)
+                whole = events.get_final_message()
+            assert len(pieces) > 2
+            assert ["".join(pieces)] == said_in(whole) == [f"You said: {content}"]
+            assert whole.stop_reason == "end_turn"
+
+        def converse(number: int) -> None:
+            """Tools are called, whole or as a stream; their results go back."""
+            if number % 2:
+                whole = client.messages.create(**ASKED, **forced)
+            else:
+                with client.messages.stream(**ASKED, **forced) as events:
+                    whole = events.get_final_message()
+            calls = [block for block in whole.content if block.type == "tool_use"]
+            assert whole.stop_reason == "tool_use"
+            assert [(call.name, call.input) for call in calls] == [
+                ("weather", {"city": "Oslo"}),
+                ("now", {}),
+            ]
+            results: Any = [
+                {"type": "tool_result", "tool_use_id": call.id, "content": "rain " * 50}
+                for call in calls
+            ]
+            turns: Any = [
+                *HELLO,
+                {"role": "assistant", "content": whole.content},
+                {"role": "user", "content": results},
+            ]
+            last = client.messages.create(**{**ASKED, "messages": turns}, tools=TOOLS)
+            assert (said_in(last), last.stop_reason) == (["You said: hello there"], "end_turn")
+            # Both results have reached the server.
+            assert last.usage.input_tokens - whole.usage.input_tokens > 100
+
+        list(threads.map(stream, range(8)))
+        list(threads.map(converse, range(8)))
+        received = [sim.stats()["received"] for sim in sims]
+        assert sum(received) == 24
+        assert min(received) > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,8 @@ pytestmark = [
 AXE = Path(sys.prefix) / "node/node_modules/axe-core/axe.min.js"
 PHONE, DESK = 400, 1280
 LIGHT, DARK = False, True
+SCREENS = [*itertools.product((PHONE, DESK), (LIGHT, DARK))]
+CHARTS_OF = {"healthy": 5, "failing": 6, "empty": 0, "million": 5}
 # Of each chart, how far what is drawn reaches below it, in pixels; null where nothing is drawn.
 CHARTS = """[...document.querySelectorAll('.chart')].map(one => {
   const end = part => part.getBoundingClientRect().bottom;
@@ -53,13 +57,11 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobReport]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "charts", "screens"),
     [
-        ("failing", 6, [(PHONE, LIGHT), (PHONE, DARK), (DESK, LIGHT), (DESK, DARK)]),
-        ("empty", 0, [(DESK, DARK), (PHONE, LIGHT)]),
-        ("healthy", 5, [(DESK, LIGHT), (PHONE, DARK)]),
-        ("million", 5, [(PHONE, DARK), (DESK, LIGHT)]),
+        *((name, charts, SCREENS) for name, charts in CHARTS_OF.items()),
         ("million failing empty", 4, [(DESK, DARK), (PHONE, LIGHT)]),
     ],
 )
@@ -71,21 +73,39 @@ def test_a_page_is_drawn_without_an_error_a_request_or_a_scroll_bar(
     charts: int,
     screens: list[tuple[int, bool]],
 ) -> None:
-    """Opened on one screen, which then changes."""
     path = tmp_path / "page.html"
     path.write_text(html_of([reports[name] for name in names.split()]), "utf-8")
-    width, dark = screens[0]
-    browser.open(path, width, dark=dark)
     for width, dark in screens:
-        browser.look(width, dark=dark)
-        assert faults(browser) == []
-        # By now plotly, which waits for 0.1 s after a change of the size, has drawn it again.
-        browser.screenshot(tmp_path / f"{width}-{'dark' if dark else 'light'}.png")
-        assert browser.run(CHARTS) == [0] * charts
-        assert browser.run("document.documentElement.scrollWidth") <= width
+        browser.open(path, width, dark=dark)
+        check(browser, width, charts)
+        browser.keep(f"report {names} {width} {'dark' if dark else 'light'}")
+    # The same page on another screen.
+    width, dark = screens[0]
+    browser.look(width, dark=dark)
+    check(browser, width, charts)
+
+
+def check(browser: Browser, width: int, charts: int) -> None:
+    """The page that is open has so many charts, and nothing wrong with it."""
+    assert faults(browser) == []
+    # By now plotly, which waits for 0.1 s after a change of the size, has drawn it again.
+    assert browser.run(CHARTS) == [0] * charts
+    assert browser.run("document.documentElement.scrollWidth") <= width
     assert browser.messages == []
     outside = [url for url in browser.requests if not url.startswith(("file:", "data:", "blob:"))]
     assert outside == []
+
+
+@pytest.mark.slow
+def test_the_data_of_a_million_rows_takes_a_megabyte_at_most(
+    reports: dict[str, JobReport],
+) -> None:
+    page = html_of([reports["million"]])
+    data = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
+    assert data is not None
+    # All that the page has of the job, with its own style and script.
+    rest = re.sub(r"<script>[^<]*plotly\.js.*?</script>", "", page, flags=re.DOTALL)
+    assert 10_000 < len(data[1]) < len(rest) <= 1_000_000
 
 
 def faults(browser: Browser) -> list[str]:

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -69,23 +69,66 @@ def test_the_openai_sdk_calls_streams_embeds_and_lists_models(tmp_path: Path) ->
         assert "Unknown URL" in serve.page("/v1/modelssim")[1]["error"]["message"]
 
 
-def test_curl_gets_a_whole_answer_and_its_body_reaches_the_server_byte_for_byte(
-    tmp_path: Path,
-) -> None:
+async def curl(url: str, body: bytes) -> bytes:
+    """The body of the answer."""
+    command = ["curl", "-sSN", f"{url}/chat/completions", "--data-binary", "@-"]
+    done = await asyncio.to_thread(
+        subprocess.run, command, input=body, capture_output=True, check=True
+    )
+    return done.stdout
+
+
+async def test_curl_gets_whole_and_streamed_answers_of_two_servers(tmp_path: Path) -> None:
     with (
         fleet_of(2, "--latency", "0.5") as sims,
         Serve(tmp_path, *flags_of(sims)) as serve,
-        ThreadPoolExecutor(8) as threads,
     ):
-        body = json.dumps({"model": "m", "messages": HELLO, "odd": 1.50})
-        command = ["curl", "-s", f"{serve.url}/chat/completions", "-d", body]
 
-        def ask(_: int) -> str:
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        def body(number: int, *, is_stream: bool) -> bytes:
+            messages = [{"role": "user", "content": f"call {number}"}]
+            return json.dumps({"model": "m", "messages": messages, "stream": is_stream}).encode()
 
-        for answered in threads.map(ask, range(8)):
-            assert json.loads(answered)["choices"][0]["message"]["content"] == "You said: hello"
+        answers = await asyncio.gather(
+            *(curl(serve.url, body(number, is_stream=number % 2 == 1)) for number in range(8))
+        )
+        for number, answered in enumerate(answers):
+            if number % 2:
+                *events, last, nothing = answered.decode().split("\n\n")
+                assert (last, nothing) == ("data: [DONE]", "")
+                read = [json.loads(event.removeprefix("data: "))["choices"] for event in events]
+                texts = [choices[0]["delta"].get("content") or "" for choices in read if choices]
+                assert len(texts) > 2
+                text = "".join(texts)
+            else:
+                text = json.loads(answered)["choices"][0]["message"]["content"]
+            assert text == f"You said: call {number}"
         assert all(sim.stats()["received"] for sim in sims)
+
+
+# Spaces, numbers, escapes, the order of fields, and fields that are unknown.
+ODD_FIELDS = b'"odd" : [1.50, 1E2,12345678901234567890],\n "\\u00e9\xc3\xa9":null'
+ODD_REQUEST = b'{ %b , "messages":[{"content":"hello","role":"user"}],"model":"m" %b}\n'
+ODD_STREAM = b', "stream":true,  "stream_options":{"include_usage" : true}'
+ODD_CHOICE = b'"choices":[{"index":0,"finish_reason":"stop", "%b":{"content":"hi"}}]'
+ODD_ANSWER = b"{ %b,\t%b }\n" % (ODD_FIELDS, ODD_CHOICE % b"message")
+ODD_EVENTS = b": a comment\n\nevent: odd\ndata:{ %b,%b }\n\ndata: [DONE]\n\n" % (
+    ODD_FIELDS.replace(b"\n", b""),
+    ODD_CHOICE % b"delta",
+)
+
+
+async def test_curl_and_the_server_get_the_bytes_of_each_other(tmp_path: Path) -> None:
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        is_stream = b"stream" in seen.body
+        kind = "text/event-stream" if is_stream else "application/json"
+        writer.write(answer(ODD_EVENTS if is_stream else ODD_ANSWER, Content_Type=kind))
+
+    async with RawServer(handle) as server:
+        with Serve(tmp_path, "--endpoint", server.base_url) as serve:
+            for more, told in ((b"", ODD_ANSWER), (ODD_STREAM, ODD_EVENTS)):
+                asked = ODD_REQUEST % (ODD_FIELDS, more)
+                assert await curl(serve.url, asked) == told
+                assert server.seen[-1].body == asked
 
 
 PLACE: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -379,6 +422,74 @@ def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(tmp_path: Path) 
         assert all(one.result().choices for one in asked)
         status, err = ending.result()
         assert (status, "ending 8 calls" in err) == (0, True)
+
+
+class Caller(threading.Thread):
+    """Asks in a closed loop on one connection, until an answer is the last one of it.
+
+    answers: when each was sent and answered, its status, and whether it was the last one. lost:
+    calls that were sent and not answered.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._address = urlsplit(url).netloc
+        self.answers: list[tuple[float, float, int, bool]] = []
+        self.lost: list[str] = []
+
+    def run(self) -> None:
+        body = json.dumps({"model": "m", "messages": HELLO})
+        with closing(http.client.HTTPConnection(self._address, timeout=60)) as connection:
+            is_last = False
+            while not is_last:
+                try:
+                    connection.request("POST", "/v1/chat/completions", body)
+                except OSError:
+                    # Nothing of the call was sent.
+                    return
+                sent_s = time.monotonic()
+                try:
+                    told = connection.getresponse()
+                    told.read()
+                except (OSError, http.client.HTTPException) as error:
+                    self.lost.append(repr(error))
+                    return
+                is_last = told.headers["connection"] == "close"
+                self.answers.append((sent_s, time.monotonic(), told.status, is_last))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_under_load_loses_no_call_that_was_sent(tmp_path: Path, workers: int) -> None:
+    drain_s = 20.0
+    flags = ("--drain", f"{drain_s}s", "--workers", str(workers))
+    with (
+        SimProcess("--latency", "0.02-1") as sim,
+        Serve(tmp_path, "--endpoint", sim.base_url, *flags) as serve,
+    ):
+        callers = [Caller(serve.url) for _ in range(32)]
+        for caller in callers:
+            caller.start()
+        wait_until(lambda: sim.stats()["answered"] > 60)
+        told_s = time.monotonic()
+        status, err = serve.end()
+        took_s = time.monotonic() - told_s
+        for caller in callers:
+            caller.join()
+        stats = sim.stats()
+    assert [lost for caller in callers for lost in caller.lost] == []
+    assert (status, "cut off" in err) == (0, False)
+    assert took_s < drain_s
+    answers = [each for caller in callers for each in caller.answers]
+    # What was in flight has its answer; what came later may be told to come back.
+    assert {status for sent_s, _, status, _ in answers if sent_s < told_s} == {200}
+    assert {status for sent_s, _, status, _ in answers if sent_s >= told_s} <= {200, 503}
+    assert [status for _, _, status, _ in answers].count(200) == stats["answered"]
+    assert stats["answered"] == stats["received"]
+    # It takes the gateway a moment to notice.
+    meanwhile = [is_last for _, answered_s, _, is_last in answers if answered_s > told_s + 0.3]
+    assert len(meanwhile) > 5
+    assert all(meanwhile)
+    assert all(caller.answers[-1][-1] for caller in callers)
 
 
 async def test_calls_that_are_cut_off_at_the_end_are_counted_as_such(tmp_path: Path) -> None:

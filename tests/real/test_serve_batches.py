@@ -28,6 +28,7 @@ from support.raw_server import RawServer, Seen
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess, fleet_of
 from support.until import until
+from support.worker_lines import close_lines, lines_on_one, workers_of
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 
@@ -124,6 +125,64 @@ def test_other_users_of_the_machine_cannot_read_files_and_answers(tmp_path: Path
         client = serve.client()
         ended(client, begun(client, lines_of(1)).id)
     assert (tmp_path / "redline.serve" / "batches").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_tenant_gets_at_files_and_batches_of_another_through_any_worker(
+    tmp_path: Path, workers: int
+) -> None:
+    keys = keys_of(tmp_path, "owner", "other") | {"nobody": "rl-none"}
+    with (
+        SimProcess() as sim,
+        Serve(
+            tmp_path,
+            *("--endpoint", sim.base_url, "--keys", "keys.jsonl", "--workers", str(workers)),
+        ) as serve,
+    ):
+        owner = serve.client(keys["owner"])
+        done = ended(owner, begun(owner, lines_of(3)).id)
+        sim.stop()
+        going = begun(owner, lines_of(3))
+
+        def tries(file: str, batch: str) -> list[tuple[str, str, Any]]:
+            create = {
+                "input_file_id": file,
+                "endpoint": batch_files.CHAT,
+                "completion_window": "24h",
+            }
+            return [
+                ("GET", f"/v1/files/{file}", None),
+                ("GET", f"/v1/files/{file}/content", None),
+                ("DELETE", f"/v1/files/{file}", None),
+                ("POST", "/v1/batches", create),
+                ("GET", f"/v1/batches/{batch}", None),
+                ("POST", f"/v1/batches/{batch}/cancel", {}),
+            ]
+
+        for name in workers_of(serve.url, workers):
+            lines = {who: lines_on_one(serve.url, 1, name, key)[0] for who, key in keys.items()}
+            # The second is still in flight.
+            ids = [(done.input_file_id, done.id), (done.output_file_id, going.id)]
+            for file, batch in ids:
+                never = tries("file-none", "batch-none")
+                for asked, unknown in zip(tries(file, batch), never, strict=True):
+                    assert lines["nobody"].request(*asked)[0] == 401, asked
+                    status, told = lines["other"].request(*asked)
+                    assert status == 404, asked
+                    # As if it did not exist: in the words for an id that never was.
+                    told = told.replace(file.encode(), b"file-none")
+                    told = told.replace(batch.encode(), b"batch-none")
+                    assert told == lines["other"].request(*unknown)[1]
+                for path in ("files", "batches", f"files?after={file}", f"batches?after={batch}"):
+                    assert lines["nobody"].request("GET", f"/v1/{path}")[0] == 401
+                    assert lines["other"].get(f"/v1/{path}")["data"] == []
+            assert len(lines["owner"].get("/v1/files")["data"]) == 3
+            assert len(lines["owner"].get("/v1/batches")["data"]) == 2
+        close_lines()
+        sim.go_on()
+        assert ended(owner, going.id).request_counts.completed == 3
+        assert output_of(owner, done.output_file_id).keys() == {f"line {n}" for n in range(3)}
+        assert sim.stats()["received"] == 6
 
 
 # A tenant that may use one of two models; its limits may follow.

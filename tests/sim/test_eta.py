@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import re
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -12,18 +13,21 @@ import pytest
 
 from redline.calls import Endpoint, HttpBackend, Retry
 from redline.job.settings import Job, Prompting
+from redline.job.show import Meter, RowCount, View, screen, text_of
 from redline.job.work import (
     Backpressure,
+    Bill,
     Endpoints,
     Feed,
     Renderer,
     Runner,
     Sampler,
+    Selection,
     Tally,
 )
 from redline.journal import NotKept, Result
 from redline.limits import Limits
-from redline.observe import Estimate, estimate
+from redline.observe import Alerts
 from redline.sources import open_source
 from redline.testing import VirtualClock, virtual_run
 from redline.timeline import TIMELINE_VERSION, Gatherer, RunFacts, Totals, Window
@@ -43,9 +47,13 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class Ran(msgspec.Struct):
-    """The windows that the job's own sampler made, and when it ended."""
+    """The windows that the job's own sampler made, and when it ended.
+
+    shown: what the live view said of the end, second by second, and when.
+    """
 
     windows: list[Window]
+    shown: list[tuple[float, str]]
     end_s: float
 
 
@@ -129,24 +137,58 @@ def ran(shape: Shape) -> Ran:
                 clock=clock,
             )
             begun_s = loop.time()
+            view = View(
+                job=job,
+                tally=tally,
+                runner=runner,
+                bill=Bill(job, None),
+                sampler=sampler,
+                alerts=Alerts([]),
+                source_name="rows",
+                found_limits=list,
+                feed=feed,
+                selection=Selection(job, None, None, None),
+                row_count=RowCount(shape.rows, None),
+                journal=None,
+                before=None,
+            )
+            shown = list[tuple[float, str]]()
+            looking = asyncio.create_task(look(view, clock, shown))
             sampler.start(
                 lambda: Totals(rows=shape.rows, done=tally.succeeded, attempts=tally.attempts)
             )
             await runner.run()
             end_s = loop.time() - begun_s
+            looking.cancel()
             await sampler.finish("finished")
             await feed.aclose()
             await calls.aclose()
         assert tally.succeeded == shape.rows
-        return Ran(sampler.windows, end_s)
+        return Ran(sampler.windows, shown, end_s)
 
     return virtual_run(main(), limit_s=3600.0)
 
 
-def of_ten_seconds(windows: Sequence[Window]) -> Estimate:
-    """The rate of the last ten seconds goes on."""
+async def look(view: View, clock: VirtualClock, shown: list[tuple[float, str]]) -> None:
+    """Draws the live view once a second, and keeps when, and what it says of the end."""
+    meter = Meter(view, clock)
+    while True:
+        await asyncio.sleep(1.0)
+        line = text_of(screen(meter.read(), view.source_name, 79)[0])
+        shown.append((round(clock.now_s(), 6), line.partition("  ETA ")[2]))
+
+
+def shown_s(text: str) -> float:
+    """The seconds of a text like `9 m 05 s` or `4.2 s`."""
+    assert re.fullmatch(r"(\d+ m )?[\d.]+ s", text), text
+    parts = re.findall(r"([\d.]+) ([ms])", text)
+    return sum(float(value) * {"m": 60, "s": 1}[unit] for value, unit in parts)
+
+
+def of_ten_seconds(windows: Sequence[Window]) -> float:
+    """The seconds to the end if the rate of the last ten goes on."""
     rows = sum(window.done for window in windows[-10:])
-    return Estimate(windows[-1].totals.left * 10.0 / rows if rows else math.inf, False)
+    return windows[-1].totals.left * 10.0 / rows if rows else math.inf
 
 
 @pytest.mark.slow
@@ -157,16 +199,18 @@ def test_the_end_of_a_job_is_predicted_at_each_second_after_the_first_minute(
     found = ran(shape())
     assert 500 < found.end_s < 700
 
-    def check(estimator: Callable[[Sequence[Window]], Estimate]) -> None:
-        seconds = [n for n, window in enumerate(found.windows, 1) if window.end_s < found.end_s]
-        assert len(seconds) > 480
-        for count in seconds[LEAST_S:]:
-            end_s, eta_s = found.windows[count - 1].end_s, estimator(found.windows[:count]).eta_s
-            assert eta_s is not None, end_s
-            off = (end_s + eta_s - found.end_s) / found.end_s
-            assert abs(off) <= TOLERATED, (end_s, off)
+    def check(ends: Sequence[tuple[float, float]]) -> None:
+        later = [one for one in ends if LEAST_S <= one[0] < found.end_s]
+        assert len(later) > 420
+        for at_s, eta_s in later:
+            off = (at_s + eta_s - found.end_s) / found.end_s
+            assert abs(off) <= TOLERATED, (at_s, off)
 
+    on_screen = [(at_s, shown_s(text)) for at_s, text in found.shown if at_s >= LEAST_S]
     if shape in (bursts, long_waves):
-        assert_caught(check, estimate, of_ten_seconds)
-    else:
-        check(estimate)
+        plain = [
+            (window.end_s, of_ten_seconds(found.windows[:count]))
+            for count, window in enumerate(found.windows, 1)
+        ]
+        assert_caught(check, on_screen, plain)
+    check(on_screen)

@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Any
 
 PROGRAM = shutil.which("chromium")
+# The name of a folder: screenshots are kept there, for people to look at.
+KEPT = "REDLINE_SCREENSHOTS"
 _LONGEST_S = 100.0
 
 
@@ -125,6 +127,12 @@ class Browser:
         """The whole page as a PNG."""
         found = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(found["data"]))
+
+    def keep(self, name: str) -> None:
+        """Keeps a screenshot under this name, if the environment names a folder for them."""
+        if folder := os.environ.get(KEPT):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.screenshot(Path(folder) / f"{name}.png")
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._data:

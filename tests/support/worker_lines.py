@@ -55,10 +55,16 @@ class Line:
         message = {"role": "user", "content": content}
         return self.post({"model": "m", "messages": [message], **facts})[0]
 
+    def request(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
+        """Status and body of any answer. body: sent as JSON; None for none."""
+        raw = None if body is None else json.dumps(body)
+        self._connection.request(method, path, raw, self._headers)
+        answer = self._connection.getresponse()
+        return answer.status, answer.read()
+
     def text(self, path: str) -> str:
         """A page."""
-        self._connection.request("GET", path, headers=self._headers)
-        return self._connection.getresponse().read().decode()
+        return self.request("GET", path)[1].decode()
 
     def get(self, path: str) -> Any:
         """A page of JSON."""

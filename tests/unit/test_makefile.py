@@ -25,6 +25,16 @@ def test_each_target_is_written_once_and_explained() -> None:
     assert explained == Counter(set(TARGETS[1].split()) - inner)
 
 
+def test_every_program_that_tests_are_skipped_without_is_installed() -> None:
+    listed = re.search(r"for program in (.*); do", RULES)
+    assert listed is not None
+    texts = [path.read_text("utf-8") for path in (ROOT / "tests").glob("*/*.py")]
+    needed = {name for text in texts for name in re.findall(r'which\("([\w-]+)"\)', text)}
+    # Any machine has the one; the other is of the package prometheus.
+    assert needed - {"bash", "promtool"} <= set(listed[1].split())
+    assert {"tmux", "chromium"} <= needed
+
+
 @pytest.mark.parametrize("target", TARGETS[1].split() if TARGETS else [])
 def test_each_target_has_something_to_do(target: str) -> None:
     words = ["make", "--dry-run", "--always-make", "--no-print-directory", target, "NAME=kills"]
