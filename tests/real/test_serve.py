@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -490,6 +491,44 @@ def test_sigterm_under_load_loses_no_call_that_was_sent(tmp_path: Path, workers:
     assert len(meanwhile) > 5
     assert all(meanwhile)
     assert all(caller.answers[-1][-1] for caller in callers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_loses_no_call_on_a_new_connection(tmp_path: Path, workers: int) -> None:
+    """What the kernel has taken and the gateway has not yet seen is answered, too."""
+    body = json.dumps({"model": "m", "messages": HELLO}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    call = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    with SimProcess("--latency", "0.01") as sim, ThreadPoolExecutor(24) as threads:
+        # A busy gateway leaves some to the kernel in most of the tries.
+        for _ in range(4):
+            flags = ("--endpoint", sim.base_url, "--workers", str(workers))
+            with Serve(tmp_path, *flags) as serve:
+                address = urlsplit(serve.url)
+
+                def ask(host: str, port: int) -> list[str]:
+                    lost: list[str] = []
+                    while True:
+                        with socket.socket() as client:
+                            try:
+                                client.connect((host, port))
+                            except OSError:
+                                return lost
+                            try:
+                                client.sendall(call)
+                                if not client.makefile("rb").read().startswith(b"HTTP/1.1 "):
+                                    lost.append("no answer")
+                            except OSError as error:
+                                lost.append(repr(error))
+
+                asking = [
+                    threads.submit(ask, address.hostname or "", address.port or 0)
+                    for _ in range(24)
+                ]
+                time.sleep(0.5)
+                assert serve.end()[0] == 0
+                assert [lost for one in asking for lost in one.result()] == []
 
 
 async def test_calls_that_are_cut_off_at_the_end_are_counted_as_such(tmp_path: Path) -> None:

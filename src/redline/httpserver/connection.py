@@ -98,9 +98,10 @@ class Service:
     async def first_requests(self, within_s: float) -> None:
         """Returns once every client that has connected has sent something, or the time is up."""
         for _ in range(round(within_s / _LOOK_S)):
+            # Those that the event loop has just accepted are made in its next turns.
+            await asyncio.sleep(_LOOK_S)
             if not any(connection.is_silent for connection in self.connections):
                 return
-            await asyncio.sleep(_LOOK_S)
 
     async def end(self, within_s: float) -> None:
         """Cancels every handler and closes every connection; what remains is cut off.

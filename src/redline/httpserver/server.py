@@ -10,13 +10,17 @@ closed    the end no connection                   is cancelled
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import os
 import socket
+import struct
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from redline.errors import ConfigError, RedlineError
@@ -35,11 +39,14 @@ _HINTS = {
     errno.EADDRINUSE: "stop what listens there, or choose another port: 0 picks a free one",
     errno.EACCES: "only root may use a port below 1024; 0 picks a free one",
 }
+# Byte 13 of a TCP header has its flags, and SYN is 2 of them. The codes are from linux/filter.h.
+_NO_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
+_SO_ATTACH_FILTER = 26  # asm-generic/socket.h
 _OTHER_HINT = "the host is an address of this machine, such as 127.0.0.1; 0.0.0.0 is all of them"
 # For what was written to go out, and for handlers that are cancelled.
 _LAST_WORDS_S = 1.0
 # For the first request of a client that has just connected, when the server closes.
-_FIRST_WORDS_S = 0.5
+_FIRST_WORDS_S = 1.0
 
 
 def cannot_listen(name: str, address: tuple[str, int], error: OSError) -> ConfigError:
@@ -55,6 +62,22 @@ def cannot_listen(name: str, address: tuple[str, int], error: OSError) -> Config
     )
 
 
+def _take_no_more(listening: socket.socket) -> None:
+    """Has the kernel begin no more connections, but complete those that it has begun.
+
+    A client asks again after a second, and then finds the address closed.
+    """
+    if sys.platform != "linux" or listening.family == socket.AF_UNIX:
+        return
+    # A classic BPF program: load the flags of the TCP header, and drop what has SYN set.
+    program = b"".join(starmap(struct.Struct("HBBI").pack, _NO_SYN))
+    held = ctypes.create_string_buffer(program, len(program))
+    filtered = struct.pack("HP", len(_NO_SYN), ctypes.addressof(held))
+    # Some sandboxes have no filters.
+    with suppress(OSError):
+        listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filtered)
+
+
 async def stop_accepting(listener: asyncio.Server) -> list[socket.socket]:
     """Closes a listener in the loop's next turn; returns what only the kernel has accepted by then.
 
@@ -64,16 +87,20 @@ async def stop_accepting(listener: asyncio.Server) -> list[socket.socket]:
     clients may have sent a request by then.
     """
     loop = asyncio.get_running_loop()
+    # Sockets of uvloop have neither `accept` nor `setsockopt`.
+    listening = [socket.socket(fileno=os.dup(one.fileno())) for one in listener.sockets]
+    for one in listening:
+        one.setblocking(False)
+        _take_no_more(one)
     for one in listener.sockets:
         loop.remove_reader(one.fileno())
     await asyncio.sleep(0)
     accepted = list[socket.socket]()
-    for one in listener.sockets:
-        # Sockets of uvloop have no `accept`. An error is that there are no more, as a rule.
-        with socket.socket(fileno=os.dup(one.fileno())) as listening, suppress(OSError):
-            listening.setblocking(False)
+    for one in listening:
+        # An error is that there are no more, as a rule.
+        with one, suppress(OSError):
             while True:
-                accepted.append(listening.accept()[0])
+                accepted.append(one.accept()[0])
     listener.close()
     return accepted
 
