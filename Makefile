@@ -94,6 +94,8 @@ bench: $(TESTS) ## run every benchmark and update docs/benchmarks*.md; about fou
 	-@$(BIN)/python bench/scaling.py
 	-@$(BIN)/python bench/binds.py
 	-@$(BIN)/python bench/predict.py
+	-@$(BIN)/python bench/throughput.py
+	-@$(BIN)/python bench/show.py
 	-@$(BIN)/python bench/recorder.py
 	-@$(BIN)/python bench/gateway.py
 	-@$(BIN)/python bench/engine.py

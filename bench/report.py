@@ -43,6 +43,8 @@ NAMES = (
     "scaling",
     "binds",
     "predict",
+    "throughput",
+    "show",
     "recorder",
     "transports",
     "server",
@@ -59,7 +61,7 @@ NAMES = (
     "engine",
 )
 # Those that may have left no record yet: their parts say so.
-AWAITED = ("opcodes",)
+AWAITED = ("opcodes", "throughput", "show")
 # Tables from all results.
 SUMMARIES = ("costs", "gains", "lost")
 
