@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from support.scripts import script
+from support.sim_process import SimProcess
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -486,6 +487,42 @@ def test_every_record_is_of_a_committed_tree_and_has_passed() -> None:
         record = json.loads(path.read_text())
         assert record.get("has_passed", True), path.name
         assert re.fullmatch("[0-9a-f]{40}", record["commit"]), path.name
+
+
+class Costing:
+    """Costs as much for each row as the next of these figures says, and 1 s for the start."""
+
+    def __init__(self, *a_row: float) -> None:
+        self._a_row = iter((1.0, *(each for each in a_row for _ in ("many", "few"))))
+
+    def cpu_s(self, rows: Path) -> float:
+        return 1.0 + next(self._a_row) * int(rows.stem)
+
+
+def test_a_turn_that_is_disturbed_does_not_count() -> None:
+    versions = script("bench/versions.py", "record")
+    counts = versions.InFlight(64, 0.0, 3_000, 1_000, 3)
+    # The machine becomes slower, and the last run of each meets other work.
+    variants = Costing(0.1, 0.2, 0.9), Costing(0.11, 0.22, 0.3)
+    pairs = versions.compare(variants, [Path("3000"), Path("1000")], counts, 1)
+    assert pairs == [[pytest.approx(200), pytest.approx(220)]]
+
+
+@pytest.mark.slow
+def test_both_sides_of_what_is_compared_run_to_their_end(tmp_path: Path) -> None:
+    """They reach into parts of redline that may change."""
+    recorder = script("bench/recorder.py", "record", "run", "versions")
+    journal = script("bench/journal.py")
+    rows = tmp_path / "20.jsonl"
+    sys.modules["record"].write_rows(rows, 20)
+    with SimProcess() as server:
+        for is_on in (False, True):
+            assert recorder.Variant(is_on, server.base_url, 8).cpu_s(rows) > 0
+        counts = sys.modules["versions"].InFlight(8, 0.0, 20, 10, 1)
+        sides = {kind: journal.Runs(kind, server.base_url, counts) for kind in ("off", "on")}
+        for runs in sides.values():
+            assert runs.cpu_s(rows) > 0
+    assert sides["on"].bytes_written > sides["off"].bytes_written == 0
 
 
 def test_redline_runs_before_each_peer() -> None:
