@@ -310,6 +310,26 @@ def test_the_default_of_a_fleet_is_near_the_best(results: dict[str, Any]) -> Non
     assert stale["weighted_score"]["p50_s"] > 3 * stale["p2c"]["p50_s"]
 
 
+def test_real_servers_confirm_the_order_of_strategies() -> None:
+    found = record_of("route_real")
+    settings, seeds = found["settings"], found["seeds"]["arrivals"]
+    assert (settings["servers"], settings["calls"] >= 300, len(seeds) >= 3) == (4, True, True)
+    scenarios = {run["scenario"] for run in found["raw"]}
+    assert len(scenarios) == 6
+    differing = 0
+    for name in scenarios:
+        runs = [run for run in found["raw"] if run["scenario"] == name]
+        assert [run["seed"] for run in runs] == seeds
+        real = {who: mean(run["real"][who]["mean_s"] for run in runs) for who in runs[0]["real"]}
+        for better, worse in itertools.permutations(real, 2):
+            virtual = [(run["virtual"][better], run["virtual"][worse]) for run in runs]
+            if all(one["mean_s"] < 0.9 * other["mean_s"] for one, other in virtual):
+                differing += 1
+                assert real[better] < real[worse], (name, better, worse)
+    assert differing >= 20
+    assert all(one["rank_correlation"] > 0.5 for one in found["summary"].values())
+
+
 def test_a_fixed_score_is_as_slow_as_before_there_was_a_pool(results: dict[str, Any]) -> None:
     settings, stale = results["route"]["settings"]["stale"], results["route"]["summary"]["stale"]
     if "before_s" not in settings:
@@ -430,6 +450,29 @@ def test_a_million_rows_are_shown_and_compared_in_little_memory() -> None:
     assert {title.split()[0] for title in record["raw"]} == {"show", "compare"}
     peaks_mb = [one["peak_mb"] for one in record["raw"].values()]
     assert record["summary"]["peak_mb"] == max(peaks_mb) <= 200
+
+
+def test_bottlenecks_that_are_kept_apart_are_others_and_count_as_they_came(
+    results: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = results["binds"]
+    names = [one["name"] for one in record["apart"]["raw"]]
+    assert len(names) == 4
+    assert not {*names} & {one["name"] for one in record["raw"]}
+    binds = script("bench/binds.py", "record")
+    (tmp_path / "binds.json").write_text(json.dumps(record))
+    assert binds.try_apart(tmp_path / "binds.json", relax=True) == 2
+    assert "have been run" in capsys.readouterr().err
+
+
+def test_each_run_of_a_bottleneck_is_summarized() -> None:
+    binds = script("bench/binds.py", "record")
+    runs = [("a", 1, 10, 10), ("a", 2, 10, 8), ("b", 1, 20, 20), ("b", 2, 20, 19)]
+    summary = binds.summarize([binds.Found(*run, (), {}) for run in runs])
+    assert summary["by_seed"] == {"a": {"1": 1.0, "2": 0.8}, "b": {"1": 1.0, "2": 0.95}}
+    assert summary["least_run"] == {"name": "a", "seed": 2, "share": 0.8}
+    # What is judged is each scenario over its seeds.
+    assert (summary["least"], summary["share"]) == (0.9, 0.95)
 
 
 def test_bench_agrees_with_its_peer_or_the_first_page_says_that_not(pages: dict[str, str]) -> None:
