@@ -68,7 +68,7 @@ check-fast: $(TESTS)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow' $(FAST)
 
 # One that misses its bar does not keep the others from being measured.
-bench: $(TESTS) ## run every benchmark and update docs/benchmarks*.md; about four hours
+bench: $(TESTS) ## run every benchmark and update docs/benchmarks*.md; about five hours
 	-@$(BIN)/python bench/run.py
 	-@$(BIN)/python bench/stages.py
 	-@$(BIN)/python bench/journal.py
@@ -89,6 +89,7 @@ bench: $(TESTS) ## run every benchmark and update docs/benchmarks*.md; about fou
 	-@$(BIN)/python bench/concurrency.py
 	-@$(BIN)/python bench/waiters.py
 	-@$(BIN)/python bench/route.py
+	-@$(BIN)/python bench/route_real.py
 	-@$(BIN)/python bench/pool_cost.py
 	-@$(BIN)/python bench/failures.py
 	-@$(BIN)/python bench/scaling.py

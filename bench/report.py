@@ -38,6 +38,7 @@ NAMES = (
     "concurrency",
     "waiters",
     "route",
+    "route_real",
     "pool_cost",
     "failures",
     "scaling",
@@ -61,7 +62,7 @@ NAMES = (
     "engine",
 )
 # Those that may have left no record yet: their parts say so.
-AWAITED = ("opcodes", "throughput", "show")
+AWAITED = ("opcodes", "route_real", "throughput", "show")
 # Tables from all results.
 SUMMARIES = ("costs", "gains", "lost")
 
