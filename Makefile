@@ -68,7 +68,7 @@ check-fast: $(TESTS)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow' $(FAST)
 
 # One that misses its bar does not keep the others from being measured.
-bench: $(TESTS) ## run every benchmark and update docs/benchmarks*.md; about four hours
+bench: $(TESTS) ## run every benchmark and update docs/benchmarks*.md; about five hours
 	-@$(BIN)/python bench/run.py
 	-@$(BIN)/python bench/stages.py
 	-@$(BIN)/python bench/journal.py
@@ -89,11 +89,14 @@ bench: $(TESTS) ## run every benchmark and update docs/benchmarks*.md; about fou
 	-@$(BIN)/python bench/concurrency.py
 	-@$(BIN)/python bench/waiters.py
 	-@$(BIN)/python bench/route.py
+	-@$(BIN)/python bench/route_real.py
 	-@$(BIN)/python bench/pool_cost.py
 	-@$(BIN)/python bench/failures.py
 	-@$(BIN)/python bench/scaling.py
 	-@$(BIN)/python bench/binds.py
 	-@$(BIN)/python bench/predict.py
+	-@$(BIN)/python bench/throughput.py
+	-@$(BIN)/python bench/show.py
 	-@$(BIN)/python bench/recorder.py
 	-@$(BIN)/python bench/gateway.py
 	-@$(BIN)/python bench/engine.py

@@ -1,6 +1,7 @@
 """Does the timeline of a job say what was planted in it?
 
     python bench/binds.py [--seeds 5] [--no-relax] [NAME ...]
+    python bench/binds.py --apart
 
 Runs the scenarios of tests/support/bottlenecks.py and prints for each the share of its seconds that
 are named by the planted cause, and what the others were taken for. Seeds are derived from the hash
@@ -11,12 +12,16 @@ are the 2 s after a change, the start among them, and instead of them one p95 la
 longer, where the cause lies in the endpoint.
 
 Status 1 unless 95 % of all seconds are right and 90 % in each scenario, all seeds together and each
-label is confirmed.
+label is confirmed. The least share of a single run is only printed.
+
+--apart runs the scenarios of tests/support/bottlenecks_apart.py once with the first seed, and adds
+what came of it to the record, where later runs leave it: nothing is tuned by them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -31,6 +36,7 @@ import record
 sys.path.insert(0, str(record.ROOT / "tests"))
 
 from support.bottlenecks import Scenario, gains, played, scenarios
+from support.bottlenecks_apart import apart
 
 # In each scenario, and of all seconds together.
 LEAST_OF_ONE, LEAST_OF_ALL = 0.90, 0.95
@@ -109,11 +115,17 @@ def summarize(found: Iterable[Found]) -> dict[str, Any]:
     every = list(found)
     names = dict.fromkeys(one.name for one in every)
     shares = {name: _share([one for one in every if one.name == name]) for name in names}
+    least = min(every, key=lambda one: _share([one]))
     return {
         "seconds": sum(one.seconds for one in every),
         "share": _share(every),
         "least": min(shares.values()),
         "shares": shares,
+        "by_seed": {
+            name: {str(one.seed): _share([one]) for one in every if one.name == name}
+            for name in names
+        },
+        "least_run": {"name": least.name, "seed": least.seed, "share": _share([least])},
         "not_confirmed": [
             f"{one.name}, {label}, seed {one.seed}" for one in every for label in one.not_confirmed
         ],
@@ -125,14 +137,45 @@ def _share(found: list[Found]) -> float:
     return round(sum(one.right for one in found) / max(1, seconds), 4)
 
 
+def raw_of(found: Iterable[Found]) -> list[dict[str, Any]]:
+    """As the record has them."""
+    return [{**vars(one), "gain": one.gain, "wrong": list(one.wrong)} for one in found]
+
+
+def try_apart(path: Path, *, relax: bool) -> int:
+    """Runs the scenarios that are kept apart, once, and adds them to the record."""
+    whole = json.loads(path.read_text())
+    if "apart" in whole:
+        print(f"{path}: they have been run, and count as they came", file=sys.stderr)
+        return 2
+    [seed] = seeds(1)
+    kept = record.Record("apart", {"relax": relax}, {"scenarios": [seed]})
+    found = []
+    for scenario in apart(seed):
+        found.append(tried(scenario, seed, relax=relax))
+        print(found[-1], flush=True)
+    summary = summarize(found)
+    print(f"{'kept apart':24} {100 * summary['share']:5.1f} % of {summary['seconds']:,} s")
+    with record.scratch() as folder:
+        made = kept.write(folder, summary, raw_of(found))
+        whole["apart"] = json.loads(made.read_text())
+    path.write_text(json.dumps(whole, indent=1) + "\n")
+    print(f"written: {path}")
+    return 0
+
+
 def main() -> int:
     """The exit status: 0 if enough seconds are right."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--no-relax", action="store_true", help="confirm no label by another run")
+    parser.add_argument("--apart", action="store_true", help="those kept apart, once")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     given = parser.parse_args()
+    path = given.results / "binds.json"
+    if given.apart:
+        return try_apart(path, relax=not given.no_relax)
     drawn = seeds(given.seeds)
     wanted = [
         (scenario, seed)
@@ -149,11 +192,17 @@ def main() -> int:
     for name, share in summary["shares"].items():
         print(f"{name:24} {100 * share:5.1f} %")
     print(f"{'all':24} {100 * summary['share']:5.1f} % of {summary['seconds']:,} s")
+    least = summary["least_run"]
+    print(f"least of one run: {100 * least['share']:.1f} %, {least['name']}, seed {least['seed']}")
     for name in summary["not_confirmed"]:
         print(f"not confirmed: {name}")
     if not given.names:
-        raw = [{**vars(one), "gain": one.gain, "wrong": list(one.wrong)} for one in found]
-        print(f"written: {kept.write(given.results, summary, raw)}")
+        before = json.loads(path.read_text()) if path.exists() else {}
+        kept.write(given.results, summary, raw_of(found))
+        if "apart" in before:
+            whole = {**json.loads(path.read_text()), "apart": before["apart"]}
+            path.write_text(json.dumps(whole, indent=1) + "\n")
+        print(f"written: {path}")
     is_good = summary["share"] >= LEAST_OF_ALL and summary["least"] >= LEAST_OF_ONE
     return 0 if is_good and not summary["not_confirmed"] else 1
 

@@ -67,10 +67,7 @@ _SCRIPTS = {
 # These run it in their own process. The others start redline and programs of the tests in processes
 # of their own, so that all of those count as well.
 _IN_PROCESS = frozenset(
-    (
-        *("engine-equality", "engine-law", "engine-pipeline"),
-        *("faults", "fuzz-server", "fuzz-transport", "journal-kills"),
-    )
+    ("engine-equality", "engine-law", "engine-pipeline", "faults", "journal-kills")
 )
 _STARTED = ("src", "tests", "bench/peers", "examples/tiny-model", "pyproject.toml")
 # Files of tests count only for the one that runs them.
@@ -120,12 +117,12 @@ def limit_servers() -> list[Part]:
 
 
 def fuzz() -> list[Part]:
-    """Ten minutes of seeded faults in what a server answers."""
+    """Twelve minutes of seeded faults in what a server answers."""
     return [Part(name, seed, work) for name, seed, work in fuzz_transport.parts()]
 
 
 def fuzz_requests() -> list[Part]:
-    """Ten minutes of seeded faults in what a client of our own server sends."""
+    """Twelve minutes of seeded faults in what a client of our own server sends."""
     return [Part(name, seed, work) for name, seed, work in fuzz_server.parts()]
 
 

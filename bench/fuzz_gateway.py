@@ -16,9 +16,7 @@ import record
 
 sys.path.insert(0, str(record.ROOT / "tests"))
 
-from support.door_fuzzing import PROPERTIES, Door
-from support.serve_process import Serve, keys_of
-from support.sim_process import SimProcess
+from support.door_fuzzing import PROPERTIES, Door, fuzzed_gateway
 
 EXAMPLES = 2_000
 SEEDS = 4
@@ -35,15 +33,8 @@ def parts() -> Iterator[tuple[str, int, Work]]:
 
 def _work(check: Callable[[Door, int, int | None], None], seed: int) -> Work:
     def work(folder: Path) -> dict[str, Any]:
-        key = keys_of(folder, "one")["one"]
-        with (
-            SimProcess() as sim,
-            Serve(folder, "--endpoint", sim.base_url, "--keys", "keys.jsonl") as serve,
-        ):
-            door = Door(serve.url, key)
+        with fuzzed_gateway(folder) as door:
             check(door, EXAMPLES, seed)
-            assert serve.end() == (0, ""), "the gateway has written to stderr"
-            assert sim.stats()["in_flight"] == 0, "a call is still in flight"
         statuses = {str(status): count for status, count in sorted(door.statuses.items())}
         print(f"  {door.statuses.total():,} requests: {statuses}")
         return {"requests": door.statuses.total(), "statuses": statuses}

@@ -3,11 +3,15 @@
 Twenty parts of half a minute, each with its own seed. Each counts its executions and the lines of
 connection.py, answer_form.py and both inflate.py that they reached, and fails if the law of
 tests/support/fuzzing.py breaks or fewer than 90 % of the lines were reached.
+
+Four more parts run `redline run` again and again over a server with such answers, and fail if the
+law of tests/support/socket_fuzzing.py breaks.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
@@ -22,9 +26,12 @@ sys.path.insert(0, str(record.ROOT / "tests"))
 from redline import inflate as decompression
 from redline.calls.wire import answer_form, connection, inflate
 from support.fuzzing import fuzz
+from support.socket_fuzzing import Figures, fuzz_run
 
 LASTS_S = 30.0
 PARTS = 20
+OVER_SOCKETS = 4
+ROWS = 40
 LEAST_PERCENT = 90.0
 
 Work = Callable[[Path], dict[str, Any]]
@@ -42,6 +49,8 @@ def parts() -> Iterator[tuple[str, int, Work]]:
     """Name, seed and work of each part."""
     for seed in range(1, PARTS + 1):
         yield f"seed {seed}", seed, _work(seed)
+    for seed in range(1, OVER_SOCKETS + 1):
+        yield f"redline run, seed {seed}", seed, _runs(seed)
 
 
 def _work(seed: int) -> Work:
@@ -63,6 +72,18 @@ def _work(seed: int) -> Work:
                 raise UnreachedError(f"{lines['percent']} % of {name} was reached", found)
         print(f"  {found['executions']:,} executions: {found['outcomes']}")
         return found
+
+    return work
+
+
+def _runs(seed: int) -> Work:
+    def work(folder: Path) -> dict[str, Any]:
+        figures, runs, ends_s = Figures(), 0, time.monotonic() + LASTS_S
+        while time.monotonic() < ends_s:
+            fuzz_run(folder / str(runs), 1_000 * seed + runs, ROWS, figures)
+            runs += 1
+        print(f"  {figures.executions:,} answers in {runs} runs: {figures.outcomes}")
+        return {"runs": runs, **figures.as_record()}
 
     return work
 

@@ -16,19 +16,23 @@ Figures are CPU seconds of the gateway, all its processes and threads, per 1,000
 1,000 tokens, and latencies beside those of the same load without a gateway. redline has 100 keys of
 100 tenants, each with limits of requests, tokens, concurrency and money that do not bind, limits of
 its endpoints, p2c and its metrics. The upstream checks that each request came whole, with its own
-key and without the client's. At the end, redline's /metrics must agree with what the upstreams have
-counted, each key must have been used, each upstream must have had its part of the calls, and of one
-more tenant no more calls than its limit may reach the upstreams.
+key and without the client's. At the end, redline's /metrics and its calls, tokens and money of all
+tenants must agree with what the upstreams have counted, each key must have been used, and of four
+more tenants, which have a limit of requests, of tokens, of money and of concurrency, no more calls
+than that may reach the upstreams.
 
 Status 1 if redline takes more than 1.2 times the CPU of sglang-router or more than a fiftieth of
 the LiteLLM proxy's, or adds more than 10 ms to the p99 of gaps or more than 5 ms to that of
-latencies.
+latencies, or if an upstream gets less than 0.8 of an equal part of the calls that overlap. Of calls
+that are mostly alone, one of two idle upstreams may have all: p2c takes the one with the lower
+latency of late.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -42,6 +46,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,10 +72,29 @@ STREAM_COUNTS = (500, 400, 300, 200, 100, 50)
 # The LiteLLM proxy passes on some hundred tokens a second.
 SLOW_STREAMS = 8
 KEYS = 100
-# Requests that one more tenant may make, and that it tries.
+# Dollars for a million tokens of input and of output.
+INPUT_USD, OUTPUT_USD = 1, 2
+# Calls that each of further tenants may make, and that it tries.
 BOUND, BOUND_TRIES = 10, 15
-# Of the calls that an equal part would be, each upstream gets at least this.
-LEAST_PART = 0.5
+BOUND_BODY: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": TOKENS,
+    "messages": [{"role": "user", "content": "hello"}],
+}
+# What such a call uses: mock.c counts a token for four bytes.
+BOUND_INPUT = len(json.dumps(BOUND_BODY)) // 4
+BOUND_USD = (BOUND_INPUT * INPUT_USD + TOKENS * OUTPUT_USD) / 1e6
+# Streams that one more tenant may have at a time, and that it tries.
+BOUND_STREAMS, BOUND_STREAM_TRIES = 2, 6
+# Their limits. Half a call above what BOUND calls use: one more would need more.
+BOUNDS = {
+    "requests": f'requests = ["{BOUND}/1h"]',
+    "tokens": f'tokens = ["{round((BOUND + 0.5) * (BOUND_INPUT + TOKENS))}/1h"]',
+    "money": f'money_per_day = "${(BOUND + 0.5) * BOUND_USD:.7f}"',
+    "concurrency": f"concurrency = {BOUND_STREAMS}",
+}
+# Of the calls that an equal part would be, each upstream gets at least this, if calls overlap.
+LEAST_PART = 0.8
 MOST_RATE = 200.0
 LOAD_CORE, GATEWAY_CORE = 0, 1
 STARTS_WITHIN_S = 180.0
@@ -223,9 +247,10 @@ def _redline(folder: Path, upstreams: Upstreams) -> tuple[list[Process], tuple[i
     keys, secrets = folder / "keys.jsonl", folder / "secrets"
     tenants = [f"tenant-{number}" for number in range(KEYS)]
     secrets.write_text("".join(f"{add_key(keys, name)[1]}\n" for name in tenants))
-    for name in ("bound", "admin"):
+    for name in (*BOUNDS, "admin"):
         (folder / name).write_text(add_key(keys, name)[1])
-    limits = f'[tenants.bound]\nrequests = ["{BOUND}/1h"]\n[tenants.admin]\nadmin = true\n'
+    limits = "[tenants.admin]\nadmin = true\n"
+    limits += "".join(f"[tenants.{name}]\n{limit}\n" for name, limit in BOUNDS.items())
     endpoints = "".join(
         f'[endpoints.up-{number}]\nbase_url = "http://127.0.0.1:{port}/v1"\n'
         'api_key_env = "UPSTREAM_KEY"\nmodels = { m = "m" }\nconcurrency = 512\n'
@@ -241,7 +266,8 @@ def _redline(folder: Path, upstreams: Upstreams) -> tuple[list[Process], tuple[i
     named = ", ".join(f'"up-{number}"' for number in range(UPSTREAMS))
     file.write_text(
         f'[serve]\nendpoint = [{named}]\nbalance = "p2c"\nport = 0\nkeys = "{keys}"\n'
-        f'state = "{folder / "state"}"\n[prices."m"]\ninput = 1\noutput = 2\n{endpoints}{limits}'
+        f'state = "{folder / "state"}"\n[prices."m"]\n'
+        f"input = {INPUT_USD}\noutput = {OUTPUT_USD}\n{endpoints}{limits}"
     )
     command = (*record.REDLINE, "serve", "--config", str(file))
     process = Process(GATEWAY_CORE, command, folder / "redline.log", {"UPSTREAM_KEY": UPSTREAM_KEY})
@@ -393,7 +419,8 @@ def drive(gateway: Gateway, load: Load, upstreams: Upstreams) -> dict[str, Any]:
     _check(gateway, load, found, counted)
     if is_judged:
         used = len(calls_of_tenants(gateway) - callers)
-        if used < min(KEYS, load.connections):
+        # Streams begin one after the other, in the time that one takes.
+        if used < min(KEYS, load.connections, found["requests"]):
             raise RuntimeError(f"{load.name}: {used} keys were used")
     units = found["tokens"] if load.is_streamed else found["requests"]
     wall_s = max(found["wall_s"], 0.001)
@@ -458,43 +485,78 @@ def check_metrics(gateway: Gateway) -> dict[str, Any]:
     return found
 
 
-def calls_of_tenants(gateway: Gateway) -> Counter[str]:
-    """The calls of redline's tenants so far, as its state says."""
+def tenants_of(gateway: Gateway) -> list[dict[str, Any]]:
+    """Redline's tenants that have made calls, as its state says."""
     key = (gateway.keys.parent / "admin").read_text()
     asked = urllib.request.Request(
         f"http://127.0.0.1:{gateway.ports[0]}/status", headers={"Authorization": f"Bearer {key}"}
     )
     with urllib.request.urlopen(asked, timeout=30) as answer:
-        return Counter({one["name"]: one["calls"] for one in json.load(answer)["tenants"]})
+        found: list[dict[str, Any]] = json.load(answer)["tenants"]
+        return found
 
 
-def check_split(gateway: Gateway) -> None:
-    """Raises RuntimeError unless each upstream has had its part of the calls."""
-    calls = [each["calls"] for each in gateway.counted]
-    if min(calls) < LEAST_PART * sum(calls) / UPSTREAMS:
-        raise RuntimeError(f"the upstreams counted {calls}, which is no fair split")
+def calls_of_tenants(gateway: Gateway) -> Counter[str]:
+    return Counter({one["name"]: one["calls"] for one in tenants_of(gateway)})
 
 
-def check_limit(gateway: Gateway, upstreams: Upstreams) -> None:
+def check_tenants(gateway: Gateway) -> dict[str, Any]:
+    """What redline's tenants have used, beside the upstreams' counts. Raises RuntimeError."""
+    counted = sum(gateway.counted, Counter[str]())
+    written = TOKENS * counted["calls"]
+    cost_usd = (counted["prompt_tokens"] * INPUT_USD + written * OUTPUT_USD) / 1e6
+    tenants = tenants_of(gateway)
+    found = {
+        "calls": sum(one["calls"] for one in tenants),
+        "tokens": sum(one["tokens"] for one in tenants),
+        "spent_usd": math.fsum(one["spent_usd"] or 0.0 for one in tenants),
+    }
+    right = {
+        "calls": counted["calls"],
+        "tokens": counted["prompt_tokens"] + written,
+        "spent_usd": cost_usd,
+    }
+    if any(not math.isclose(found[name], right[name], rel_tol=1e-9) for name in right):
+        raise RuntimeError(f"the tenants have used {found}, and the upstreams counted {right}")
+    return found
+
+
+def check_limit(gateway: Gateway, upstreams: Upstreams, kind: str) -> None:
     """Raises RuntimeError unless as many calls of a bound tenant arrive as it may make."""
-    key = (gateway.keys.parent / "bound").read_text()
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
+    is_stream = kind == "concurrency"
+    most, tries = (BOUND_STREAMS, BOUND_STREAM_TRIES) if is_stream else (BOUND, BOUND_TRIES)
+    body = {**BOUND_BODY, "stream": True} if is_stream else BOUND_BODY
     asked = urllib.request.Request(
         f"http://127.0.0.1:{gateway.ports[0]}/v1/chat/completions",
-        body,
-        {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+        json.dumps(body).encode(),
+        {
+            "Authorization": f"Bearer {(gateway.keys.parent / kind).read_text()}",
+            "Content-Type": "application/json",
+        },
     )
-    before = sum(each["calls"] for each in upstreams.counters())
-    refused = 0
-    for _ in range(BOUND_TRIES):
+
+    def ask(_: int) -> int:
         try:
-            urllib.request.urlopen(asked, timeout=30).close()
+            with urllib.request.urlopen(asked, timeout=30) as answer:
+                answer.read()
+                return int(answer.status)
         except urllib.error.HTTPError as error:
-            refused += error.code == 429
-            error.close()
-    arrived = sum(each["calls"] for each in upstreams.counters()) - before
-    if (arrived, refused) != (BOUND, BOUND_TRIES - BOUND):
-        raise RuntimeError(f"a limit of {BOUND} calls: {arrived} arrived, {refused} were refused")
+            with error:
+                return error.code
+
+    before = sum(upstreams.counters(), Counter[str]())
+    with ThreadPoolExecutor(tries if is_stream else 1) as threads:
+        statuses = Counter(threads.map(ask, range(tries)))
+    arrived = sum(upstreams.counters(), Counter[str]())
+    arrived.subtract(before)
+    if (arrived["calls"], statuses) != (most, {200: most, 429: tries - most}):
+        raise RuntimeError(f"{most} calls by {BOUNDS[kind]}: {arrived['calls']} came, {statuses}")
+    [own] = [one for one in tenants_of(gateway) if one["name"] == kind]
+    tokens = arrived["prompt_tokens"] + TOKENS * most
+    cost_usd = (arrived["prompt_tokens"] * INPUT_USD + TOKENS * most * OUTPUT_USD) / 1e6
+    right = {"calls": tries, "refused": tries - most, "tokens": tokens, "spent_usd": cost_usd}
+    if any(not math.isclose(own[name], right[name], rel_tol=1e-9) for name in right):
+        raise RuntimeError(f"{kind}: {own}, and the upstreams counted {arrived}")
 
 
 def loads_of(
@@ -601,9 +663,21 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-def bars(summary: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """What redline is held to, in words, and whether it is met."""
+def least_part(runs: Sequence[Mapping[str, Any]]) -> float:
+    """Of an equal part of redline's calls that overlap, what the upstream with the fewest got."""
+    calls = [
+        run["upstreams"] for run in runs if run["gateway"] == JUDGED and run["load"] != LATENCY
+    ]
+    each = [sum(of) for of in zip(*calls, strict=True)]
+    return round(UPSTREAMS * min(each) / sum(each), 3)
+
+
+def bars(summary: Mapping[str, Any], part: float | None) -> list[tuple[str, bool]]:
+    """What redline is held to, in words, and whether it is met. part: see least_part."""
     found = []
+    if part is not None:
+        text = f"p2c: an upstream got {part:.2f} of an equal part, at least {LEAST_PART}"
+        found.append((text, part >= LEAST_PART))
     for load, rows in summary.items():
         if load != LATENCY and PEER in rows and JUDGED in rows:
             ratio = rows[PEER]["redline_ratio"]
@@ -711,13 +785,14 @@ def main() -> int:
             found = one_round(turn, upstreams, shape, seconds)
             runs += [{"round": number + 1, **run} for run in found]
         own = [gateway for gateway in gateways if gateway.name == JUDGED]
-        metrics = check_metrics(own[0]) if own else {}
+        metrics: dict[str, Any] = {}
         for gateway in own:
-            check_split(gateway)
-            check_limit(gateway, upstreams)
+            metrics = {**check_metrics(gateway), "tenants": check_tenants(gateway)}
+            for kind in BOUNDS:
+                check_limit(gateway, upstreams, kind)
     summary = summarize(runs)
     print(show(summary))
-    held = bars(summary)
+    held = bars(summary, least_part(runs) if own else None)
     for text, is_met in held:
         print(f"{'met   ' if is_met else 'MISSED'} {text}")
     if not given.quick:

@@ -6,7 +6,8 @@
 All endpoints are one server, each under a key of its own. Each round runs the same rows with one
 endpoint, with two and with a hundred, several times in alternating order, at 64 in flight with
 answers at once. The ratio is to the CPU seconds with one endpoint in the same round; start-up and
-connections are taken off by a run of fewer rows. The bound is the upper end of a one-sided 95 %
+connections are taken off by a run of fewer rows. With 10 pairs, all takes some 14 minutes if the
+cores are idle. The bound is the upper end of a one-sided 95 %
 interval for the mean of its logarithm; status 1 if one is above its bar. With --opcodes or
 --instructions, what a row costs is counted as in bench/opcodes.py, and the functions are listed
 that differ most from one endpoint; there is no bar. Bytecodes say what a pool does and not how long
@@ -28,7 +29,7 @@ import record
 from versions import InFlight, Variant, compare, upper_bound, write_rows
 
 # Each of a hundred endpoints is asked a hundred times before what is compared begins.
-LOAD = InFlight(64, 0.0, 30_000, 10_000, 5)
+LOAD = InFlight(64, 0.0, 26_000, 10_000, 7)
 # Rows of the two runs in which work is counted. By the end of the first, the latency of each of a
 # hundred endpoints is known.
 COUNTED = (2_500, 4_000)

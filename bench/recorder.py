@@ -4,8 +4,9 @@ Each pair runs the same rows with all of it on, the timeline of what binds, the 
 terminal and the metrics page, and with all of it off: no view, no page, nothing is sampled, and the
 attempts of a call are thrown away. In turn, against one server, under both loads of bench/run.py,
 with its rows and its limit that never binds. A run of fewer rows takes off what is spent once, such
-as the start of the page's server. Status 1 if the upper end of a one-sided 95 % interval for the
-mean ratio of CPU seconds is above --most.
+as the start of the page's server. With 10 pairs, all takes some 19 minutes if the cores are idle.
+Status 1 if the upper end of a one-sided 95 % interval for the mean ratio of CPU seconds is above
+--most.
 """
 
 from __future__ import annotations
@@ -18,15 +19,14 @@ from typing import Any, NamedTuple
 
 import record
 import run
-from versions import IN_FLIGHT, compare, summarize
+from versions import InFlight, compare, summarize
 
-# Of bench/run.py, with the numbers of rows that bench/versions.py has for as many in flight.
+# Rows of the two runs, and runs of each in a pair. The median of seven turns scatters two thirds as
+# much as their mean: a turn beside other work may cost twice as much.
+SIZES = {64: (24_000, 2_000, 7), 1_000: (12_000, 4_000, 7)}
+# Of bench/run.py.
 LOADS = {
-    name: next(
-        counts._replace(latency_s=latency_s)
-        for counts in IN_FLIGHT.values()
-        if counts.count == in_flight
-    )
+    name: InFlight(in_flight, latency_s, *SIZES[in_flight])
     for name, (in_flight, latency_s) in run.LOADS.items()
 }
 START = f"""
@@ -46,12 +46,9 @@ def without(self):
     begin(self)
     self.due = sys.maxsize
 
-async def nothing(self, *parts):
-    self._cpu.close()
-
 Gatherer.__init__ = without
+# What has not begun has nothing to finish.
 sampler.Sampler.start = lambda self, *parts: None
-sampler.Sampler.finish = nothing
 """
 # What each run has beside its rows and its load: with all of it, and without.
 ON, OFF = ("--metrics-port", "0"), ("-q",)
@@ -73,8 +70,8 @@ class Variant(NamedTuple):
         words += ON if self.is_on else OFF
         with record.scratch() as folder:
             process = record.run_client(words, folder, on_terminal=self.is_on)
-            written = sum(1 for _ in (folder / "out.jsonl").open("rb"))
-        expected = sum(1 for _ in rows.open("rb"))
+            written = (folder / "out.jsonl").read_bytes().count(b"\n")
+        expected = rows.read_bytes().count(b"\n")
         if written != expected:
             raise RuntimeError(f"{written} of {expected} results were written")
         return process.cpu_s

@@ -1,6 +1,6 @@
 """What forwarding a request of 1 KB costs, beside a bare passthrough.
 
-    python bench/relay.py [--rounds 7] [--seconds 3] [--connections 64]
+    python bench/relay.py [--rounds 21] [--seconds 3] [--connections 64]
     python bench/relay.py --instructions                                  without a clock
 
 A front takes POST /v1/chat/completions with a body of 1 KB, sends its bytes on over pooled
@@ -9,7 +9,8 @@ usage each time. The fronts take turns in each round: a bare passthrough (a Prot
 on each side), redline's server, retry and backend without limits, and the same within limits of
 requests and tokens that never bind. All are on uvloop, each in a process of its own, and wrk drives
 them. Figures are CPU seconds of the front alone per 1,000 requests, and the ratio to the bare one
-of the same round. Status 1 if the median ratio within limits is above 3.
+of the same round. One round scatters by a third, so it takes many for a steady median; all takes
+some 4 minutes. Status 1 if the median ratio within limits is above 3.
 
 With --instructions, callgrind counts the machine instructions of each front, by the difference of
 two fixed numbers of requests: per request, and per event of a stream whose events come one by one.
@@ -189,7 +190,7 @@ def summarize(runs: list[Measured]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--results", type=Path, default=record.RESULTS)

@@ -38,11 +38,14 @@ NAMES = (
     "concurrency",
     "waiters",
     "route",
+    "route_real",
     "pool_cost",
     "failures",
     "scaling",
     "binds",
     "predict",
+    "throughput",
+    "show",
     "recorder",
     "transports",
     "server",
@@ -59,7 +62,7 @@ NAMES = (
     "engine",
 )
 # Those that may have left no record yet: their parts say so.
-AWAITED = ("opcodes",)
+AWAITED = ("opcodes", "route_real", "throughput", "show")
 # Tables from all results.
 SUMMARIES = ("costs", "gains", "lost")
 

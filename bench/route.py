@@ -51,7 +51,7 @@ import record
 
 sys.path.insert(0, str(record.ROOT / "tests"))
 
-from redline.calls import Call, Request, Retry
+from redline.calls import Backend, Call, Request, Retry
 from redline.errors import CallError, ServerFailed
 from redline.route import STRATEGIES, Asked, Figures, Pool, Seat, Strategy, strategy_of
 from redline.testing import virtual_run
@@ -218,14 +218,21 @@ def pool_of(servers: Sequence[ModelServer], strategy: str, seed: int) -> Pool:
     return Pool([seat(one) for one in servers], chosen_by, seed=seed, clock=CLOCK)
 
 
-async def send_all(pool: Pool, calls: Sequence[Arrival]) -> list[float]:
-    """The latencies of the calls through the pool."""
+def simulated(work_s: float) -> Request:
+    """A call of this much work for a simulated server."""
+    return Request(body={"work": work_s})
+
+
+async def send_all(
+    pool: Backend, calls: Sequence[Arrival], ask: Callable[[float], Request] = simulated
+) -> list[float]:
+    """The latencies of the calls through the pool. ask: makes the request of an amount of work."""
     loop = asyncio.get_running_loop()
     backend, begun_s, latencies_s = Retry(pool, clock=CLOCK, seed=1), loop.time(), list[float]()
 
     async def send(call: Arrival) -> None:
         sent_s = loop.time()
-        outcome = await backend.send(Request(body={"work": call.work_s}), Call())
+        outcome = await backend.send(ask(call.work_s), Call())
         assert outcome.is_success, outcome
         latencies_s.append(loop.time() - sent_s)
 

@@ -2,20 +2,24 @@
 
     python bench/serve_soak.py [--minutes 30] [--load 0.5] [--keys 1000]
 
-Before a simulated provider, at half of the load that it took in a first look, come chats whose
-prompts differ, in the names of 1,000 tenants, a fifth of them streamed; 5 % of the clients leave
-before their answer. After a warm-up, a line is laid through each figure by least squares, over the
-time. Bars, of what a slope is at most, three standard errors added:
+Before a simulated provider come chats whose prompts differ, in the names of 1,000 tenants, a fifth
+of them streamed; 5 % of the clients leave before their answer. Half load is half of the calls that
+the gateway can answer with a core of its own: a first look counts the CPU time that a call takes
+it, so that neither its clients nor the provider are the bound. After a warm-up, a line is laid
+through each figure by least squares, over the time. Bars, of what a slope is at most, three
+standard errors added:
   memory       2 MB an hour: a gateway that runs for a month grows by 1.5 GB at the most.
   blocks       20,000 an hour: Python's allocations, of which each has 100 bytes or so.
   descriptors  20 an hour, and tasks as many: one that is lost every 3 minutes is found.
-In the end nothing may be in flight or wait, of any class or tenant. Status 1 if anything leaks.
+In the end nothing may be in flight or wait, of any class or tenant. Status 1 if anything leaks, or
+if the gateway was less than LEAST_BUSY of the time at work.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import hashlib
 import json
@@ -42,12 +46,15 @@ from redline.calls import Endpoint
 from redline.job import new_event_loop
 from redline.serve.gateway import GatewaySettings, gateway_of
 from redline.serve.keys import Key
-from support.serve_gauges import descriptors, held, memory_mb
+from support.serve_gauges import cpu_s, descriptors, held, memory_mb
 
 CANCELLED = 0.05
 STREAMED = 0.2
-LATENCY = "0.01-0.05"
-CONNECTIONS = 32
+LATENCY = "0.002-0.01"
+# More than half load keeps in flight, also where the machine is busy.
+CONNECTIONS = 128
+# Of the time that half load would be, if each call took the gateway as long as in the first look.
+LEAST_BUSY = 0.4
 # Of the time, before which connections are made, caches fill and every tenant has asked.
 WARM_UP = 0.25
 STANDARD_ERRORS = 3
@@ -57,21 +64,55 @@ Sample = dict[str, float]
 
 
 class Plan(NamedTuple):
-    """One soak. load: the part of what the gateway takes. seed: of prompts, tenants and leavers."""
+    """One soak. load: the part of what the gateway can do. seed: of prompts, tenants and leavers.
+
+    per_s: calls a second; 0 for those of `load`. is_exact: samples have `allocated_kb`, too: what
+    the process has allocated, without garbage.
+    """
 
     lasts_s: float = 1800.0
     keys: int = 1000
     load: float = 0.5
     seed: int = 1
     every_s: float = 1.0
-    warm_up_s: float = 5.0
+    warm_up_s: float = 10.0
+    per_s: float = 0.0
+    connections: int = CONNECTIONS
+    is_exact: bool = False
 
 
 # The gateway, in a process of its own that looks at itself.
 
 
-def serve(folder: Path, url: str) -> None:
+class _MallInfo(ctypes.Structure):
+    """See mallinfo(3)."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def allocated_kb() -> float | None:
+    """What malloc has handed out; all of Python's objects, too, with PYTHONMALLOC=malloc.
+
+    None where the C library does not tell: glibc does since 2.33.
+    """
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None:
+        return None
+    ask.restype = _MallInfo
+    found = ask()
+    return float(found.uordblks + found.hblkhd) / 1024
+
+
+def serve(folder: Path, url: str, *, is_exact: bool) -> None:
     """Serves as `redline serve` does; each line on stdin asks for a sample on stdout."""
+    # Its connections to the endpoint stay open for the next calls.
+    endpoint_port = urlsplit(url).port or 0
 
     async def main() -> None:
         settings = GatewaySettings(
@@ -83,14 +124,20 @@ def serve(folder: Path, url: str) -> None:
         async with gateway_of(settings) as served:
             print(served.gateway.base_url, flush=True)
             while asked := await asyncio.to_thread(sys.stdin.readline):
-                if asked == "collected\n":
+                if asked == "collected\n" or is_exact:
                     gc.collect()
                 found: dict[str, Any] = {
                     "memory_mb": round(memory_mb(os.getpid()), 3),
                     "blocks": sys.getallocatedblocks(),
-                    "descriptors": descriptors(os.getpid()),
+                    "descriptors": descriptors(os.getpid(), endpoint_port),
                     "tasks": len(asyncio.all_tasks()),
+                    "cpu_s": cpu_s(os.getpid()),
                 }
+                if is_exact:
+                    found["allocated_kb"] = allocated_kb()
+                if asked == "collected\n":
+                    # To walk them again for each sample would take long.
+                    gc.freeze()
                 if asked == "held\n":
                     found = held(msgspec.to_builtins(served.gateway.watch.snapshot()))
                 print(json.dumps(found), flush=True)
@@ -102,12 +149,19 @@ def serve(folder: Path, url: str) -> None:
 class Served:
     """That process, while it is entered."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, *, is_exact: bool = False) -> None:
         self._words = [sys.executable, __file__, "--serve", url, str(folder)]
+        self._env = dict(os.environ)
+        if is_exact:
+            self._words.append("--exact")
+            # Without caches, whose free memory counts as allocated.
+            self._env |= {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
 
     def __enter__(self) -> Self:
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(self._words, stdin=pipe, stdout=pipe, text=True)
+        self._process = subprocess.Popen(
+            self._words, env=self._env, stdin=pipe, stdout=pipe, text=True
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
@@ -135,26 +189,31 @@ class Served:
 
 
 class Clients:
-    """CONNECTIONS clients at a pace. answers, left: calls that were answered, and left."""
+    """Clients at a pace, each with a connection. answers, left: calls answered, and left."""
 
-    def __init__(self, port: int | None, secrets: Sequence[str], seed: int) -> None:
+    def __init__(self, port: int | None, secrets: Sequence[str], plan: Plan) -> None:
         self._port = port
         self._secrets = secrets
-        self._random = random.Random(seed)
+        self._count = plan.connections
+        self._random = random.Random(plan.seed)
         self._number = 0
         self.answers = self.left = 0
 
+    @property
+    def calls(self) -> int:
+        return self.answers + self.left
+
     async def run(self, lasts_s: float, per_s: float = math.inf) -> None:
-        """Asks until the time is over, at most so often."""
+        """Asks until the time is over, at most so many times a second."""
         ends_s = time.monotonic() + lasts_s
         await asyncio.gather(
-            *(self._client(ends_s, per_s / CONNECTIONS) for _ in range(CONNECTIONS))
+            *(self._client(ends_s, per_s / self._count) for _ in range(self._count))
         )
 
     async def _client(self, ends_s: float, per_s: float) -> None:
         writer: asyncio.StreamWriter | None = None
         next_s = time.monotonic() + (self._random.random() / per_s if per_s < math.inf else 0.0)
-        while next_s < ends_s:
+        while max(next_s, time.monotonic()) < ends_s:
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
             next_s = max(next_s + 1 / per_s, time.monotonic() - 1)
             if writer is None:
@@ -214,10 +273,12 @@ def write_keys(path: Path, count: int) -> list[str]:
 def soak(folder: Path, sim_url: str, plan: Plan) -> dict[str, Any]:
     """Samples, calls, and what is held in the end."""
     secrets = write_keys(folder / "keys.jsonl", plan.keys)
-    with Served(folder, sim_url) as served:
-        clients = Clients(served.port, secrets, plan.seed)
-        asyncio.run(clients.run(plan.warm_up_s))
-        per_s = plan.load * clients.answers / plan.warm_up_s
+    with Served(folder, sim_url, is_exact=plan.is_exact) as served:
+        clients = Clients(served.port, secrets, plan)
+        # Every tenant has asked, and what is compiled, connected and learned has been, by then.
+        while clients.calls < plan.keys:
+            asyncio.run(clients.run(plan.warm_up_s / 2))
+        per_s = plan.per_s or plan.load * _ceiling(served, clients, plan.warm_up_s / 2)
         samples: list[Sample] = []
 
         async def look(begun_s: float) -> None:
@@ -232,14 +293,26 @@ def soak(folder: Path, sim_url: str, plan: Plan) -> dict[str, Any]:
             looking.cancel()
             await asyncio.wait([looking])
 
-        before = served.look("collected")
+        before, called = served.look("collected"), clients.calls
         asyncio.run(main())
+        calls, cpu = clients.calls - called, served.look()["cpu_s"] - before["cpu_s"]
         ends_s = time.monotonic() + 30
         while (left := served.look("held")) and time.monotonic() < ends_s:
             time.sleep(0.1)
         after = served.look("collected")
-    calls = {"answers": clients.answers, "left": clients.left, "per_s": round(per_s, 1)}
-    return {**calls, "held": left, "before": before, "after": after, "samples": samples}
+    return {
+        **{"answers": clients.answers, "left": clients.left, "held": left},
+        **{"per_s": round(calls / plan.lasts_s, 1), "asked_per_s": round(per_s, 1)},
+        **{"busy": round(cpu / plan.lasts_s, 3)},
+        **{"before": before, "after": after, "samples": samples},
+    }
+
+
+def _ceiling(served: Served, clients: Clients, lasts_s: float) -> float:
+    """Calls a second that take the gateway the whole of a core."""
+    called, before = clients.calls, served.look()["cpu_s"]
+    asyncio.run(clients.run(lasts_s))
+    return (clients.calls - called) / (served.look()["cpu_s"] - before)
 
 
 # What the samples say.
@@ -270,6 +343,11 @@ def judge(samples: Sequence[Sample]) -> dict[str, dict[str, float | bool]]:
     return found
 
 
+def _pace(found: dict[str, Any]) -> str:
+    per_s = f"{found['per_s']:,} calls a second of {found['asked_per_s']:,} that are half load"
+    return f"{per_s}, the gateway busy for {found['busy']:.0%} of the time"
+
+
 def parts() -> Iterator[tuple[str, int, Callable[[Path], dict[str, Any]]]]:
     """Name, seed and work of the one part of the campaign: 30 minutes."""
 
@@ -284,6 +362,8 @@ def parts() -> Iterator[tuple[str, int, Callable[[Path], dict[str, Any]]]]:
         leaks = [figure for figure, of in judged.items() if of["is_leak"]]
         assert not leaks, f"{', '.join(leaks)}: {found}"
         assert not found["held"], f"held in the end: {found}"
+        print(f"  {_pace(found)}")
+        assert found["busy"] >= LEAST_BUSY, f"that is no half load: {found}"
         return found
 
     yield "half load", 1, work
@@ -295,9 +375,10 @@ def main() -> int:
     parser.add_argument("--keys", type=int, default=1000)
     parser.add_argument("--load", type=float, default=0.5)
     parser.add_argument("--serve", nargs=2, metavar=("URL", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--exact", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(Path(args.serve[1]), args.serve[0])
+        serve(Path(args.serve[1]), args.serve[0], is_exact=args.exact)
         return 0
     plan = Plan(lasts_s=60 * args.minutes, keys=args.keys, load=args.load)
     with record.scratch() as folder, record.serving(record.sim("--latency", LATENCY)) as sim:
@@ -310,8 +391,9 @@ def main() -> int:
             f"{of['an_hour_at_most']:+9.2f} an hour ({of['allowed']:g} allowed): {verdict}"
         )
     print(f"{found['answers']:,} answers, {found['left']:,} left; held in the end: {found['held']}")
+    print(_pace(found))
     is_flat = not found["held"] and not any(of["is_leak"] for of in judged.values())
-    return 0 if is_flat else 1
+    return 0 if is_flat and found["busy"] >= LEAST_BUSY * args.load / 0.5 else 1
 
 
 if __name__ == "__main__":

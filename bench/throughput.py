@@ -117,11 +117,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--duration", type=int, default=30, help="seconds of each load")
+    parser.add_argument("--results", type=Path, default=record.RESULTS)
     options = parser.parse_args()
     python = record.peer_python("aiperf", "aiperf")
     kept = record.Record(
         "throughput",
-        {"server": SERVER, "concurrency": CONCURRENCY, "duration_s": options.duration},
+        {
+            "server": SERVER,
+            "concurrency": CONCURRENCY,
+            "prompt_tokens": INPUT_TOKENS,
+            "answer_tokens": OUTPUT_TOKENS,
+            "rounds": options.rounds,
+            "duration_s": options.duration,
+            "bars": BARS,
+        },
         versions=record.peer_versions(python, "aiperf"),
     )
     rounds = []
@@ -153,7 +162,7 @@ def main() -> int:
     for figure, difference in differences.items():
         bar = f", at most {BARS[figure]:.0%} is wanted" if figure in BARS else ""
         print(f"  {figure:16}{difference:+.2%}{bar}")
-    kept.write(record.RESULTS, {"differences": differences}, rounds)
+    print(f"written: {kept.write(options.results, {'differences': differences}, rounds)}")
     return 0 if all(abs(differences[name]) <= bar for name, bar in BARS.items()) else 1
 
 

@@ -5,8 +5,9 @@ with answers at once, and at 1,000 in flight with answers after 0.4 s: so many a
 nearly all the time, and neither the client nor the server, which shares the two cores, is busy all
 the time. The ratio is the newer commit's CPU seconds over the older one's; start-up, and at 1,000
 the connections, are taken off by a run of fewer rows. On a virtual machine the same run may cost
-10 to 15 % more or less than the one before, and what it costs drifts over minutes: so a pair is the
-mean of several short runs of each, in turn. With 10 pairs, all takes some 25 minutes if the cores
+10 to 15 % more or less than the one before, or twice as much beside other work, and what it costs
+drifts over minutes: so a pair is the median of several short runs of each, in turn, and its ratio
+the median of their ratios. With 10 pairs, all takes some 25 minutes if the cores
 are idle. The bound is the upper end of a one-sided 95 % interval for the mean of its logarithm;
 status 1 if one is above --most. For 4294e90 the bar is 0.65.
 """
@@ -129,18 +130,28 @@ class Variant(NamedTuple):
 def compare(
     variants: Sequence[Compared], rows: Sequence[Path], counts: InFlight, pairs: int
 ) -> list[list[float]]:
-    """CPU seconds per 1,000 calls of each pair, in the order of the variants. rows: many, few."""
+    """CPU seconds per 1,000 calls of each pair, in the order of the variants. rows: many, few.
+
+    Those of the first are a median over the turns; those of another one are that, times the median
+    of its ratios to the first in each turn. What disturbs a turn does not count, and what lasts
+    longer is the same for both.
+    """
     found = []
     for variant in variants:
         variant.cpu_s(rows[-1])  # warms up, and compiles what it imports
     for pair in range(pairs):
-        spent_s = [0.0] * len(variants)
+        turns = list[list[float]]()
         for turn in range(counts.turns):
+            spent_s = [0.0] * len(variants)
             for at in range(len(variants))[:: 1 if (pair + turn) % 2 else -1]:
                 many_s, few_s = (variants[at].cpu_s(path) for path in rows)
-                spent_s[at] += many_s - few_s
-        calls = counts.turns * (counts.many - counts.few)
-        found.append([round(1000 * each_s / calls, 5) for each_s in spent_s])
+                spent_s[at] = many_s - few_s
+            turns.append(spent_s)
+        first_s = 1000 * statistics.median(turn[0] for turn in turns) / (counts.many - counts.few)
+        ratios = (
+            statistics.median(turn[at] / turn[0] for turn in turns) for at in range(len(variants))
+        )
+        found.append([round(first_s * ratio, 5) for ratio in ratios])
     return found
 
 

@@ -15,21 +15,28 @@ from pathlib import Path
 
 import pytest
 
-from support.live_screen import PRICES, Truth, done_of, number, truth_of, wrong
+from support.live_screen import (
+    OFF_S,
+    OUTAGE,
+    PRICES,
+    Truth,
+    begun_of,
+    done_of,
+    number,
+    truth_of,
+    wrong_lately,
+)
 from support.sim_process import SimProcess
 from support.terminal import OnTerminal, Terminal
 from support.tmux import TMUX, OnTmux
 
 REDLINE = (sys.executable, "-m", "redline")
-ROWS, SLOTS = 600, 60
+ROWS, SLOTS = 800, 60
 VIEW = ["input", "rows", "speed", "binds"]
-# Fields that go on while nothing is answered, or of which the log says nothing then.
-MOVING = r"/s'|/min'|input: '[\d.]+ s'|retrying'|p\d\d "
-# A call may be cut off before one is refused; then the outage began with that.
-GONE = r"refuses connections|unreachable"
-# What the server's log cannot know of a standstill: rows that wait to be tried again, how late a
-# busy machine was to see answers, and what a client says of a server that is gone.
-UNLOGGED = rf"retrying'|p\d\d |: '0 in flight'|{GONE}"
+# A machine with other work may be late to show that everything stands still.
+SETTLED_S = 5.0
+WIDTHS = (60, 80, 120)
+needs_tmux = pytest.mark.skipif(TMUX is None, reason="tmux is not installed")
 
 
 @pytest.fixture
@@ -49,10 +56,10 @@ def command(sim: SimProcess, *flags: str, slots: int = SLOTS) -> list[str]:
     return [*REDLINE, "run", "in.jsonl", *target, *limits, "-o", "out.jsonl", *flags]
 
 
-def interrupted_after(rows: int) -> int:
+def interrupted_after(rows: int, *flags: str) -> int:
     """Rows that a run did which was interrupted then."""
     with SimProcess("--latency", "0.2") as sim:
-        run = subprocess.Popen([*command(sim), "-q"], stderr=subprocess.DEVNULL)
+        run = subprocess.Popen([*command(sim, *flags), "-q"], stderr=subprocess.DEVNULL)
         while sim.stats()["answered"] < rows:
             time.sleep(0.02)
         run.send_signal(signal.SIGINT)
@@ -60,24 +67,53 @@ def interrupted_after(rows: int) -> int:
     return len(Path("out.jsonl").read_text().splitlines())
 
 
+def begun(job: OnTmux) -> float:
+    """When the run began, seen soon after."""
+    job.until(lambda lines: bool(lines) and lines[0].startswith("input "))
+    seen_s = time.monotonic()
+    job.until(lambda _: time.monotonic() > seen_s + 1.0)
+    begun_s = begun_of(job.frames)
+    assert seen_s - begun_s <= OFF_S
+    return begun_s
+
+
+def all_fit(
+    job: OnTmux, log: Truth, until_s: float, settled_s: float = SETTLED_S
+) -> list[list[str]]:
+    """The frames of a standstill. From the first one on of which every number fits, all have to."""
+    still_s, fitting = time.monotonic(), list[list[str]]()
+    while not fitting or time.monotonic() < until_s:
+        at_s, lines = job.next_frame()
+        problems = wrong_lately(lines, log, at_s)
+        if not problems:
+            fitting.append(lines)
+        assert not problems or (not fitting and at_s < still_s + settled_s), (problems, lines)
+    assert len(fitting) >= 3
+    return fitting
+
+
+def counts(job: OnTmux) -> list[int]:
+    """How many rows were done, frame by frame."""
+    return [done_of(lines) for _, lines in job.frames if done_of(lines) >= 0]
+
+
+def eta(lines: list[str]) -> str:
+    return lines[0].partition("ETA ")[2]
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(TMUX is None, reason="tmux is not installed")
+@needs_tmux
 @pytest.mark.parametrize(
-    ("columns", "flags", "is_resumed"),
-    [
-        (120, ("--max-retries", "0"), True),
-        (80, ("--max-tokens", "1"), False),
-        (60, (), True),
-    ],
+    ("columns", "flags"),
+    [(60, ()), (80, ("--max-tokens", "1")), (120, ("--max-retries", "0"))],
 )
 def test_every_number_on_the_screen_is_the_logs(
-    folder: Path, columns: int, flags: tuple[str, ...], is_resumed: bool
+    folder: Path, columns: int, flags: tuple[str, ...]
 ) -> None:
-    before = interrupted_after(40) if is_resumed else 0
+    before = interrupted_after(40, *flags)
     sim = SimProcess("--latency", "2-4", "--faults", "500=0.08", "--faults", "429=0.04")
     with sim, OnTmux(command(sim, *flags), columns) as job:
-        job.until(lambda lines: bool(lines) and lines[0].startswith("input "))
-        begun_s = job.frames[-1][0]
+        begun_s = begun(job)
         job.until(lambda _: sim.stats()["received"] >= SLOTS)
         # All that comes later takes longer than this test: in a while nothing moves, and what is on
         # the screen can be compared.
@@ -89,41 +125,33 @@ def test_every_number_on_the_screen_is_the_logs(
             return is_still and done_of(lines) == before + stats["answered"]
 
         job.until(is_all_there)
-        still_s = time.monotonic()
-        problems = ["nothing was seen"]
-        # A machine with other work may show or see a frame late, but not all of them.
-        while problems and time.monotonic() < still_s + 5.0:
-            at_s, lines = job.next_frame()
-            problems = wrong(lines, truth_of(
-                sim, rows=ROWS, slots=SLOTS, begun_s=begun_s, at_s=at_s, before=before,
-                is_tried_once="--max-retries" in flags,
-            ))  # fmt: skip
-        assert not problems, lines
-        assert all(len(line) < columns for line in lines)
-    shown = [done_of(lines) for _, lines in job.frames if done_of(lines) >= 0]
+        log = truth_of(
+            sim, rows=ROWS, slots=SLOTS, begun_s=begun_s, at_s=0.0, before=before,
+            is_tried_once="--max-retries" in flags,
+        )  # fmt: skip
+        for lines in all_fit(job, log, time.monotonic() + 3.0):
+            assert all(len(line) < columns for line in lines)
+        assert sim.stats()["answered"] == log.stats["answered"]
+    shown = counts(job)
     assert shown == sorted(shown)
     assert shown[-1] > before
 
 
-@pytest.mark.skipif(TMUX is None, reason="tmux is not installed")
+@needs_tmux
 def test_rates_are_of_the_last_ten_seconds_and_the_end_is_the_logs(folder: Path) -> None:
     sim, rows = SimProcess("--latency", "0.25", "--faults", "500=0.05"), 440
     with sim, OnTmux(command(sim, "--limit", str(rows), slots=4), 120) as job:
-        job.until(lambda lines: bool(lines) and lines[0].startswith("input "))
-        begun_s = job.frames[-1][0]
+        begun_s = begun(job)
         job.until(lambda _: time.monotonic() > begun_s + 2.4)
         # From now on twice as fast: what came before is no part of the last ten seconds.
         sim.disturb("500=0.05", latency="0.125")
         job.until(lambda _: time.monotonic() > begun_s + 12.6)
-        problems = ["nothing was seen"]
-        while problems and time.monotonic() < begun_s + 14.6:
+        for _ in range(4):
             at_s, lines = job.next_frame()
             log = truth_of(sim, rows=rows, slots=4, begun_s=begun_s, at_s=at_s)
             # Counts go on while they are compared.
-            problems = [
-                one for one in wrong(lines, log) if re.search(r"/s'|/min'|input: '\d+ s", one)
-            ]
-        assert not problems, lines
+            problems = wrong_lately(lines, log, at_s, only=r"/s'|/min'|input: '\d+ s")
+            assert not problems, lines
         assert log.rows_per_s > 1.05 * log.per_s(lambda one: one["status"] == 200, 60)
         lines = job.until(lambda lines: "status 0" in lines)
         log = truth_of(sim, rows=rows, slots=4, begun_s=begun_s, at_s=at_s)
@@ -137,7 +165,7 @@ def test_rates_are_of_the_last_ten_seconds_and_the_end_is_the_logs(folder: Path)
     assert count_of(r"([\d,]+) server_failed", told) == log.errors("server_failed")
 
 
-@pytest.mark.skipif(TMUX is None, reason="tmux is not installed")
+@needs_tmux
 def test_what_was_found_is_what_the_provider_grants(folder: Path) -> None:
     sim = SimProcess("--requests", "20/1s", "--latency", "0.1", "--algorithm", "moving")
     target = ("--base-url", sim.base_url, "--model", "m", "--prompt", "{{ text }}")
@@ -163,108 +191,88 @@ def count_of(pattern: str, text: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(TMUX is None, reason="tmux is not installed")
-@pytest.mark.parametrize("columns", [60, 120])
+@needs_tmux
+@pytest.mark.parametrize("columns", WIDTHS)
 def test_of_batches_the_screen_says_what_the_provider_does(folder: Path, columns: int) -> None:
     before = interrupted_after(40)
     # Some lines stall: the others are over soon, and then nothing moves.
     sim = SimProcess("--batch-latency", "0.5-2.5", "--faults", "stall=0.05", "--faults", "500=0.05")
     flags = ("--via", "batch", "--force")
     with sim, OnTmux(command(sim, *flags), columns) as job:
+        begun_s = begun(job)
         job.until(lambda lines: any("1 in_progress" in line for line in lines))
-        begun_s = next(at_s for at_s, lines in job.frames if done_of(lines) >= 0)
         # What goes wrong with the lines is drawn; what is asked from now on goes well.
         sim.disturb()
         job.until(lambda _: time.monotonic() > begun_s + 4.0)
-        problems = ["nothing was seen"]
-        # It is looked at less and less often.
-        while problems and time.monotonic() < begun_s + 14.0:
-            at_s, lines = job.next_frame()
-            log = truth_of(sim, rows=ROWS, slots=SLOTS, begun_s=begun_s, at_s=at_s, before=before)
-            problems = wrong(lines, log)
-        assert not problems, lines
+        log = truth_of(sim, rows=ROWS, slots=SLOTS, begun_s=begun_s, at_s=0.0, before=before)
         assert 0 < log.batches["finished"] < log.batches["total"] == ROWS - before
-        shown = [done_of(lines) for _, lines in job.frames if done_of(lines) >= 0]
+        # It is looked at less and less often.
+        all_fit(job, log, time.monotonic() + 2.0, settled_s=14.0)
+        shown = counts(job)
         assert shown[0] == shown[-1] == before
 
 
-def test_a_job_that_is_parked_and_loses_its_server(folder: Path) -> None:
-    sim = SimProcess("--latency", "0.3-0.5", "--faults", "500=0.05")
-    sim.start()
-    try:
-        with OnTerminal(command(sim), 120) as job:
-            job.until(lambda lines: done_of(lines) > 100)
-            # While the key is parked, nothing moves, and the numbers can be compared.
-            sim.park("", 3.0)
-            began_s = time.monotonic()
-            lines = job.until(
-                lambda lines: time.monotonic() > began_s + 1.7 and "on hold" in lines[0]
-            )
-            now_s = time.monotonic()
-            log = truth_of(sim, rows=ROWS, slots=SLOTS, begun_s=began_s, at_s=now_s)
-            problems = [one for one in wrong(lines, log) if not re.search(MOVING, one)]
-            assert not problems, lines
-            job.until(lambda lines: "on hold" not in lines[0])
-            sim.kill()
-            outage = job.until(lambda lines: any(re.search(GONE, line) for line in lines))
-            told = " ".join(outage[-3:])
-            assert re.search(rf"({GONE}).*, for \d+\.\d s now; retrying, nothing is", told)
-            assert "on hold" in outage[0]
-            sim.start()
-            sim.disturb(latency="0.01")
-            assert job.end() == 0
-    finally:
-        sim.kill()
-    shown = [done_of(lines) for lines in job.frames if done_of(lines) >= 0]
-    assert len(shown) > 10
-    assert shown == sorted(shown)
-    # Nothing is left of the view.
-    assert job.screen.lines[0].startswith(f"{ROWS} rows = {ROWS} succeeded")
-
-
-@pytest.mark.skipif(TMUX is None, reason="tmux is not installed")
+@pytest.mark.slow
+@needs_tmux
+@pytest.mark.parametrize("columns", WIDTHS)
 def test_the_numbers_stay_the_logs_while_it_is_parked_and_while_its_server_is_gone(
-    folder: Path,
+    folder: Path, columns: int
 ) -> None:
-    sim = SimProcess("--latency", "0.3-0.5", "--faults", "500=0.05")
+    sim = SimProcess("--latency", "1-2", "--faults", "500=0.05")
     sim.start()
     try:
-        with OnTmux(command(sim), 80) as job:
-            job.until(lambda lines: bool(lines) and lines[0].startswith("input "))
-            begun_s = job.frames[-1][0]
-            job.until(lambda lines: done_of(lines) > 100)
-            sim.park("", 4.0)
-            until_s = time.monotonic() + 3.5
-            job.until(lambda lines: "on hold" in lines[0])
+        with OnTmux(command(sim), columns) as job:
+            begun_s = begun(job)
 
-            def compared(log: Truth) -> list[str]:
-                """What is wrong with the next frame, whose time is that of the log."""
-                at_s, lines = job.next_frame()
-                found = wrong(lines, log._replace(at_s=at_s))
-                return [one for one in found if not re.search(UNLOGGED, one)] or (
-                    [] if "on hold" in lines[0] else ["it is not on hold"]
+            def log_now() -> Truth:
+                return truth_of(sim, rows=ROWS, slots=SLOTS, begun_s=begun_s, at_s=0.0)
+
+            job.until(lambda lines: done_of(lines) > 60)
+            # What fails from now on would wait for its turn to be tried again, as the log cannot.
+            sim.disturb()
+            parked_at_s, parked_until_s = time.monotonic(), time.monotonic() + 7.0
+            sim.park("", 7.0)
+            job.until(lambda _: not sim.stats()["in_flight"])
+            log = log_now()._replace(parked_at_s=parked_at_s, parked_until_s=parked_until_s)
+            assert log.retrying
+            job.until(lambda lines: "on hold" in lines[0], within_s=3.0)
+            # While rates are of the whole run; later they begin between two drawings.
+            frames = all_fit(job, log, min(parked_until_s - 0.5, begun_s + 9.8))
+            assert len({eta(lines) for lines in frames}) == 1
+            assert "on hold" in frames[0][0]
+            assert any(" to wait" in line for line in frames[0])
+            job.until(lambda lines: done_of(lines) > log.done)
+            again_s = min(
+                one["arrival_s"] for one in log_now().seen if one["arrival_s"] > parked_at_s + 5.0
+            )
+            assert again_s == pytest.approx(parked_until_s, abs=1.0)
+            # What is asked from now on is never answered.
+            sim.disturb(latency="60")
+            asked_s = time.monotonic()
+            job.until(
+                lambda lines: (
+                    sim.stats()["in_flight"] == SLOTS
+                    and time.monotonic() > asked_s + 2.2
+                    and done_of(lines) == sim.stats()["answered"]
                 )
-
-            problems = ["nothing was seen"]
-            while problems and time.monotonic() < until_s:
-                log = truth_of(sim, rows=ROWS, slots=SLOTS, begun_s=begun_s, at_s=0.0)
-                problems = compared(log)
-            assert not problems, job.frames[-1]
-            # Nothing is answered any more: what the log says holds for the time without a server.
+            )
+            log = log_now()
             sim.kill()
-            job.until(lambda lines: any(re.search(GONE, line) for line in lines))
-            until_s, problems = time.monotonic() + 3.0, ["nothing was seen"]
-            while problems and time.monotonic() < until_s:
-                problems = compared(log)
-            assert not problems, job.frames[-1]
+            log = log._replace(gone_s=time.monotonic())
+            told = job.until(lambda lines: bool(re.search(OUTAGE, " ".join(lines))), within_s=5.0)
+            frames = all_fit(job, log, time.monotonic() + 2.5)
+            assert len({eta(lines) for lines in frames}) == 1
+            assert all("on hold" in lines[0] for lines in (told, *frames))
+            assert all(re.search(OUTAGE, " ".join(lines)) for lines in frames)
             sim.start()
             sim.disturb(latency="0.01")
             lines = job.until(lambda lines: "status 0" in lines)
             assert sim.stats()["by_status"]["200"] == ROWS - log.done
     finally:
         sim.kill()
+    # Nothing is left of the view.
     assert lines[0].startswith(f"{ROWS} rows = {ROWS} succeeded")
-    shown = [done_of(lines) for _, lines in job.frames if done_of(lines) >= 0]
+    shown = counts(job)
     assert len(shown) > 10
     assert shown == sorted(shown)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import html
+import math
 import re
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 from nbclient import NotebookClient
 
 import redline
-from support.live_screen import PRICES, Truth, done_of, truth_of, wrong
+from support.live_screen import OUTAGE, PRICES, Truth, begun_of, done_of, truth_of, wrong_lately
 from support.sim_process import SimProcess
 from support.until import until
 
@@ -27,12 +28,11 @@ pytestmark = [
 ]
 
 ROWS, SLOTS = 120, 20
-# The log does not know when the view began.
-UNKNOWN = r"/s'|/min'|input: '[\d.]+ s'"
-# A call may be cut off before one is refused; then the outage began with that.
-GONE = r"refuses connections|unreachable"
-# Nor, while nothing is answered, how many rows wait, or how late a busy client saw the answers.
-UNLOGGED = rf"{UNKNOWN}|retrying'|p\d\d |: '0 in flight'|{GONE}"
+# A busy machine may be late to show that everything stands still.
+SETTLED_S = 5.0
+# At a standstill, rates over ten seconds begin between two drawings.
+STEADY = r"^(?!.*/s')"
+Frame = tuple[float, list[str]]
 
 
 def code(sim: SimProcess, folder: Path, **options: object) -> str:
@@ -60,114 +60,139 @@ def lines_of(output: Any) -> list[str]:
     return plain.splitlines()
 
 
-def check(lines: list[str], log: Truth) -> None:
+def check(frames: list[Frame], log: Truth) -> None:
+    """The last frame, which stays, has no number that is not the log's."""
+    at_s, lines = frames[-1]
     assert done_of(lines) == log.done
-    problems = [one for one in wrong(lines, log) if not re.search(UNKNOWN, one)]
+    begun_s, first_s = begun_of(frames), min(one["arrival_s"] for one in log.seen)
+    assert first_s - 1.0 <= begun_s <= first_s + 0.1
+    problems = wrong_lately(lines, log._replace(begun_s=begun_s), at_s)
     assert not problems, lines
+    counts = [done_of(lines) for _, lines in frames if done_of(lines) >= 0]
+    assert counts == sorted(counts)
+
+
+def log_of(sim: SimProcess, **facts: Any) -> Truth:
+    return truth_of(sim, rows=ROWS, slots=SLOTS, begun_s=0.0, at_s=0.0, **facts)
 
 
 async def shown_while(
-    cells: list[str], act: Callable[[NotebookClient], Any]
-) -> tuple[list[Any], list[list[str]]]:
-    """The outputs of each cell, and what the first one showed meanwhile; `act` is awaited then."""
+    cells: list[str], act: Callable[[NotebookClient, list[Frame]], Any]
+) -> tuple[list[Any], list[list[Frame]]]:
+    """The outputs of each cell, and what it showed meanwhile, and when.
+
+    act: awaited meanwhile, with the frames of the first cell.
+    """
     notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
     client = NotebookClient(notebook, timeout=60)
-    frames: list[list[str]] = []
+    frames: list[list[Frame]] = [[] for _ in cells]
+
+    def look() -> None:
+        for cell, seen in zip(notebook.cells, frames, strict=True):
+            if cell.outputs and cell.outputs[0].data["text/plain"]:
+                lines = lines_of(cell.outputs[0])
+                if not seen or lines != seen[-1][1]:
+                    seen.append((time.monotonic(), lines))
+
     executing = asyncio.create_task(client.async_execute())
-    acting = asyncio.create_task(act(client))
+    acting = asyncio.create_task(act(client, frames[0]))
     while not executing.done():
-        outputs = notebook.cells[0].outputs
-        if outputs and outputs[0].data["text/plain"] and lines_of(outputs[0]) not in frames[-1:]:
-            frames.append(lines_of(outputs[0]))
+        look()
         await asyncio.sleep(0.05)
     await executing
     await acting
+    look()
     return [cell.outputs for cell in notebook.cells], frames
 
 
-async def nothing(client: NotebookClient) -> None:
+async def nothing(client: NotebookClient, frames: list[Frame]) -> None:
     return
 
 
 def test_a_cell_shows_the_job_and_keeps_its_end(tmp_path: Path) -> None:
     with SimProcess("--latency", "0.6-1.2", "--faults", "500=0.05", "--faults", "429=0.03") as sim:
         outputs, frames = asyncio.run(shown_while([code(sim, tmp_path, max_retries=0)], nothing))
-        log = truth_of(
-            sim, rows=ROWS, slots=SLOTS, begun_s=0.0, at_s=time.monotonic(), is_tried_once=True
-        )
+        log = log_of(sim, is_tried_once=True)
     shown, result = outputs[0]
     assert log.failed > 0
-    check(lines_of(shown), log)
+    assert lines_of(shown) == frames[0][-1][1]
+    check(frames[0], log)
     assert result.data["text/plain"] == f"({log.done}, {log.failed}, False)"
-    counts = [done_of(lines) for lines in frames if done_of(lines) >= 0]
-    assert len(counts) >= 3
-    assert counts == sorted(counts)
+    assert len(frames[0]) >= 3
 
 
 @pytest.mark.slow
 def test_a_cell_that_is_interrupted_shows_how_far_it_came_and_goes_on(tmp_path: Path) -> None:
-    with SimProcess("--latency", "0.6-1.2", "--faults", "500=0.05") as sim:
-        logs: list[Truth] = []
+    flags = ("--latency", "0.6-1.2", "--faults", "500=0.05")
+    with SimProcess(*flags) as sim, SimProcess(*flags) as other:
 
-        async def interrupt(client: NotebookClient) -> None:
+        async def interrupt(client: NotebookClient, frames: list[Frame]) -> None:
             await until(lambda: sim.stats()["answered"] >= ROWS / 3, every_s=0.05)
             await client.km.interrupt_kernel()
-            # What is on the wire is still answered.
-            await until(lambda: not sim.stats()["in_flight"], every_s=0.05)
-            logs.append(truth_of(sim, rows=ROWS, slots=SLOTS, begun_s=0.0, at_s=time.monotonic()))
 
-        first = code(sim, tmp_path)
-        # The second cell begins at once; its rows must not be in the log of the first.
-        cells = [f"{first}\n", f"import time\ntime.sleep(1.5)\n{first}"]
+        cells = [code(sim, tmp_path), code(other, tmp_path)]
         outputs, frames = asyncio.run(shown_while(cells, interrupt))
+        # What was on the wire was still answered.
+        log = log_of(sim)
+        resumed = log_of(other, before=log.done)
     (shown, result), (again, whole) = outputs
-    log = logs[0]
     assert ROWS / 3 <= log.done < ROWS
-    check(lines_of(shown), log)
+    check(frames[0], log)
     assert result.data["text/plain"].endswith(f"({log.done}, 0, True)")
-    assert any("finishing" in " ".join(lines) for lines in frames)
+    assert any("finishing" in " ".join(lines) for _, lines in frames[0])
     assert lines_of(shown)[-1] == "interrupted"
     assert "ETA" not in shown.data["text/plain"]
+    check(frames[1], resumed)
+    assert resumed.done == ROWS
     assert f"{ROWS} of {ROWS} done" in again.data["text/plain"]
+    # The first frame may be drawn before the output is compared with the rows.
+    assert all(done_of(lines) >= log.done for _, lines in frames[1][1:])
     assert whole.data["text/plain"].endswith(f"({ROWS - log.done}, 0, False)")
 
 
-def shown_now(client: NotebookClient) -> list[str]:
-    """What the first cell shows; nothing before it shows anything."""
-    outputs = client.nb.cells[0].outputs
-    return lines_of(outputs[0]) if outputs else []
-
-
-async def shown_as(
-    client: NotebookClient, words: str, log: Callable[[], Truth], within_s: float
+async def all_fit(
+    frames: list[Frame], words: str, log: Truth, for_s: float, settled_s: float = SETTLED_S
 ) -> None:
-    """Returns once the first cell shows these words, and with them the numbers of the log."""
-    problems, until_s = ["nothing was seen"], time.monotonic() + within_s
-    while problems:
-        lines = shown_now(client)
-        assert time.monotonic() < until_s, (problems, lines)
-        await asyncio.sleep(0.05)
-        if re.search(words, " ".join(lines)):
-            found = wrong(lines, log())
-            problems = [one for one in found if not re.search(UNLOGGED, one)]
+    """From the first frame on that has these words and fits the log, all do for a while."""
+    began_s, fits_s = time.monotonic(), math.inf
+    while time.monotonic() < fits_s + for_s:
+        before = len(frames)
+        await until(lambda before=before: len(frames) > before, every_s=0.05)
+        at_s, lines = frames[-1]
+        problems = wrong_lately(lines, log, at_s, only=STEADY)
+        if re.search(words, " ".join(lines)) is None:
+            problems.append("it says nothing of it")
+        if not problems:
+            fits_s = min(fits_s, at_s)
+        assert not problems or (fits_s == math.inf and at_s < began_s + settled_s), (
+            problems,
+            lines,
+        )
 
 
 @pytest.mark.slow
 def test_a_cell_shows_that_the_job_is_parked_and_that_its_server_is_gone(tmp_path: Path) -> None:
-    with SimProcess("--latency", "0.6-1.2", "--faults", "500=0.05") as sim:
+    with SimProcess("--latency", "1-2", "--faults", "500=0.05") as sim:
         logs: list[Truth] = []
 
-        def now() -> Truth:
-            logs.append(truth_of(sim, rows=ROWS, slots=SLOTS, begun_s=0.0, at_s=time.monotonic()))
-            return logs[-1]
-
-        async def disturb(client: NotebookClient) -> None:
+        async def disturb(client: NotebookClient, frames: list[Frame]) -> None:
             await until(lambda: sim.stats()["answered"] >= ROWS / 3, every_s=0.05)
-            sim.park("", 4.0)
-            await shown_as(client, "on hold", now, 3.5)
-            # Nothing is answered any more: the log holds for the time without a server.
+            # What fails from now on would wait for its turn to be tried again, as the log cannot.
+            sim.disturb()
+            parked_at_s, parked_until_s = time.monotonic(), time.monotonic() + 6.0
+            sim.park("", 6.0)
+            await until(lambda: not sim.stats()["in_flight"], every_s=0.05)
+            log = log_of(sim)._replace(
+                parked_at_s=parked_at_s, parked_until_s=parked_until_s, begun_s=begun_of(frames)
+            )
+            assert log.retrying
+            await all_fit(frames, "on hold.* to wait", log, 1.5)
+            # Nothing is answered any more: the log holds for the time without a server, which is
+            # noticed with the next call.
             sim.kill()
-            await shown_as(client, GONE, lambda: logs[-1], 15.0)
+            gone = log._replace(gone_s=parked_until_s)
+            logs.append(gone)
+            await all_fit(frames, OUTAGE, gone, 1.5, settled_s=12.0)
             sim.start()
             sim.disturb(latency="0.01")
 
@@ -176,7 +201,7 @@ def test_a_cell_shows_that_the_job_is_parked_and_that_its_server_is_gone(tmp_pat
     shown, result = outputs[0]
     assert f"{ROWS} of {ROWS} done" in shown.data["text/plain"]
     assert result.data["text/plain"] == f"({ROWS}, 0, False)"
-    counts = [done_of(lines) for lines in frames if done_of(lines) >= 0]
+    counts = [done_of(lines) for _, lines in frames[0] if done_of(lines) >= 0]
     assert counts == sorted(counts)
 
 
@@ -184,20 +209,20 @@ def test_a_cell_shows_what_the_provider_does_with_a_batch(tmp_path: Path) -> Non
     # Some lines stall: the others are over soon, and then nothing moves.
     with SimProcess("--batch-latency", "0.3-1", "--faults", "stall=0.05") as sim:
 
-        def now() -> Truth:
-            return truth_of(sim, rows=ROWS, slots=SLOTS, begun_s=0.0, at_s=time.monotonic())
-
-        async def interrupt(client: NotebookClient) -> None:
-            await until(lambda: "1 in_progress" in " ".join(shown_now(client)), every_s=0.05)
+        async def interrupt(client: NotebookClient, frames: list[Frame]) -> None:
+            await until(
+                lambda: bool(frames) and "1 in_progress" in " ".join(frames[-1][1]), every_s=0.05
+            )
+            begun_s = begun_of(frames)
             # What goes wrong with the lines is drawn; what is asked from now on goes well.
             sim.disturb()
-            await shown_as(client, "of them finished", now, 20.0)
-            log = now()
+            await until(lambda: time.monotonic() > begun_s + 2.5, every_s=0.05)
+            log = log_of(sim)._replace(begun_s=begun_s)
             assert 0 < log.batches["finished"] < log.batches["total"] == ROWS
+            await all_fit(frames, "of them finished", log, 1.0, settled_s=20.0)
             await client.km.interrupt_kernel()
 
         cell = code(sim, tmp_path, via="batch")
         outputs, frames = asyncio.run(shown_while([cell], interrupt))
     assert outputs[0][-1].data["text/plain"].endswith("(0, 0, True)")
-    counts = [done_of(lines) for lines in frames if done_of(lines) >= 0]
-    assert counts == sorted(counts)
+    assert {done_of(lines) for _, lines in frames[0]} <= {-1, 0}

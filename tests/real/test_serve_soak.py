@@ -16,7 +16,6 @@ import serve_soak
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="needs /proc/self/statm"),
 ]
 FLAT = {"memory_mb": 60.0, "blocks": 110_000.0, "descriptors": 80.0, "tasks": 40.0}
@@ -48,21 +47,26 @@ def test_what_is_flat_is_no_leak() -> None:
     assert not any(of["is_leak"] for of in serve_soak.judge(samples()).values())
 
 
-def test_a_gateway_at_half_load_grows_within_bounds_and_holds_nothing_in_the_end(
-    tmp_path: Path,
-) -> None:
-    plan = serve_soak.Plan(lasts_s=20.0, keys=200, every_s=0.5, warm_up_s=4.0)
+# A minute cannot show the 2 MB an hour of the campaign. What a gateway keeps of its last minutes,
+# within bounds, grows by 2 to 3 kB a second meanwhile, and 10 kB that are lost in a hundred calls
+# would be another 2 kB.
+SLOW = serve_soak.Plan(
+    lasts_s=60.0, per_s=20.0, connections=8, every_s=2.0, warm_up_s=2.0, is_exact=True
+)
+MOST_KB_AN_HOUR = 13_000.0
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(serve_soak.allocated_kb() is None, reason="needs mallinfo2 of glibc 2.33")
+def test_a_gateway_under_a_low_load_for_a_minute_grows_within_a_bound(tmp_path: Path) -> None:
     with SimProcess("--latency", serve_soak.LATENCY) as sim:
-        found = serve_soak.soak(tmp_path, sim.base_url, plan)
+        found = serve_soak.soak(tmp_path, sim.base_url, SLOW)
         assert sim.stats()["in_flight"] == 0
     before, after = found["before"], found["after"]
-    assert found["answers"] > plan.keys
-    assert found["left"] > 0
+    assert found["answers"] > SLOW.keys
+    assert found["left"] > 20
     assert found["held"] == {}
-    # A connection to the endpoint for each client, at most.
-    assert after["descriptors"] <= before["descriptors"] + serve_soak.CONNECTIONS
-    assert after["tasks"] <= before["tasks"]
-    # One object of 100 bytes that each call leaves would be above it.
-    calls = found["answers"] + found["left"]
-    assert after["blocks"] - before["blocks"] < max(20_000, calls)
-    assert after["memory_mb"] - before["memory_mb"] < 16
+    assert after["descriptors"] == before["descriptors"]
+    # A connection to the endpoint may be looked after by a task for a moment.
+    assert after["tasks"] <= before["tasks"] + 1
+    assert serve_soak.upper_bound(found["samples"], "allocated_kb") < MOST_KB_AN_HOUR

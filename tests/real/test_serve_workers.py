@@ -69,9 +69,9 @@ def spread(url: str, count: int, key: str = "") -> list[Line]:
 
 
 RATE = 50
-# Of a limit, at least. A machine that is busy rings timers late, so that it may take a few tries.
+# Of a limit, at least, in the whole of a run after its first seconds.
 USED = 0.97
-TRIES, TRY_S = 10, 5.0
+SETTLED_S, RUN_S = 5.0, 15.0
 
 
 @pytest.mark.timeout(240)
@@ -80,24 +80,17 @@ def test_a_rate_is_not_passed_and_is_used_wherever_the_connections_are(tmp_path:
     # It refuses a call that is over in any window.
     with SimProcess("--algorithm", "moving", *flags) as sim:
 
-        def share() -> float:
-            """Of the limit, what is used in the time of a try."""
-            before, began_s = sim.stats()["received"], time.monotonic()
-            time.sleep(TRY_S)
-            after, ended_s = sim.stats()["received"], time.monotonic()
-            return float(after - before) / (ended_s - began_s) / RATE
-
         def check(lines: list[Line]) -> None:
-            shares: list[float] = []
             with Load(lines) as load:
                 # The guard is measured meanwhile.
                 wait_until(lambda: load.statuses[200] > 2 * RATE)
-                while len(shares) < TRIES and max(shares, default=0.0) < USED:
-                    shares.append(share())
+                time.sleep(SETTLED_S)
+                before, began_s = sim.stats()["received"], time.monotonic()
+                time.sleep(RUN_S)
+                after, ended_s = sim.stats()["received"], time.monotonic()
             assert set(load.statuses) == {200}
-            assert max(shares) >= USED, shares
-            # Nor is a large part of it ever left to a worker that has nothing to send.
-            assert min(shares) > 0.8, shares
+            used = (after - before) / (ended_s - began_s) / RATE
+            assert used >= USED, used
 
         with Serve(tmp_path, "--workers", "2", "--endpoint", sim.base_url, *flags) as serve:
             check(lines_on_one(serve.url, 30))

@@ -229,20 +229,22 @@ class Smuggler:
             writer.write(data[start : start + self._step])
 
 
-async def check(step: int) -> None:
-    """Asks for each case, and each time for an answer of its own behind it."""
+async def check(step: int, *, is_kept: bool) -> None:
+    """Asks for each case, and then for an answer of its own.
+
+    is_kept: the connection on which a case is asked for has carried another answer.
+    """
     # Bytes that come later than the end of an answer may cross the next request.
     behind = NEXT if step > len(NEXT) else b""
-    async with RawServer(Smuggler(behind, step)) as server, Asker(server.base_url) as asker:
+    async with RawServer(Smuggler(behind, step)) as server:
         for name, path in zip(CASES, PATHS, strict=True):
-            found: Any = None
-            try:
-                reply = await asker.ask(wire(path))
-                found = (reply.status, reply.body)
-            except CallError as error:
-                found = error
-            own = f"/own/{path}"
-            assert (await asker.ask(wire(own))).body == own.encode(), name
+            # A new one for each: after bytes that it did not ask for, it keeps no connection.
+            async with Asker(server.base_url) as asker:
+                if is_kept:
+                    assert (await asker.ask(wire("/before"))).body == b"/before"
+                found = await outcome_of(asker, path)
+                own = f"/own{path}"
+                assert (await asker.ask(wire(own))).body == own.encode(), name
             if name in REFUSED:
                 assert isinstance(found, BadReply), (name, found)
                 assert len(str(found)) < 300, name
@@ -255,9 +257,20 @@ async def check(step: int) -> None:
                 assert used not in carried, name
 
 
+async def outcome_of(asker: Asker, path: str) -> tuple[int, bytes] | CallError:
+    """The status and the body of the answer, or the error."""
+    try:
+        answered = await asker.ask(wire(path))
+    except CallError as error:
+        return error
+    return answered.status, answered.body
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1 << 30, 1], ids=["whole", "by bytes"])
-def test_no_answer_is_read_in_two_ways(run: Run, step: int) -> None:
-    run(check(step))
+@pytest.mark.parametrize("is_kept", [False, True], ids=["new", "kept"])
+def test_no_answer_is_read_in_two_ways(run: Run, step: int, is_kept: bool) -> None:
+    run(check(step, is_kept=is_kept))
 
 
 @pytest.mark.parametrize("name", UNENDED)

@@ -6,8 +6,9 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 import pytest
 
@@ -24,6 +25,7 @@ from redline.errors import (
 )
 from redline.limits import Limits
 from redline.route import Pool, Seat, strategy_of
+from redline.route.member import PoolMember
 from redline.testing import VirtualClock, virtual_run
 from redline.waist import Attempts, Health, Outcome
 from support.fleet import ModelServer
@@ -707,5 +709,125 @@ def test_calls_that_wait_are_withdrawn_when_the_endpoints_change() -> None:
             await pool.aclose()
         assert outcomes[0].is_success
         assert {type(one.error) for one in outcomes[1:]} == {Withdrawn}
+
+    virtual_run(main())
+
+
+class Moody:
+    """A server that refuses everything while `refusal` is set, and answers otherwise."""
+
+    def __init__(self) -> None:
+        self.refusal: bytes | None = None
+        self.refused_s: list[float] = []
+        self.asked_s: list[float] = []
+
+    async def __call__(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        self.asked_s.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(0.1)
+        if self.refusal is not None:
+            self.refused_s.append(asyncio.get_running_loop().time())
+        writer.write(self.refusal or answer(chat("yes")))
+
+
+class Played(NamedTuple):
+    """What became of the rows of a pool, and of its first endpoint."""
+
+    outcomes: list[Outcome]
+    states: list[Health]
+    first: Moody
+    asked: int
+
+
+async def play(
+    count: int,
+    disturb: Callable[[PoolMember, Moody], Awaitable[None]],
+    *,
+    rows: int = 250,
+    **limits: object,
+) -> Played:
+    """Rows through a pool of `count` endpoints, of which the first is disturbed after 2 s.
+
+    rows: for each endpoint.
+    """
+    loop, handlers = asyncio.get_running_loop(), [Moody() for _ in range(count)]
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(RawServer(one)) for one in handlers]
+        pool = pool_of(servers, Attempts(), concurrency=2, **limits)
+        member, states = pool.members[0], list[Health]()
+        running = asyncio.create_task(run_rows(pool, rows * count, at_once=6 * count))
+
+        async def watch() -> None:
+            while not running.done():
+                state = member.health(loop.time())
+                if states[-1:] != [state]:
+                    states.append(state)
+                await asyncio.sleep(0.02)
+
+        watching = asyncio.create_task(watch())
+        await asyncio.sleep(2.0)
+        await disturb(member, handlers[0])
+        outcomes = await running
+        await watching
+        assert pool.queued == 0
+        await pool.aclose()
+        return Played(outcomes, states, handlers[0], sum(len(one.seen) for one in servers))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_pool_of_one_survives_the_failure_of_its_endpoint_as_any_other(count: int) -> None:
+    async def fail(member: PoolMember, first: Moody) -> None:
+        first.refusal = answer(b"{}", status=500)
+        await asyncio.sleep(6.0)
+        first.refusal = None
+
+    async def main() -> None:
+        played = await play(count, fail)
+        assert all(one.is_success for one in played.outcomes)
+        assert played.states == [Health.READY, Health.DEGRADED, Health.WARMING, Health.READY]
+        # Without a breaker it would be asked 120 times.
+        assert 0 < len(played.first.refused_s) <= 60
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_pool_of_one_waits_for_its_parked_endpoint_as_any_other(count: int) -> None:
+    async def park(member: PoolMember, first: Moody) -> None:
+        first.refusal = answer(b"{}", status=429, Retry_After="5")
+        await asyncio.sleep(4.0)
+        first.refusal = None
+
+    async def main() -> None:
+        played = await play(count, park)
+        begun_s = played.first.refused_s[0]
+        assert all(one.is_success for one in played.outcomes)
+        assert played.states == [Health.READY]
+        # Those on the wire.
+        assert len(played.first.refused_s) <= 2
+        later = [at_s for at_s in played.first.asked_s if at_s > begun_s]
+        assert min(later) == pytest.approx(begun_s + 5.0, abs=0.5)
+        assert len(later) > 50
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_pool_of_one_takes_back_unsent_calls_as_any_other(count: int) -> None:
+    withdrawn = 0
+
+    async def withdraw(member: PoolMember, first: Moody) -> None:
+        nonlocal withdrawn
+        for _ in range(20):
+            withdrawn += member.backend.withdraw()
+            await asyncio.sleep(0.11)
+
+    async def main() -> None:
+        played = await play(count, withdraw, rows=40, requests="4/1s")
+        assert withdrawn > 0
+        assert all(one.is_success for one in played.outcomes)
+        # It costs the rows nothing.
+        assert {one.attempts for one in played.outcomes} == {1}
+        assert played.asked == len(played.outcomes) == 40 * count
+        assert played.states == [Health.READY]
 
     virtual_run(main())

@@ -10,14 +10,22 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import h11
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
+
+from support.serve_process import Serve, keys_of
+from support.sim_process import SimProcess
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, RESPONSES = "/v1/embeddings", "/v1/responses"
@@ -34,6 +42,9 @@ HEADERS = {
     *("x-content-type-options", "referrer-policy"),
 }
 PATIENCE_S = 60.0
+# A batch takes several calls, and counts as that many examples.
+_CALLS_OF_A_BATCH = 6
+_GOING = ("validating", "in_progress", "finalizing")
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -79,6 +90,22 @@ class Door:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self.ask("POST", path.encode(), (self.key, *headers), raw)
 
+    def get(self, path: str) -> Answer:
+        answer = self.ask("GET", path.encode(), [self.key])
+        assert answer.status == 200, (path, answer)
+        return answer
+
+    def upload(self, file: bytes) -> Any:
+        """The file, as it is stored for batches."""
+        fields = ((b'name="purpose"', b"batch"), (b'name="file"; filename="in.jsonl"', file))
+        parts = (
+            b"--a b\r\ncontent-disposition: form-data; %b\r\n\r\n%b\r\n" % field for field in fields
+        )
+        kind = (b"content-type", b'multipart/form-data; boundary="a b"')
+        answer = self.post("/v1/files", b"".join(parts) + b"--a b--\r\n", [kind])
+        assert answer.status == 200, answer
+        return answer.json
+
 
 def _read(connection: socket.socket, method: str) -> Answer:
     peer = h11.Connection(h11.CLIENT)
@@ -98,6 +125,66 @@ def _read(connection: socket.socket, method: str) -> Answer:
             assert head is not None
             fields = {name.decode(): value.decode() for name, value in head.headers}
             return Answer(head.status_code, fields, body)
+
+
+# The gateway, and what is behind it.
+
+_RESPONSE = {"id": "r", "object": "response", "model": "m", "output": []}
+_SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}
+_USED = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
+_WHOLE = {**_RESPONSE, "status": "completed", "output": [_SAID], "usage": _USED}
+RESPONSE_EVENTS = b"".join(
+    b"event: %b\ndata: %b\n\n" % (kind.encode(), json.dumps({"type": kind, **fields}).encode())
+    for kind, fields in (
+        ("response.created", {"response": {**_RESPONSE, "status": "in_progress"}}),
+        ("response.output_text.delta", {"item_id": "i", "delta": "hi"}),
+        ("response.completed", {"response": _WHOLE}),
+    )
+)
+
+
+class _Streaming(BaseHTTPRequestHandler):
+    """Answers every call with the stream of a response."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("content-length", str(len(RESPONSE_EVENTS)))
+        self.end_headers()
+        self.wfile.write(RESPONSE_EVENTS)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def fuzzed_gateway(folder: Path) -> Iterator[Door]:
+    """A gateway with keys, which is well in the end, has written nothing and holds nothing."""
+    key = keys_of(folder, "one")["one"]
+    with SimProcess() as sim, ThreadingHTTPServer(("127.0.0.1", 0), _Streaming) as streaming:
+        thread = threading.Thread(target=streaming.serve_forever)
+        thread.start()
+        toml = f"""
+            [serve]
+            keys = "keys.jsonl"
+            [endpoints.simulated]
+            base_url = "{sim.base_url}"
+            [endpoints.streaming]
+            base_url = "http://127.0.0.1:{streaming.server_port}/v1"
+            models = {{ {STREAMING} = "{STREAMING}" }}
+        """
+        try:
+            with Serve(folder, toml=toml) as serve:
+                door = Door(serve.url, key)
+                yield door
+                assert door.ask("GET", b"/healthz").status == 200
+                assert serve.end() == (0, ""), "the gateway has written to stderr"
+        finally:
+            streaming.shutdown()
+            thread.join()
+        assert sim.stats()["in_flight"] == 0, "a call is still in flight"
 
 
 # What is asked.
@@ -134,6 +221,8 @@ def _messages(roles: Any) -> Any:
     return st.lists(one, min_size=1, max_size=4)
 
 
+# A model of an endpoint that streams responses: sim does not.
+STREAMING = "streaming"
 _STREAMED = {"stream": st.booleans()}
 BODIES: dict[str, Any] = {
     CHAT: _objects({"messages": _messages(_ROLES)}, {**_COMMON, **_STREAMED}),
@@ -142,8 +231,11 @@ BODIES: dict[str, Any] = {
         {"input": _TEXTS.filter(bool) | st.lists(_TEXTS.filter(bool), min_size=1, max_size=4)},
         {"user": _TEXTS},
     ),
-    # sim does not stream these.
-    RESPONSES: _objects({"input": _TEXTS.filter(bool)}, {"user": _TEXTS}),
+    RESPONSES: _objects({"input": _TEXTS.filter(bool)}, {"user": _TEXTS})
+    | st.fixed_dictionaries(
+        {"model": st.just(STREAMING), "stream": st.just(True), "input": _TEXTS.filter(bool)},
+        optional={"user": _TEXTS, "x_unknown": _JSON},
+    ),
     MESSAGES: _objects(
         {"max_tokens": st.integers(1, 64), "messages": _messages(st.just("user"))},
         {"system": _TEXTS, "temperature": st.floats(0, 1), **_STREAMED},
@@ -214,6 +306,9 @@ def check_success(answer: Answer, path: str, body: dict[str, Any]) -> None:
         assert isinstance(answer.json, dict), answer
         return
     assert answer.headers["content-type"].startswith("text/event-stream"), answer
+    if path == RESPONSES:
+        assert answer.body == RESPONSE_EVENTS, answer
+        return
     end = b"event: message_stop" if path == MESSAGES else b"data: [DONE]"
     assert end in answer.body, answer
 
@@ -239,6 +334,52 @@ def valid_requests_succeed(door: Door, examples: int, number: int | None = None)
         check_success(door.post(path, raw, [*more, *fields]), path, body)
 
     _run(given(VALID, _CODINGS, _FIELDS)(one), examples, number)
+
+
+_NAMES = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=20)
+_LINES = st.one_of(
+    *(st.tuples(st.just(path), BODIES[path]) for path in (CHAT, COMPLETIONS, EMBEDDINGS))
+)
+
+
+def batches_of_valid_lines_are_completed(
+    door: Door, examples: int, number: int | None = None
+) -> None:
+    """Each file is kept byte for byte, and each line of a batch of it is answered."""
+
+    def one(asked: tuple[str, Any], count: int, name: str, is_spaced: bool) -> None:
+        path, body = asked
+        body = {name: value for name, value in body.items() if name != "stream"}
+        lines = [
+            {"custom_id": f"{name} {place}", "method": "POST", "url": path, "body": body}
+            for place in range(count)
+        ]
+        separators = (" , ", " : ") if is_spaced else (",", ":")
+        file = "\n".join(json.dumps(line, separators=separators) for line in lines).encode()
+        stored = door.upload(file)
+        assert (stored["bytes"], stored["purpose"]) == (len(file), "batch")
+        assert door.get(f"/v1/files/{stored['id']}/content").body == file
+        made = door.post(
+            "/v1/batches",
+            {"input_file_id": stored["id"], "endpoint": path, "completion_window": "24h"},
+        )
+        assert made.status == 200, (made, lines)
+        until_s = time.monotonic() + PATIENCE_S
+        while (batch := door.get(f"/v1/batches/{made.json['id']}").json)["status"] in _GOING:
+            assert time.monotonic() < until_s, (batch, lines)
+            time.sleep(0.02)
+        assert batch["status"] == "completed", (batch, lines)
+        counts = {"total": count, "completed": count, "failed": 0}
+        assert batch["request_counts"] == counts, (batch, lines)
+        output = door.get(f"/v1/files/{batch['output_file_id']}/content").body
+        answered = {line["custom_id"]: line for line in map(json.loads, output.splitlines())}
+        assert answered.keys() == {line["custom_id"] for line in lines}
+        assert all(line["response"]["status_code"] == 200 for line in answered.values())
+        for file_id in (stored["id"], batch["output_file_id"]):
+            assert door.ask("DELETE", f"/v1/files/{file_id}".encode(), [door.key]).status == 200
+
+    strategy = given(_LINES, st.integers(1, 3), _NAMES, st.booleans())
+    _run(strategy(one), max(1, examples // _CALLS_OF_A_BATCH), number)
 
 
 def invalid_bodies_are_refused(door: Door, examples: int, number: int | None = None) -> None:
@@ -309,6 +450,7 @@ def texts_in_keys_and_ids_stay_texts(door: Door, examples: int, number: int | No
 
 PROPERTIES: tuple[Callable[[Door, int, int | None], None], ...] = (
     valid_requests_succeed,
+    batches_of_valid_lines_are_completed,
     invalid_bodies_are_refused,
     changed_bodies_are_answered,
     odd_targets_are_answered,

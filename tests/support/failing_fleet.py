@@ -45,12 +45,16 @@ class Ended(NamedTuple):
 
 @dataclass
 class Load:
-    """Calls through a pool of these servers, `at_once` at any time, until it is left."""
+    """Calls through a pool of these servers, `at_once` at any time, until it is left.
+
+    probe: the pool reads the health pages of its servers.
+    """
 
     servers: Sequence[SimProcess]
     at_once: int
     policy: RetryPolicy | None = None
     timeout_s: float = TIMEOUT_S
+    probe: bool = False
     ended: list[Ended] = field(default_factory=list)
     begun: int = 0
     unanswered: int = 0
@@ -58,7 +62,13 @@ class Load:
     async def __aenter__(self) -> Load:
         timeouts = Timeouts(attempt_s=self.timeout_s)
         endpoints = [
-            Endpoint(base_url=one.base_url, name=f"s{number}", timeouts=timeouts, proxy="")
+            Endpoint(
+                base_url=one.base_url,
+                name=f"s{number}",
+                timeouts=timeouts,
+                proxy="",
+                probe=self.probe,
+            )
             for number, one in enumerate(self.servers)
         ]
         self.pool = redline.Pool(endpoints)
@@ -110,13 +120,15 @@ async def through_fault(
     at_once: int,
     timeout_s: float = TIMEOUT_S,
     most_s: float = 40.0,
+    probe: bool = False,
 ) -> dict[str, Any]:
     """What became of the calls while the last server failed, and how soon it was back.
 
-    calls: that begin while it fails. most_s: looked for so long for its return.
+    calls: that begin while it fails. most_s: the longest that its return is looked for. probe: the
+    pool reads the health pages.
     """
     loop, bad, name = asyncio.get_running_loop(), servers[-1], f"s{len(servers) - 1}"
-    async with Load(servers, at_once, timeout_s=timeout_s) as load:
+    async with Load(servers, at_once, timeout_s=timeout_s, probe=probe) as load:
         await load.until_begun(20 * at_once)
         await _disturb(bad, mode)
         began_s = loop.time()

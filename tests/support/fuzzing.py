@@ -77,10 +77,19 @@ def fuzz(
     return figures
 
 
-def _one(module: ModuleType, rng: random.Random, figures: Figures) -> None:
-    data = right = _generated(rng) if rng.random() < 0.5 else rng.choice(_SEEDS)
+def faulty(rng: random.Random, body: bytes | None = None) -> tuple[bytes, bytes]:
+    """An answer, generated or of a table, and the same with up to five faults.
+
+    body: what a generated one holds; None for any.
+    """
+    data = before = _generated(rng, body) if rng.random() < 0.5 else rng.choice(_SEEDS)
     for _ in range(rng.choice((0, 0, 0, 1, 1, 2, 5))):
         data = mutated(rng, data, _TOKENS, _SEEDS)
+    return before, data
+
+
+def _one(module: ModuleType, rng: random.Random, figures: Figures) -> None:
+    right, data = faulty(rng)
     ending, most_bytes = rng.choice(_ENDINGS), rng.choice(_BOUNDS)
     both = []
     for _ in range(2):
@@ -134,12 +143,13 @@ def _behind_events(data: bytes) -> list[bytes]:
     return [piece for piece in re.split(rb"(?<=\n\n\r\n)", data) if piece]
 
 
-def _generated(rng: random.Random) -> bytes:
-    """An answer as a server may send it, with all that one may choose."""
+def _generated(rng: random.Random, given: bytes | None) -> bytes:
+    """An answer as a server may send it, with all that one may choose. given: its body, if any."""
     events = [b"data: %d\n\n" % number for number in range(rng.randrange(1, 9))]
     body = rng.choice(
         (b"", b"{}", b"hello", rng.randbytes(rng.randrange(300)), b"ab" * 500, b"".join(events))
     )
+    body = body if given is None else given
     lines = [f"X-{number}: {number}" for number in range(rng.randrange(3))]
     coding = rng.choice(("", "", "gzip", "deflate", "raw", "identity"))
     if coding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +11,17 @@ from support.sim_process import SimProcess
 
 PRICES = {"input": 100.0, "output": 200.0}  # dollars for a million tokens
 WITHIN = 0.02
+# What is on the screen was so at some moment of this time before it was seen.
+LATE_S, STEP_S = 1.0, 0.05
+# How far off the beginning or the end of a standstill may be that is told, if not WITHIN.
+OFF_S = 1.0
 _NUMBER = r"(\d[\d,.]*[km]?)"
+_DURATION = r"(?:\d+ [hm] )?[\d.]+ [sm]"
+LABELS = ("input", "rows", "speed", "limits", "binds", "batch", "usage", "errors")
+CUT = r"warning: all ([\d,]+) answers so far are cut by max_tokens: raise --max-tokens"
+# A call may be cut off before one is refused.
+OUTAGE = rf"endpoint \S+ (?:refuses connections|is unreachable \(.*\)), for ({_DURATION}) now"
+OUTAGE += "; retrying, nothing is lost"
 
 
 class Truth(NamedTuple):
@@ -18,7 +29,8 @@ class Truth(NamedTuple):
 
     rows: of the input; before: those that an earlier run has done. at_s, begun_s: monotonic, of the
     moment and of the run's begin. slots: calls at once. is_tried_once: what fails is not tried
-    again. seen: the requests that were over. listed: the batches.
+    again. seen: the requests that were over. listed: the batches. parked_at_s, parked_until_s: the
+    key was refused meanwhile. gone_s: when the server was killed.
     """
 
     rows: int
@@ -30,6 +42,20 @@ class Truth(NamedTuple):
     stats: dict[str, Any]
     seen: list[dict[str, Any]]
     listed: list[dict[str, Any]]
+    parked_at_s: float = math.inf
+    parked_until_s: float = math.inf
+    gone_s: float = math.inf
+
+    @property
+    def retrying(self) -> float | None:
+        """Rows that wait to be tried again; of those whose server is gone the log says nothing."""
+        if self.gone_s < math.inf:
+            return None
+        return sum(one["status"] == 429 and one["ended_s"] > self.parked_at_s for one in self.seen)
+
+    @property
+    def in_flight(self) -> int:
+        return 0 if self.gone_s < math.inf else int(self.stats["in_flight"])
 
     @property
     def batches(self) -> dict[str, int]:
@@ -78,6 +104,8 @@ class Truth(NamedTuple):
             return int(self.stats["by_status"].get("429", 0))
         if kind == "server_failed":
             return int(faults.get("500", 0) + faults.get("503", 0))
+        if kind == "disconnected" and self.gone_s < math.inf:
+            return int(self.stats["in_flight"])
         return 0
 
     def latency_s(self, q: float) -> float:
@@ -127,19 +155,20 @@ def _dollars(request: dict[str, Any]) -> float:
 
 # What may stand in a line: its label, a pattern with one number, and what that should be. None: a
 # time that the log does not know, or that is told elsewhere.
-FIELDS: list[tuple[str, str, Callable[[Truth], float] | None]] = [
+FIELDS: list[tuple[str, str, Callable[[Truth], float | None] | None]] = [
     ("input", rf"{_NUMBER} %", lambda log: 100 * (1 - log.left / log.rows)),
     ("input", r"ETA .*", None),
-    ("input", r"(?P<duration>(?:\d+ [hm] )?[\d.]+ [sm])", lambda log: log.at_s - log.begun_s),
+    ("input", rf"(?P<duration>{_DURATION})", lambda log: log.at_s - log.begun_s),
     ("rows", rf"{_NUMBER} of [\d,]+ done", lambda log: log.done),
     ("rows", rf"[\d,]+ of {_NUMBER} done", lambda log: log.rows),
     ("rows", rf"{_NUMBER} failed", lambda log: log.failed),
-    ("rows", rf"{_NUMBER} retrying", lambda log: 0),
+    ("rows", rf"{_NUMBER} retrying", lambda log: log.retrying),
     ("rows", rf"{_NUMBER} left", lambda log: log.left),
     ("rows", rf"{_NUMBER} cut", lambda log: log.done),
     ("rows", rf"{_NUMBER} done before", lambda log: log.before),
     ("speed", rf"{_NUMBER} rows/s", lambda log: log.rows_per_s),
-    ("speed", rf"{_NUMBER}/[\d,]+ in flight", lambda log: log.stats["in_flight"]),
+    ("speed", rf"{_NUMBER}/[\d,]+ in flight", lambda log: log.in_flight),
+    ("speed", rf"{_NUMBER} in flight", lambda log: log.in_flight),
     ("speed", rf"[\d,]+/{_NUMBER} in flight", lambda log: log.slots),
     ("speed", rf"p50 {_NUMBER} s", lambda log: log.latency_s(0.5)),
     ("speed", rf"p95 {_NUMBER} s", lambda log: log.latency_s(0.95)),
@@ -150,7 +179,7 @@ FIELDS: list[tuple[str, str, Callable[[Truth], float] | None]] = [
     ("limits", rf"{_NUMBER}/6,000 rpm(?: <- binds.*)?", lambda log: log.stats["received"]),
     ("limits", rf"binds: {_NUMBER} calls in flight, for .*", lambda log: log.slots),
     ("limits", r"binds: .*", None),
-    ("limits", r"[\d.]+ s to wait", None),
+    ("limits", rf"(?P<about>{_DURATION}) to wait", lambda log: log.parked_until_s - log.at_s),
     ("batch", rf"{_NUMBER} in_progress", lambda log: log.batches["in_progress"]),
     ("batch", rf"{_NUMBER} rows there", lambda log: log.batches["total"]),
     ("batch", rf"{_NUMBER} of them finished", lambda log: log.batches["finished"]),
@@ -166,15 +195,14 @@ FIELDS: list[tuple[str, str, Callable[[Truth], float] | None]] = [
 
 def wrong(lines: Sequence[str], log: Truth) -> list[str]:
     """What is on the screen and not so. Every field with a number has to be known."""
-    found = []
+    found, notices = list[str](), list[str]()
     for line in lines:
         label, text = line[:8].strip(), line[8:].rstrip()
+        if label not in LABELS:
+            notices.append(line)
+            continue
         if label == "errors":
             found += _wrong_errors(text, log)
-            continue
-        if cut := re.match(r"warning: all ([\d,]+) answers so far are cut", line):
-            if number(cut[1]) != log.done:
-                found.append(f"{line}, and the log says {log.done}")
             continue
         fields = [field.strip() for field in re.split(r"\s{2,}", text.strip())]
         # The input's name is no number, whatever it has in it.
@@ -183,30 +211,71 @@ def wrong(lines: Sequence[str], log: Truth) -> list[str]:
             if not known and re.search(r"\d", field):
                 found.append(f"{label}: nobody knows what this is: {field!r}")
             for _, pattern, value in known:
-                if value is not None and not _is_so(pattern, field, value(log)):
-                    found.append(f"{label}: {field!r}, and the log says {value(log):.6g}")
-    return found
+                true = None if value is None else value(log)
+                if true is not None and not _is_so(pattern, field, true):
+                    found.append(f"{label}: {field!r}, and the log says {true:.6g}")
+    return found + _wrong_notices(" ".join(notices), log)
+
+
+def wrong_lately(lines: Sequence[str], log: Truth, at_s: float, only: str = "") -> list[str]:
+    """The same of what was seen then: what is not so at any one moment shortly before.
+
+    only: a pattern of what is judged.
+    """
+    fewest: list[str] | None = None
+    for step in range(round(LATE_S / STEP_S)):
+        found = wrong(lines, log._replace(at_s=at_s - STEP_S * step))
+        found = [one for one in found if re.search(only, one)]
+        if fewest is None or len(found) < len(fewest):
+            fewest = found
+        if not found:
+            break
+    assert fewest is not None
+    return fewest
+
+
+def _wrong_notices(text: str, log: Truth) -> list[str]:
+    """Of the sentences below the lines, one of which may take several lines."""
+    found, rest = list[str](), text
+    for pattern, is_so in (
+        (CUT, lambda count: number(count) == len(log.answered)),
+        (OUTAGE, lambda for_s: _is_about(for_s, log.at_s - log.gone_s)),
+    ):
+        told = re.search(pattern, rest)
+        if told is not None:
+            rest = rest.replace(told[0], "")
+            found += [] if is_so(told[1]) else [f"not so: {told[0]!r}"]
+    return [*found, *([f"nobody knows what this is: {rest!r}"] if re.search(r"\d", rest) else [])]
 
 
 def _wrong_errors(text: str, log: Truth) -> list[str]:
     counts = re.findall(r"([\d,]+) ([a-z_]+)", text.partition("; last")[0])
     assert counts, text
-    return [
-        f"errors: {count} {kind}, and the log says {log.errors(kind)}"
-        for count, kind in counts
-        if int(count.replace(",", "")) != log.errors(kind)
-    ]
+    found = list[str]()
+    for shown, kind in counts:
+        count, true = int(shown.replace(",", "")), log.errors(kind)
+        # Those that were cut off; more were refused when there was nothing to keep a log.
+        is_more = kind == "disconnected" and log.gone_s < math.inf
+        if count != true and not (is_more and count >= true):
+            found.append(f"errors: {shown} {kind}, and the log says {true}")
+    return found
 
 
 def _is_so(pattern: str, field: str, true: float) -> bool:
     found = re.fullmatch(pattern, field)
     assert found is not None
+    if "about" in found.groupdict():
+        return _is_about(found["about"], true)
     if "duration" in found.groupdict():
         shown, unit = _seconds(found["duration"])
     else:
         shown, unit = number(found[1]), _last_digit(found[1])
     # What is shown is rounded.
     return abs(shown - true) <= WITHIN * true + unit / 2
+
+
+def _is_about(shown: str, true: float) -> bool:
+    return abs(_seconds(shown)[0] - true) <= max(OFF_S, WITHIN * true)
 
 
 def number(text: str) -> float:
@@ -226,6 +295,18 @@ def _seconds(text: str) -> tuple[float, float]:
     parts = re.findall(r"([\d.]+) ([hms])", text)
     seconds = sum(float(value) * {"h": 3600, "m": 60, "s": 1}[unit] for value, unit in parts)
     return seconds, 0.1 if "." in text else 1.0
+
+
+def begun_of(frames: Sequence[tuple[float, list[str]]]) -> float:
+    """When the run began, by the time it shows; a frame is seen late, if at all."""
+    shown = [
+        (at_s, found[1])
+        for at_s, lines in frames
+        if lines and (found := re.search(rf"^input .*?  ({_DURATION})(?:  |$)", lines[0]))
+    ]
+    begun_s = [at_s - _seconds(elapsed)[0] for at_s, elapsed in shown]
+    assert begun_s[0] - min(begun_s) <= OFF_S, shown
+    return min(begun_s)
 
 
 def done_of(lines: Sequence[str]) -> int:

@@ -241,7 +241,8 @@ def fuzz(
     return figures
 
 
-def _one(module: ModuleType, rng: random.Random, figures: Figures) -> None:
+def faulty(rng: random.Random) -> tuple[bytes, list[tuple[Seen, int]] | None]:
+    """Requests, and what each holds with its body's largest size; None if there are faults."""
     data = b""
     truth: list[tuple[Seen, int]] = []
     for _ in range(rng.choice((1, 1, 2, 3, 40))):
@@ -254,6 +255,11 @@ def _one(module: ModuleType, rng: random.Random, figures: Figures) -> None:
             data = rng.choice(_SEEDS) + (data if rng.random() < 0.5 else NEXT)
         for _ in range(rng.choice((0, 1, 1, 2, 5))):
             data = mutated(rng, data, _TOKENS, _SEEDS)
+    return data, truth if is_true else None
+
+
+def _one(module: ModuleType, rng: random.Random, figures: Figures) -> None:
+    data, truth = faulty(rng)
     most = rng.choice((10, 100, 1_000, 100_000, 100_000))
     bounds = HttpBounds(most_body_bytes=most)
     results = []
@@ -261,7 +267,7 @@ def _one(module: ModuleType, rng: random.Random, figures: Figures) -> None:
         pieces, kind = cut(rng, data), rng.choice(_HANDLERS)
         try:
             results.append(play(module, pieces, kind, bounds))
-            _judge(results, truth if is_true else None, data, most, figures)
+            _judge(results, truth, data, most, figures)
         except AssertionError as error:
             raise AssertionError(f"{error}: {kind}, {most} bytes, {pieces}") from error
         figures.executions += 1
