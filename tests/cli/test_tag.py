@@ -228,7 +228,7 @@ MISTAKES = [
      "--export would overwrite out.confusion.csv", "choose another file"),
     (["--schema", "labels.json", "--reasks", "21"], "--reasks must be 0 to 20, not 21", ""),
     (["--schema", "labels.json", "--response-format", "maybe"],
-     "--response-format is one of auto, always, never, not maybe", ""),
+     "--response-format must be one of auto, always, never, not maybe", ""),
     (["--schema", "labels.json", "--format", "batch"], "unknown flag: --format", ""),
 ]  # fmt: skip
 
