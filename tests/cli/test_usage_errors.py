@@ -70,7 +70,8 @@ MISTAKES = [
     (["--format", "btch"], "--format must be one of redline, batch, not btch", "",
      "did you mean batch?"),
     (["--profile", "fixd"],
-     "--profile must be one of any, fixed, moving, counter, bucket, not fixd", "", "did you mean fixed?"),
+     "--profile must be one of any, fixed, moving, counter, bucket, not fixd", "",
+     "did you mean fixed?"),
     (["--log", "jsn"], "--log must be one of text, json, not jsn", "", "did you mean json?"),
     (["--fail-on", "empty,lenght"],
      "--fail-on must be one of length, empty, content_filter, refusal, not lenght", "",
@@ -287,10 +288,10 @@ def test_a_want_of_memory_or_threads_is_no_defect(
     monkeypatch.setattr("redline.cli.commands.run.run_command", short)
     told = cli("run", rows({"text": "a"}))
     assert told.err == error_of(
-        "this process may have no more memory, or no more threads",
+        "the system gives this process no more memory, or no more threads",
         "",
-        "lower --concurrency, or raise the limit, such as `ulimit -v` or that of the container; "
-        "what is on disk is safe, and the same command continues",
+        "lower --concurrency, or raise the limit: `ulimit -v`, `ulimit -u` or the container's; "
+        "results on disk are safe, and the same command continues",
     )
     assert told.status == 2
 
