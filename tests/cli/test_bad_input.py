@@ -67,7 +67,7 @@ def test_strict_ends_the_run_at_the_first_bad_row(cli: Cli, rows: Rows) -> None:
     ]
     assert told.err.endswith("hint: leave out --strict to continue after rows that fail\n")
     assert len(failures()) == 1
-    assert "; the input is not read to its end\n" in told.err
+    assert "; the input was not read to its end\n" in told.err
     assert "\ncontinue with: redline run in.jsonl --endpoint sim" in told.err
 
 

@@ -163,7 +163,7 @@ def test_a_failures_file_is_repaired_with_its_results_only(cli: Cli, rows: Rows,
     told = cli("repair", str(failed))
     assert told.status == 2
     assert f"error: {failed} holds the failures of {name}\n" in told.err
-    assert f"hint: name {name}: its failures belong to it\n" in told.err
+    assert f"hint: name {name}: the failures are read with it\n" in told.err
     assert contents() == before
 
 

@@ -48,7 +48,7 @@ def key_seen(odd: Any) -> str | None:
          "write it like 500, 200k or 1.5m"),
         ("run = 3\n", "run must be a table", "redline.toml", "write [run]"),
         ("[endpoints.sim]\nbase_url = 'http://h/v1'\n",
-         "no endpoint can be named sim: that is the simulated provider",
+         "no endpoint can be named sim, the name of the simulated provider",
          "redline.toml, [endpoints.sim]", "choose another name"),
         ("[endpoints.a]\nbase_ur = 'x'\n", "unknown setting: base_ur",
          "redline.toml, [endpoints.a]", "did you mean base_url?"),

@@ -345,7 +345,7 @@ def test_a_run_that_is_interrupted_and_killed_while_it_waits_goes_on_with_its_ba
             if number == signal.SIGINT:
                 assert process.returncode == 130
                 assert "30 rows = 0 succeeded + 0 failed + 30 unfinished" in err
-                assert "still at the provider: 1 batch of 30 rows" in err
+                assert "still at the provider: 1 batch, 30 rows in all" in err
         done = Command(words(sim))
         _, err = done.communicate(timeout=LIMIT_S)
         assert done.returncode == 0, err
