@@ -157,7 +157,7 @@ def test_an_output_that_is_somebody_elses_file_is_left_alone(cli: Cli, rows: Row
     assert told.status == 2
     assert told.err == (
         "error: notes.jsonl exists and is not a results file of redline\n\n"
-        "hint: choose another -o, or put that file aside with --restart\n"
+        "hint: choose another -o, or rename that file with --restart\n"
     )
     assert Path("notes.jsonl").read_text() == '{"mine": 1}\n'
 

@@ -136,7 +136,7 @@ def test_an_endpoint_that_fails_is_named_and_loses_no_row(cli: Cli, rows: Rows) 
     assert told.status == 0
     assert names() == {"a": 780, "b": 20}
     boom = "the server failed: HTTP 500: boom"
-    notice = rf"^endpoint b fails, for [\d.]+ s now: {boom}; it gets few calls until it works$"
+    notice = rf"^endpoint b has failed for [\d.]+ s: {boom}; it gets few calls until it recovers$"
     # At once, and not with every line.
     assert len(re.findall(notice, told.err, re.M)) == 1
     ended = rf"^endpoint b failed and got few calls for [\d.]+ s, until the end: {boom}$"

@@ -324,8 +324,16 @@ def test_answers_of_a_plain_endpoint_and_of_odd_ones(cli: Cli, rows: Rows, odd: 
         (["."], "is a folder", "name the file given to the run as -o"),
         (["labels.redline"], "labels.redline holds the state of labels.jsonl", "name labels.jsonl"),
         (["labels.failed.jsonl"], "holds the failures of labels.jsonl", "name labels.jsonl"),
-        (["in.jsonl"], "in.jsonl is not a results file of redline", "no line of it is"),
-        (["empty.jsonl"], "empty.jsonl is not a results file of redline", "no line of it is"),
+        (
+            ["in.jsonl"],
+            "in.jsonl is not a results file of redline",
+            "redline wrote none of its lines",
+        ),
+        (
+            ["empty.jsonl"],
+            "empty.jsonl is not a results file of redline",
+            "redline wrote none of its lines",
+        ),
         (["labels.jsonl.gz"], "is not a results file of redline", "it is compressed: unpack it"),
         (["labels.jsonl", "--row", "9"], "labels.jsonl has no row 9", "its input has 3 rows"),
         (["labels.jsonl", "--row", "gone"], "labels.jsonl has no row gone", "by its custom_id"),

@@ -86,7 +86,7 @@ MISTAKES = [
      "redline frames requests itself: leave the header out"),
     (["--method", "GTE"], "unknown HTTP method: GTE", "", "did you mean GET?"),
     (["--url", "chat"], "not a path: chat", "",
-     "the path begins with /, as in /v1/embeddings; the server is the base URL's part"),
+     "a path begins with /, as in /v1/embeddings; the base URL states the server"),
     (["--output-path", "a..b"], "not an output path: a..b", "",
      "write it like result.items.0.text"),
     (

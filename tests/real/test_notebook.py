@@ -30,7 +30,7 @@ ROWS, SLOTS = 120, 20
 # The log does not know when the view began.
 UNKNOWN = r"/s'|/min'|input: '[\d.]+ s'"
 # A call may be cut off before one is refused; then the outage began with that.
-GONE = r"refuses connections|unreachable"
+GONE = r"refused connections|unreachable"
 # Nor, while nothing is answered, how many rows wait, or how late a busy client saw the answers.
 UNLOGGED = rf"{UNKNOWN}|retrying'|p\d\d |: '0 in flight'|{GONE}"
 

@@ -152,9 +152,9 @@ FIELDS: list[tuple[str, str, Callable[[Truth], float] | None]] = [
     ("limits", r"binds: .*", None),
     ("limits", r"[\d.]+ s to wait", None),
     ("batch", rf"{_NUMBER} in_progress", lambda log: log.batches["in_progress"]),
-    ("batch", rf"{_NUMBER} rows there", lambda log: log.batches["total"]),
+    ("batch", rf"{_NUMBER} rows submitted", lambda log: log.batches["total"]),
     ("batch", rf"{_NUMBER} of them finished", lambda log: log.batches["finished"]),
-    ("batch", r"next look in .*", None),
+    ("batch", r"next check in .*", None),
     ("usage", rf"\${_NUMBER}(?: by this run)?", lambda log: log.dollars),
     ("usage", rf"\${_NUMBER}/min", lambda log: 60 * log.per_s(_dollars, 60)),
     ("usage", rf"about \${_NUMBER} (?:in all|with the rows left)", lambda log: (

@@ -606,8 +606,8 @@ async def _finish(run: Run, kept: Kept, output: Output) -> None:
         await in_thread(manifests.save, output, kept.manifest)
         raise JournalError(
             f"{output.state_path} was removed while results were written",
-            hint="the settings of the run are written there again, what it kept of limits, budgets "
-            "and batches is lost; run the same command again: it continues",
+            hint="its record of limits, budgets and batches is lost, and the run's settings are "
+            "written there again; run the same command again to continue",
         )
     if journal.failure is not None or not run.report(0.0).is_complete:
         return

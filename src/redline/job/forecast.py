@@ -59,7 +59,7 @@ def plan(job: Job) -> Plan:
     Sends and writes nothing. Raises ConfigError or JournalError if the run itself would.
     """
     if isinstance(job.rows, AsyncIterable):
-        raise ConfigError("an async iterable cannot be planned", hint="give a file")
+        raise ConfigError("a dry run cannot read an async iterable", hint="give a file")
     made = Plan(is_batched=job.via in BATCHING)
     # Of a file that will be followed, its present content.
     with opened_source(job.rows, job.samples) as source:

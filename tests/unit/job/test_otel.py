@@ -160,7 +160,7 @@ async def test_counters_of_one_job_after_another_add_up(memory: InMemorySpanExpo
         ({"endpoint": "http://h/?a=b"}, "endpoint must not have a query or fragment", "otel"),
         (
             {"endpoint": "http://h:4318/v1/traces"},
-            "endpoint is a base URL, without the path of one signal",
+            "endpoint must not have the path of one signal",
             "otel",
         ),
         ({"headers": "x"}, "headers must be a table, not text", "otel"),

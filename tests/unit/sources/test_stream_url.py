@@ -102,8 +102,8 @@ async def answer(row: object) -> object:
 
 
 REFUSED = [
-    ({"output": None}, "are acknowledged once their outcomes are on a disk"),
-    ({"output": Output.at("s3://b/o.jsonl")}, "would be written when the stream ends"),
+    ({"output": None}, "are acknowledged once their outcomes are on disk"),
+    ({"output": Output.at("s3://b/o.jsonl")}, "would be uploaded when the stream ends"),
     ({"retry_failed": True}, "messages that failed are acknowledged"),
     ({"samples": 2}, "are sent once each"),
     ({"output": Output.at("o.jsonl", ordered=True)}, "only a finished file can be put in order"),

@@ -142,7 +142,7 @@ class Collector:
             if not (may_wait or self.is_leaving):
                 raise ConfigError(
                     f"the provider does not show the results of the batch {batch.id}: {error.what}",
-                    hint="the same command looks again; --via live does its rows live",
+                    hint="the same command tries again; --via live sends its rows live",
                 ) from error
             return False
         return True

@@ -1,13 +1,13 @@
 """The run through the provider's Batch API: rows go up in parts, their results come down.
 
-  via    rows are asked
+  via    rows are sent
   batch  in batches
-  auto   the first ones live, then in batches; what is unfinished when the deadline comes near is
-         cancelled there and asked live
-  live   live, after the batches that earlier runs have left were cancelled and read
+  auto   the first ones live, the others in batches; when the deadline is near, unfinished batches
+         are cancelled and their rows are sent live
+  live   live, after the open batches of earlier runs were cancelled and their answers saved
 
-One task does all of it, a step at a time, so that the ledger is the state. It is cancelled whenever
-the run is drained: whatever it was doing is done again, or found done, by the next run.
+A single task takes all steps, one at a time, so that the ledger is the state. A drain cancels it:
+the next run repeats the interrupted step, or finds it done.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class BatchRunner:
 
     def _refuse(self, part: Part, error: RedlineError) -> None:
         """Makes no batch with the part's path and model any more; the others continue."""
-        error.hint = "fix that, then run the same command again; --via live sends rows live"
+        error.hint = "fix that, then run the same command again; --via live sends the rows live"
         self._refused.setdefault(part.route, error)
         self._count()
 
@@ -289,7 +289,7 @@ class BatchRunner:
                 return Batch(id=batch_id, status="cancelled")
             raise ConfigError(
                 f"the provider no longer knows the batch {batch_id}: {error.what}",
-                hint="look for it with the key that created it; --via live does its rows live",
+                hint="give the key that created it; --via live sends its rows again, live",
             ) from error
         if not batch.is_over:
             part.silent_since_s = None
@@ -331,7 +331,7 @@ class BatchRunner:
         if is_foreign and rest.offsets:
             raise ConfigError(
                 f"the batch {batch.id} was cancelled at the provider",
-                hint="what it had finished is saved; the same command sends its other rows again",
+                hint="its finished rows are saved; the same command sends the others again",
             )
 
     async def _pass_on(
@@ -376,8 +376,8 @@ class BatchRunner:
                 await self._store.note(Note(at="refused", part=part.number))
                 why = reasons_of(batch.problems)
                 raise ConfigError(
-                    f"the provider has no room for one row in a batch: {why}",
-                    hint="wait for other batches of the account; --via live sends rows live",
+                    f"the provider has no room even for a batch of one row: {why}",
+                    hint="wait until other batches of the account end; --via live sends rows live",
                 )
             if self._world.metered is not None:
                 self._world.metered.settle(part.worst.minus(rest.worst), NOTHING)
@@ -499,16 +499,17 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
         return ledger
     path = output.path
     are = counted(len(ledger.parts), f"batch of {path} is", f"batches of {path} are")
-    what = f"{are} with the provider"
+    what = f"{are} still at the provider"
     if is_anew:
         raise ConfigError(
             f"{what}, and would be lost",
-            hint="with --via live and without --restart, a run cancels them first",
+            hint="cancel them first, by a run with --via live and without --restart",
         )
     if not job.via:
         raise ConfigError(
             what,
-            hint="--via batch continues with them, --via live cancels them and continues live",
+            hint="--via batch waits for the answers, --via live cancels and sends the other rows "
+            "live",
         )
     if ledger.place != place_of(job):
         raise ConfigError(f"{what}: {ledger.place}", hint="give the same --base-url")
@@ -525,9 +526,10 @@ def goes_by_batches(job: Job, ledger: Ledger) -> bool:
     """
     if ledger.parts and len(job.endpoints) > 1:
         raise ConfigError(
-            "batches of this output are with a provider, and a run with several endpoints cannot "
-            "end them",
-            hint="first finish with that endpoint alone: --via batch, or --via live cancels them",
+            "batches of this output are still at a provider, and a run with several endpoints "
+            "cannot end them",
+            hint="first run with that endpoint alone: --via batch finishes them, --via live "
+            "cancels them",
         )
     return job.endpoint is not None and (job.via in BATCHING or bool(ledger.parts))
 

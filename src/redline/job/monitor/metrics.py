@@ -167,7 +167,7 @@ def _about_load(seen: _Seen) -> Iterator[Family]:
     )
     yield gauge(
         "redline_request_slots",
-        "Requests that may be in flight at once, 0 if there is no bound.",
+        "Maximum requests in flight, 0 if there is no bound.",
         [(of_job, last.slots)],
         "{request}",
     )

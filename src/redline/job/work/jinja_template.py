@@ -296,7 +296,7 @@ def _printed(value: Any) -> Any:
         )
     if callable(value) or type(value).__module__.startswith("jinja2"):
         raise jinja2.UndefinedError(
-            f"a {type(value).__name__} of Jinja's is neither text nor a column"
+            f"a {type(value).__name__} of Jinja is neither text nor a column"
         )
     return value
 

@@ -536,7 +536,7 @@ class Runner:
         else:
             # The row boundary: a defect in a template, or in how a reply is read, fails its row
             # alone.
-            rejected = Rejected(f"the row could not be done: {type(error).__name__}: {error}")
+            rejected = Rejected(f"processing the row raised {type(error).__name__}: {error}")
         return Outcome(status="rejected", error=rejected, attempts=call.attempts)
 
     def _pay(self, outcome: Outcome) -> None:
@@ -584,7 +584,8 @@ class Runner:
                 # Otherwise a row that ends its process would break the executor of each run.
                 raise Rejected(
                     f"the executor broke while it ran the `{name}` function",
-                    hint="another row may have broken it: retry with an executor of one process",
+                    hint="another row may have broken it: use an executor of one process to find "
+                    "which",
                 ) from error
             if ends_task(error):
                 # What runs in a process of the user's pool is unknown here.
@@ -602,7 +603,7 @@ class Runner:
         self.stop(
             ConfigError(
                 f"the executor cannot run the {what}",
-                hint="pass a new executor: the same call goes on with the rows left",
+                hint="pass a new executor: the same call continues with the rows that are left",
             )
         )
 
@@ -734,7 +735,7 @@ def _unusable(picked: Picked) -> BadRow:
         )
     return BadRow(
         f"an earlier row has the same custom_id: {custom_id(row)}",
-        hint="custom_ids name rows, so each may occur once",
+        hint="a custom_id identifies a row, so each may occur only once",
     )
 
 
