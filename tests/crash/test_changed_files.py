@@ -69,7 +69,7 @@ def changes(output: Path) -> dict[str, Callable[[], object]]:
         "was replaced": lambda: (output.unlink(), output.touch()),
         "was truncated": lambda: os.truncate(output, 0),
         "was truncated or": lambda: os.truncate(output, output.stat().st_size - 40),
-        "was written to by something else": lambda: output.write_bytes(b"notes\n" * 900),
+        "was changed by another program": lambda: output.write_bytes(b"notes\n" * 900),
     }
 
 

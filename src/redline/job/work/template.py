@@ -18,7 +18,7 @@ from redline.process import listed
 if TYPE_CHECKING:
     from redline.job.work.jinja_template import Template
 
-# Those of a row, by name; or the fields of a body.
+# The columns of a row by name, or the fields of a body.
 Columns = dict[str, Any]
 _SYSTEM_ROLES = ("system", "developer")
 # An index in an output path; longer digits are a key.
