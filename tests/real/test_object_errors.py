@@ -111,8 +111,8 @@ def test_an_input_that_is_not_there(cli: Cli, url: str, what: str, hint: str) ->
         ("s3://data/", "the output {} names no object", "name one in it: s3://data/labels.jsonl"),
         (
             "s3://data/a/../b",
-            "the output {} has an empty part, or one of dots, between its slashes",
-            "name it without: s3://bucket/folder/labels.jsonl",
+            "the output {} has an empty part, `.` or `..` between its slashes",
+            "write it like s3://bucket/folder/labels.jsonl",
         ),
         (
             "https://example.org/labels.jsonl",
