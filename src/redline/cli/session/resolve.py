@@ -37,7 +37,7 @@ from redline.sources import open_source, opened, stream_of
 from redline.store import local_path, url_of
 
 _ENGINE = "engine:"
-# One of a pair on the command line replaces the other in redline.toml.
+# If one of a pair is on the command line, the other one in redline.toml is ignored.
 _RIVALS = (
     *(("endpoint", "base_url"), ("body", "prompt"), ("body", "system")),
     *(("cache", "no_cache"), ("cache_dir", "no_cache")),
@@ -61,8 +61,8 @@ class _Server(msgspec.Struct, frozen=True, kw_only=True):
     """A chosen endpoint.
 
     base_url: None for the default, and for a built-in server. origin: the place where the URL was
-    stated, for errors. name, table: those of its settings in redline.toml, if it has any. embedded:
-    the built-in server that is started for the run.
+    stated, for errors. name, table: of the endpoint in redline.toml, if it is there. embedded: the
+    built-in server that is started for the run.
     """
 
     base_url: str | None = None

@@ -123,8 +123,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: of one attempt. row_deadline_s: of a row with its retries. deadline_s: of the run;
     rows that are unfinished then remain for the next run. longest_wait_s: the run ends if no call
     can be sent for longer. stop_at_error_rate: the run ends once at least this share of the latest
-    rows has failed; above 0, at most 1. strict: the first bad row ends the run. ends_if_hopeless:
-    so do the first rows together if all of them fail.
+    rows has failed; above 0, at most 1. strict: the first failed row ends the run.
+    ends_if_hopeless: the run ends if its first rows all fail.
 
     retry_failed: runs only the rows that failed before; retries_failures: runs these besides the
     new ones. fail_on: finish reasons that make a result a failure. allowance: the budget of all
@@ -221,7 +221,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def call_limits(self) -> tuple[Limits, ...]:
-        """The limits of the job's calls: each endpoint's, or its own without one."""
+        """The limits of the job's calls: those of each endpoint; without one, the job's own."""
         return tuple(one.limits for one in self.endpoints) or (self.limits,)
 
     @property
@@ -239,7 +239,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attempt_s(self) -> float:
-        """Seconds after which an attempt is given up, at any endpoint."""
+        """The longest timeout of an attempt, in seconds, over all endpoints."""
         return max((one.timeouts.attempt_s for one in self.endpoints), default=self.timeout_s)
 
     def price_table(self) -> Prices:
