@@ -6,7 +6,7 @@ RedlineError
     Withdrawn            a pool took the call back before it was written
     Retryable            the same call may succeed later
       RateLimited        429: wait `retry_after_s`, or back off
-      TimedOut           `phase` names the clock that ran out
+      TimedOut           a timeout expired; `phase` names it
       ServerFailed       408, 409, 425, 5xx, 529
       Disconnected       the connection was refused, reset or closed early
       BadReply           a 200 that cannot be read; final after two retries
@@ -14,14 +14,14 @@ RedlineError
       Rejected           400, 403, 404, 413, 422, or rejected by a function or --fail-on
         BadRow           the row itself: it cannot be read, or makes no request; nothing was sent
         BadTemplate      a template fails on the row; nothing was sent
-      OverLimit         larger than a limit could ever grant
+      OverLimit          larger than a limit could ever grant
       Refused            401: the key is not accepted; stops the run
       Unpaid             no credit, or a spend limit is reached; stops the run
       BudgetSpent        the run's own budget is spent; stops the run
-      Unpriced           no price is known, so no budget can be kept; stops the run
+      Unpriced           no price is known, so the budget cannot be enforced; stops the run
   NoEndpoint             every endpoint is down
-  TooManyFailures        rows fail at the rate at which the run is to end
-  WaitTooLong            no call can be sent for longer than the run is to wait
+  TooManyFailures        rows fail at the rate of --stop-at-error-rate or above
+  WaitTooLong            no call can be sent for longer than --longest-wait
   JournalError           the results file cannot be trusted or written
 
 Every error says what happened, where, and what to do about it.
@@ -86,11 +86,11 @@ class NoEndpoint(RedlineError):
 
 
 class TooManyFailures(RedlineError):
-    """Rows fail at the rate at which the run is to end (`--stop-at-error-rate`)."""
+    """Rows fail at the rate that ends the run (`--stop-at-error-rate`) or above."""
 
 
 class WaitTooLong(RedlineError):
-    """No call can be sent for `wait_s`, longer than the run is to wait (`--longest-wait`)."""
+    """No call can be sent for `wait_s` seconds, longer than the run may wait (`--longest-wait`)."""
 
     def __init__(self, what: str, *, wait_s: float, where: str = "", hint: str = "") -> None:
         super().__init__(what, where=where, hint=hint)
@@ -138,7 +138,7 @@ class Withdrawn(CallError):
 
 
 class Retryable(CallError):
-    """The same call may succeed later. `retry_after_s` is the server's, None if not stated."""
+    """The same call may succeed later. retry_after_s: the server's request; None for none."""
 
     def __init__(
         self,
@@ -175,10 +175,10 @@ class BadReply(Retryable):
 
 
 class TimedOut(Retryable):
-    """A clock ran out.
+    """A timeout expired.
 
-    phase: connect, first_byte, attempt, row or run. after_s: the timeout in seconds, None if only
-    the moment is known.
+    phase: connect, first_byte, attempt, row or run. after_s: the timeout in seconds; None if only
+    the deadline is known.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class Unpaid(Final):
 
 
 class BudgetSpent(Final):
-    """The call may cost more than is left of the run's budget, or the budget cannot be kept."""
+    """The call may cost more than is left of the run's budget, or spending cannot be recorded."""
 
     stops_run = True
 
@@ -244,7 +244,7 @@ class Unpriced(Final):
 
 
 def check_known(what: str, name: str, known: Iterable[str]) -> None:
-    """Raises ConfigError if the name of a `what` is not among the known ones."""
+    """Raises ConfigError if `name` is not one of `known`. what: the kind of name, for messages."""
     if name not in known:
         raise ConfigError(
             f"unknown {what}: {name}", hint=nearest(name, known) or f"one of {', '.join(known)}"

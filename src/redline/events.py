@@ -19,9 +19,9 @@ class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event"):
 
 
 class RequestRepeated(Event, frozen=True):
-    """A request is written once more, on a new connection, since a reused one has failed.
+    """A request is written once more, on a new connection, because a reused one has failed.
 
-    The server may have processed both. This is not a retry: the row has done nothing wrong.
+    The server may have processed both. This is not a retry: the row is not at fault.
     """
 
     endpoint: str
@@ -47,7 +47,7 @@ class EndpointParked(Event, frozen=True):
 
 
 class EndpointLost(Event, frozen=True):
-    """The endpoint takes no connections; `reason` is the error of the first refused one.
+    """The endpoint accepts no connections; `reason` is the error of the first failed one.
 
     Its rows wait and are sent when it is back.
     """
@@ -57,7 +57,7 @@ class EndpointLost(Event, frozen=True):
 
 
 class EndpointOut(Event, frozen=True):
-    """One of several endpoints takes no more calls, for `reason`; `left` of `of` remain."""
+    """One of several endpoints gets no more calls, for `reason`; `left` of `of` remain."""
 
     endpoint: str
     reason: str
@@ -66,7 +66,7 @@ class EndpointOut(Event, frozen=True):
 
 
 class EndpointDegraded(Event, frozen=True):
-    """One of several endpoints fails, lately for `reason`, and gets few calls until it works."""
+    """One of several endpoints fails, last for `reason`, and gets few calls until it works."""
 
     endpoint: str
     reason: str

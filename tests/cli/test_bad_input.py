@@ -67,7 +67,7 @@ def test_strict_ends_the_run_at_the_first_bad_row(cli: Cli, rows: Rows) -> None:
     ]
     assert told.err.endswith("hint: leave out --strict to continue after rows that fail\n")
     assert len(failures()) == 1
-    assert "; the input is not read to its end\n" in told.err
+    assert "; the input was not read to its end\n" in told.err
     assert "\ncontinue with: redline run in.jsonl --endpoint sim" in told.err
 
 
@@ -146,7 +146,7 @@ def test_an_output_in_a_folder_that_cannot_be_written(cli: Cli, rows: Rows) -> N
     assert told.status == 2
     assert told.err == (
         "error: cannot write beside locked/out.jsonl: Permission denied\n\n"
-        "hint: choose a folder that exists and can be written with -o\n"
+        "hint: with -o, choose a folder that exists and can be written\n"
     )
 
 
@@ -157,7 +157,7 @@ def test_an_output_that_is_somebody_elses_file_is_left_alone(cli: Cli, rows: Row
     assert told.status == 2
     assert told.err == (
         "error: notes.jsonl exists and is not a results file of redline\n\n"
-        "hint: choose another -o, or put that file aside with --restart\n"
+        "hint: choose another -o, or rename that file with --restart\n"
     )
     assert Path("notes.jsonl").read_text() == '{"mine": 1}\n'
 

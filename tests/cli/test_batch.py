@@ -85,9 +85,9 @@ def test_an_evaluation_goes_by_batches_and_a_question_without_gold_is_not_sent(
 @pytest.mark.parametrize(
     ("flags", "what"),
     [
-        ((*SIM, "--via", "btch"), "--via is one of live, batch, auto, not btch"),
+        ((*SIM, "--via", "btch"), "--via must be one of live, batch, auto, not btch"),
         (("--endpoint", "sim", "--via", "batch"), "batches need an output file"),
-        ((*SIM, "--via", "auto"), "via auto needs a deadline until which it may wait"),
+        ((*SIM, "--via", "auto"), "via auto needs a deadline, near which it sends the rest live"),
         ((*SIM, "--via", "batch", "--cache"), "batches and a cache of answers cannot be combined"),
     ],
 )

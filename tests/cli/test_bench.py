@@ -251,7 +251,7 @@ def test_an_interrupt_ends_it_with_the_figures_so_far() -> None:
         (("their:answer",), "there is no module their"),
         (("mine:anwser",), "mine has no anwser"),
         (("mine:number",), "5 cannot be called"),
-        (("mine:answer", "sim"), "mine:answer is measured alone"),
+        (("mine:answer", "sim"), "mine:answer cannot be combined with other targets"),
         (("mine:answer", "--rps", "5"), "--rps applies to endpoints"),
         (("mine:answer", "--prompt", "{{ n }}"), "--prompt"),
         (("sim", "--constant", "0"), "--constant must be above 0"),

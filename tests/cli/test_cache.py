@@ -85,7 +85,7 @@ def test_a_damaged_file_is_told_and_begun_anew(cli: Cli, rows: Rows) -> None:
     assert told.status == 0
     assert (
         "\ncache: kept/answers-v1.1.sqlite3 is damaged (file is not a database) and left as it "
-        "is; answers-v1.2.sqlite3 is begun in its place\n"
+        "is; answers-v1.2.sqlite3 is used in its place\n"
     ) in told.err
     assert cached(cli("run", name, *FIXED, *IN)) == [True]
 
@@ -165,4 +165,4 @@ def test_without_a_home_a_folder_must_be_named(
     monkeypatch.delenv("HOME")
     told = cli("run", rows({"text": "a"}), *FIXED, "--cache")
     assert told.status == 2
-    assert told.err.startswith("error: there is no home folder to keep answers in\n")
+    assert told.err.startswith("error: there is no home folder for the cache\n")

@@ -44,8 +44,8 @@ def test_a_named_row_that_has_changed_is_asked_again_and_its_old_line_goes_aside
     told = cli("verify", "out.jsonl")
     assert (told.status, told.out) == (
         1,
-        "verify: 1 of 3; 2 missing, the first is row 2; 1 line answers what a row held before it "
-        "was changed\n",
+        "verify: 1 of 3; 2 missing, the first is row 2; 1 line answers the former content of a "
+        "row that has changed\n",
     )
     assert "= 1 done already + 2 to send" in cli("run", name, *RUN, *flags, "--dry-run").out
     told = cli("run", name, *RUN, *flags)
@@ -144,7 +144,7 @@ def test_a_death_before_the_old_line_went_aside_leaves_the_newer_one(cli: Cli, r
     both = old + b"".join(line for line in new.splitlines(True) if line not in old)
     Path("out.jsonl").write_bytes(both)
     told = cli("verify", "out.jsonl")
-    assert (told.status, "1 line answers what a row held" in told.out) == (1, True)
+    assert (told.status, "1 line answers the former content of a row" in told.out) == (1, True)
     cli("repair", "out.jsonl")
     assert Path("out.jsonl").read_bytes() == both
     assert cli("run", name, *RUN).status == 0

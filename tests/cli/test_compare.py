@@ -58,7 +58,7 @@ def test_two_runs_of_the_same_rows(cli: Cli, rows: Rows) -> None:
     lines = told.out.splitlines()
     assert lines[:2] == ["A  a.jsonl, model small", "B  b.jsonl, model large"]
     assert "3 rows in common; 0 in A only, 1 in B only" in lines
-    assert "2 of these hold something else in B than in A" in lines
+    assert "2 of these have different contents in A and B" in lines
     assert [line.split() for line in lines if line.startswith(("succeeded", "failed  "))] == [
         ["succeeded", "2", "3"],
         ["failed", "1", "0"],
@@ -208,7 +208,7 @@ def test_a_text_fits_its_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
         (["a.jsonl", "b.jsonl", "-o", "/dev/zero"], "/dev/zero exists and is not a page", "-o"),
         (
             ["a.jsonl", "b.jsonl", "--sample", "3"],
-            "only a page shows a sample of rows",
+            "--sample and --seed need a page",
             "-o page.html",
         ),
     ],

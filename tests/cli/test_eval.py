@@ -413,9 +413,9 @@ def test_shots_of_which_there_are_none_are_pointed_out(cli: Cli, data: str, tmp_
     flags = ["eval", "--data", data, "--endpoint", "sim", "-o", "o.jsonl"]
     told = cli(*flags, "--task", "one.toml", "--shots-file", data)
     assert told.status == 2
-    assert f"{data} is for shots, and there are none" in told.err
-    assert "say how many: --shots N" in told.err
+    assert f"the number of shots from {data} is not set" in told.err
+    assert "set it: --shots N" in told.err
     path = tmp_path / "few.toml"
     path.write_text(f'shots_file = "{data}"\n{TASK.format(column="one")}')
-    assert "is for shots, and there are none" in cli(*flags, "--task", "few.toml").err
+    assert "the number of shots from" in cli(*flags, "--task", "few.toml").err
     assert cli(*flags, "--task", "few.toml", "--shots", "0").status == 0

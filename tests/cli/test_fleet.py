@@ -134,7 +134,7 @@ def test_no_fleet_runs(cli: Cli, tmp_path: Path, odd: Any) -> None:
     assert "\nwhere: fleet.toml\n" in told.err
     told = cli("fleet", "status", odd.url)
     assert told.status == 2
-    assert told.err.startswith("error: it is not a fleet of redline")
+    assert told.err.startswith("error: this is not a redline fleet")
     told = cli("fleet", "status", odd.url.replace("http:", "https:"))
     assert told.status == 2
     assert told.err.startswith("error: no fleet answers at 127.0.0.1:")
@@ -153,7 +153,7 @@ def test_a_page_that_is_not_text_is_not_a_fleets(cli: Cli) -> None:
         for more in ([], ["--json"]):
             told = cli("fleet", "status", server.base_url, *more)
             assert (told.status, told.out) == (2, "")
-            assert told.err.startswith("error: it is not a fleet of redline: its page is not UTF-8")
+            assert told.err.startswith("error: this is not a redline fleet: its page is not UTF-8")
 
 
 def test_hidden_characters_of_a_fleet_are_escaped_in_json(cli: Cli) -> None:

@@ -12,7 +12,7 @@ import redline
 
 Cli = Callable[..., Any]
 
-CONTINUES = "nothing is needed to continue: the same command does the remaining rows"
+CONTINUES = "no flag is needed to continue: the same command sends the remaining rows"
 
 
 def hint(told: Any) -> str:
@@ -38,7 +38,7 @@ def hint(told: Any) -> str:
         ("--qps", "did you mean --rps?"),
         ("--rpd", "did you mean --requests?"),
         ("--tps", "did you mean --tokens?"),
-        ("--seed", "it goes into the body by --param NAME=VALUE"),
+        ("--seed", "set it as a field of the body: --param NAME=VALUE"),
         ("--input", "the input is given without a flag: redline run rows.jsonl"),
         ("--tempereture", "did you mean --temperature?"),
         ("--retry-faield", "did you mean --retry-failed?"),

@@ -163,7 +163,7 @@ def test_a_failures_file_is_repaired_with_its_results_only(cli: Cli, rows: Rows,
     told = cli("repair", str(failed))
     assert told.status == 2
     assert f"error: {failed} holds the failures of {name}\n" in told.err
-    assert f"hint: name {name}: its failures belong to it\n" in told.err
+    assert f"hint: name {name}: the failures are read with it\n" in told.err
     assert contents() == before
 
 
@@ -226,7 +226,7 @@ def test_an_input_that_has_nothing_to_do_with_an_existing_output_is_refused(
     assert (told.status, told.out) == (2, "")
     assert told.err == (
         "error: out.jsonl was made from one.jsonl, and has no row of two.jsonl\n\n"
-        "hint: choose another -o, or add these rows to it with --force\n"
+        "hint: choose another -o, or add these rows to that output with --force\n"
     )
     assert cli("run", two, *flags, "--dry-run").status == 2
     assert (len(odd.asked), contents()) == (2, before)
@@ -281,7 +281,7 @@ def test_results_that_were_copied_without_their_folder_are_continued_by_force(
     assert told.status == 2
     assert told.err.startswith(
         "error: o.jsonl holds results, but o.redline/manifest.json is missing\n\n"
-        "hint: put o.redline back, or continue with these results by --force; "
+        "hint: put o.redline back, or continue these results with --force; "
     )
     assert cli("run", name, *SIM, "-o", "o.jsonl", "--force").err.startswith("Nothing to do: 3")
     assert cli("verify", "o.jsonl").out == "verify: 3 of 3, each once\n"

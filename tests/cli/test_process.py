@@ -61,7 +61,7 @@ def test_a_reader_that_leaves_early_is_success(rows: Rows, command: str) -> None
     assert "error" not in done.stderr
 
 
-CONTINUES = "; with -o FILE the same command continues where it stopped"
+CONTINUES = "; a run with -o FILE can be continued by the same command"
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_a_closed_stdout_is_told_before_anything_is_sent(rows: Rows) -> None:
     done = shell("redline run in.jsonl --endpoint sim --prompt '{{ text }}' >&-")
     assert (done.returncode, done.stderr) == (
         2,
-        "error: stdout is closed, so results have no place\n\nhint: give -o FILE\n",
+        "error: stdout is closed, so results would be lost\n\nhint: add -o FILE\n",
     )
     done = shell("redline run in.jsonl --endpoint sim --prompt '{{ text }}' -o out.jsonl >&-")
     assert (done.returncode, "error" in done.stderr) == (0, False)
@@ -170,7 +170,7 @@ def test_an_interrupt_drains_and_names_the_command_that_continues(cli: Cli, rows
     out, err = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, out) == (130, "")
     assert [whole == parts for whole, parts in sums(err)] == [True]
-    assert "; the input is not read to its end\n" in err
+    assert "; the input was not read to its end\n" in err
     assert err.splitlines()[-1] == (
         "continue with: redline run in.jsonl --endpoint sim --prompt '{{ text }}' -o out.jsonl "
         "--rps 100 -c 4"

@@ -27,7 +27,10 @@ def test_the_table_says_what_each_strategy_would_have_made(cli: Cli, trace: str)
     told = cli("route", "replay", trace)
     assert (told.status, told.err) == (0, "")
     lines = told.out.splitlines()
-    assert lines[0] == "t: 300 answered calls; 12 workers, each with its next call when one ends"
+    assert (
+        lines[0]
+        == "t: 300 answered calls; 12 workers, each of which sends its next call when one ends"
+    )
     assert lines[2] == "time of a call at each server, fitted to the trace:"
     model = r"\n  slow  .* ms per output token, 4 at once; typically [01]% off, 150 calls\n"
     assert re.search(model, told.out)

@@ -202,7 +202,7 @@ def test_lines_that_do_not_count_are_told(cli: Cli) -> None:
         "the last line is incomplete and is not counted",
         "1 line repeats a row and is not counted: redline repair labels.jsonl",
         "3 older lines of rows that were asked again are not counted",
-        "1 row has an answer and a failure of different contents",
+        "1 row has an answer and a failure with different contents",
     ):
         assert note in text
     found = fields(cli, "labels.jsonl")
@@ -243,7 +243,7 @@ def test_what_a_budget_has_spent_is_told(cli: Cli, rows: Rows) -> None:
     )
     spent = fields(cli, "labels.jsonl")["spent"]
     assert spent["tokens"] >= 20
-    text = f"spent       {spent['tokens']} tokens by all runs, with failed and open calls"
+    text = f"spent       {spent['tokens']} tokens by all runs, including failed and open calls"
     assert text in cli("show", "labels.jsonl").out
     Path("labels.redline/spent").write_text("torn")
     assert "labels.redline/spent is damaged" in " ".join(cli("show", "labels.jsonl").out.split())
@@ -320,12 +320,20 @@ def test_answers_of_a_plain_endpoint_and_of_odd_ones(cli: Cli, rows: Rows, odd: 
     ("argv", "what", "hint"),
     [
         (["label.jsonl"], "label.jsonl does not exist", "did you mean labels.jsonl?"),
-        (["nothing"], "nothing does not exist", "name the file after -o of the run"),
-        (["."], "is a folder", "name the file after -o of the run"),
+        (["nothing"], "nothing does not exist", "name the file given to the run as -o"),
+        (["."], "is a folder", "name the file given to the run as -o"),
         (["labels.redline"], "labels.redline holds the state of labels.jsonl", "name labels.jsonl"),
         (["labels.failed.jsonl"], "holds the failures of labels.jsonl", "name labels.jsonl"),
-        (["in.jsonl"], "in.jsonl is not a results file of redline", "no line of it is"),
-        (["empty.jsonl"], "empty.jsonl is not a results file of redline", "no line of it is"),
+        (
+            ["in.jsonl"],
+            "in.jsonl is not a results file of redline",
+            "redline wrote none of its lines",
+        ),
+        (
+            ["empty.jsonl"],
+            "empty.jsonl is not a results file of redline",
+            "redline wrote none of its lines",
+        ),
         (["labels.jsonl.gz"], "is not a results file of redline", "it is compressed: unpack it"),
         (["labels.jsonl", "--row", "9"], "labels.jsonl has no row 9", "its input has 3 rows"),
         (["labels.jsonl", "--row", "gone"], "labels.jsonl has no row gone", "by its custom_id"),
@@ -334,8 +342,8 @@ def test_answers_of_a_plain_endpoint_and_of_odd_ones(cli: Cli, rows: Rows, odd: 
             "--row and --cut cannot be combined",
             "leave one",
         ),
-        (["labels.jsonl", "--seed", "1"], "--seed draws a sample", "add --sample 5"),
-        (["labels.jsonl", "--failed", "--seed", "1"], "--seed draws a sample", "add --sample 5"),
+        (["labels.jsonl", "--seed", "1"], "--seed needs --sample", "add --sample 5"),
+        (["labels.jsonl", "--failed", "--seed", "1"], "--seed needs --sample", "add --sample 5"),
         (
             ["labels.jsonl", "--row", "1", "--seed", "1"],
             "--row and --seed cannot be combined",
@@ -370,9 +378,9 @@ def test_nothing_is_written_and_a_run_may_hold_the_lock(cli: Cli, rows: Rows) ->
     assert cli("show", "labels.jsonl").out.startswith(said + "no run has finished yet\n")
     with OutputLock(Output(path=Path("labels.jsonl"))):
         before = contents()
-        assert cli("show", "labels.jsonl").out.startswith(said + "a run is going on\n")
+        assert cli("show", "labels.jsonl").out.startswith(said + "a run is in progress\n")
         assert fields(cli, "labels.jsonl")["is_running"] is True
-        note = "labels.jsonl: a run is going on, and adds rows"
+        note = "labels.jsonl: a run is still adding rows"
         assert note in cli("compare", "labels.jsonl", "other.jsonl").out
         assert cli("show", "labels.jsonl", "--sample", "2").status == 0
         assert before == contents()

@@ -142,7 +142,7 @@ def test_calls_in_flight_are_shown_without_a_bound(cli: Cli, calls: int, words: 
         (RunEnd(at_s=10, how="finished"), 0, "finished at "),
         (RunEnd(at_s=10, how="interrupted"), 1, "the same command continues"),
         (RunEnd(at_s=10, how="stopped", what="it refuses."), 1, "it refuses; the same command"),
-        (None, 1, "process 4194305 has died at "),
+        (None, 1, "process 4194305 died at "),
     ],
 )
 def test_a_job_that_does_not_run_is_shown_as_it_ended(
@@ -164,7 +164,7 @@ def test_a_run_that_records_nothing_is_said_to_hang(cli: Cli) -> None:
     with OutputLock(output):
         told = cli("status", "out.jsonl")
     text = told.out.replace("\n", " ")
-    assert "it has recorded nothing for 1 m 02 s: it is stopped or hangs" in text
+    assert "it has recorded nothing for 1 m 02 s: it is suspended or hangs" in text
 
 
 def test_a_run_that_reads_what_is_done_before_it_records_is_not_the_last_one(cli: Cli) -> None:
@@ -175,7 +175,7 @@ def test_a_run_that_reads_what_is_done_before_it_records_is_not_the_last_one(cli
     text = told.out.replace("\n", " ")
     assert told.status == 0
     assert text.startswith("out.jsonl: interrupted at ")
-    assert "a process holds the output, to end this run or to begin another" in text
+    assert "a process still holds the output: it ends this run or begins another" in text
     assert "hangs" not in text
     assert "of 16 calls in flight" not in text
 
@@ -218,7 +218,7 @@ def test_watching_on_a_terminal_shows_the_latest_state_alone(tmp_path: Path) -> 
         with OutputLock(output):
             shown.until(lambda lines: bool(lines) and "running for" in lines[0])
         assert shown.end() == 1
-    assert "process 4194305 has died" in shown.screen.lines[0]
+    assert "process 4194305 died" in shown.screen.lines[0]
     assert "running for" not in "\n".join(shown.screen.lines)
 
 
@@ -231,11 +231,15 @@ def test_it_is_readable_on_60_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("files", "what", "hint"),
     [
-        ({}, "out.jsonl does not exist", "name the file after -o of the run"),
+        ({}, "out.jsonl does not exist", "name the file given to the run as -o"),
         ({"outs.jsonl": ""}, "out.jsonl does not exist", "did you mean outs.jsonl?"),
-        ({"out.jsonl": "{}"}, "out.jsonl is not the output of a run", "name the file after -o"),
-        ({"out.redline/manifest.json": "{}"}, "an older redline wrote it", "continues it"),
-        ({"out.redline/timeline.jsonl": ""}, "holds no run", "as soon as a run begins"),
+        (
+            {"out.jsonl": "{}"},
+            "out.jsonl is not the output of a run",
+            "name the file given to the run as -o",
+        ),
+        ({"out.redline/manifest.json": "{}"}, "an older redline wrote it", "the next run of it"),
+        ({"out.redline/timeline.jsonl": ""}, "holds no run", "as soon as it begins"),
         ({"out.redline/timeline.jsonl": "x\0\n"}, "is not a timeline", "move it away"),
         ({"out.redline/timeline.jsonl": '{"kind":"run","v":9}\n'}, "has version 9", "newer one"),
     ],

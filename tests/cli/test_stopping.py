@@ -36,8 +36,7 @@ def test_a_share_of_failures_ends_the_run_and_the_command_goes_on_behind_them(
         "the prompt template does not fit the row: 'text' is undefined; its columns are: txt\n"
         "where: in.jsonl:100\n"
         "saved: 66 results in out.jsonl, failures beside it\n\n"
-        "hint: the same command continues after the rows that failed; --retry-failed repeats "
-        "those\n"
+        "hint: the same command continues after the failed rows; --retry-failed sends them again\n"
     )
     assert failed == 34
     assert f"continue with: redline run {name}" in told.err
@@ -100,7 +99,7 @@ def test_a_daily_quota_ends_the_run_in_place_of_a_wait(cli: Any, rows: Rows) -> 
         assert re.search(
             r"\nerror: the endpoint asked to wait: no call can be sent for (8 h 00|7 h 59) m, "
             r"longer than the 10 m 00 s of --longest-wait\nsaved: 0 of 20 results in out.jsonl\n\n"
-            r"hint: run the same command after that time: it continues\n$",
+            r"hint: run the same command after that time to continue\n$",
             told.err,
         ), told.err
         assert f"continue with: redline run {name}" in told.err

@@ -98,7 +98,10 @@ def test_tags_of_rows_that_were_corrected_are_not_passed_off_as_the_inputs(
         "removed or beyond the limit; tags in a new file leave them out\n\n"
         "tagged 4, failed 0"
     )
-    assert "table: out.csv, 4 rows, and with those that the last run did not read\n" in told.out
+    assert (
+        "table: out.csv, 4 rows; with rows of earlier runs that the last run did not read\n"
+        in told.out
+    )
 
 
 def test_a_confusion_matrix_is_replaced_as_a_whole(cli: Cli, given: str, labels: str) -> None:
@@ -228,7 +231,7 @@ MISTAKES = [
      "--export would overwrite out.confusion.csv", "choose another file"),
     (["--schema", "labels.json", "--reasks", "21"], "--reasks must be 0 to 20, not 21", ""),
     (["--schema", "labels.json", "--response-format", "maybe"],
-     "--response-format is one of auto, always, never, not maybe", ""),
+     "--response-format must be one of auto, always, never, not maybe", ""),
     (["--schema", "labels.json", "--format", "batch"], "unknown flag: --format", ""),
 ]  # fmt: skip
 

@@ -184,7 +184,7 @@ def test_batches_have_no_trace(cli: Cli, rows: Rows) -> None:
     flags = ["--endpoint", "sim", "--via", "batch", "-o", "out.jsonl", "--trace", TRACE]
     told = cli("run", prompts(rows, 3), *flags)
     assert told.status == 2
-    assert "batches and a trace of single calls cannot be combined" in told.err
+    assert "batches and a trace of calls cannot be combined" in told.err
 
 
 class Full(TraceFile):

@@ -69,7 +69,7 @@ def changes(output: Path) -> dict[str, Callable[[], object]]:
         "was replaced": lambda: (output.unlink(), output.touch()),
         "was truncated": lambda: os.truncate(output, 0),
         "was truncated or": lambda: os.truncate(output, output.stat().st_size - 40),
-        "was written to by something else": lambda: output.write_bytes(b"notes\n" * 900),
+        "was changed by another program": lambda: output.write_bytes(b"notes\n" * 900),
     }
 
 
@@ -165,10 +165,10 @@ def by_name(path: Path) -> None:
 @pytest.mark.parametrize(
     ("act", "said"),
     [
-        (lambda path: os.truncate(path, 0), "was cut"),
-        (lambda path: os.truncate(path, 40), "was cut"),
+        (lambda path: os.truncate(path, 0), "was truncated"),
+        (lambda path: os.truncate(path, 40), "was truncated"),
         (lambda path: path.write_text(path.read_text() * 2 + "more"), ""),
-        (in_place, "was written over"),
+        (in_place, "was overwritten"),
         (by_name, "was replaced by another file"),
     ],
     ids=["emptied", "cut", "grown", "written over", "sed -i"],
@@ -207,7 +207,7 @@ def test_a_long_input_that_is_cut_ends_the_run_at_its_next_block(tmp_path: Path)
         return "yes"
 
     report = redline.run(rows, call=call, output=tmp_path / "labels.jsonl", progress=False)
-    assert f"{rows} was cut" in str(report.stopped)
+    assert f"{rows} was truncated" in str(report.stopped)
     assert not report.is_complete
     # What was read before has its results.
     assert report.succeeded == report.offered == (tmp_path / "labels.jsonl").read_text().count("\n")

@@ -289,7 +289,7 @@ def test_a_notebooks_cell_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None
     # As a notebook's kernel has it, whatever the tests before this one have left.
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt, match="abandoned: what the run was waiting for"):
+        with pytest.raises(KeyboardInterrupt, match="abandoned: an operation that did not end"):
             runner.run_until_complete(main())
         assert not release.is_set()
     finally:

@@ -345,7 +345,7 @@ def test_a_run_that_is_interrupted_and_killed_while_it_waits_goes_on_with_its_ba
             if number == signal.SIGINT:
                 assert process.returncode == 130
                 assert "30 rows = 0 succeeded + 0 failed + 30 unfinished" in err
-                assert "still at the provider: 1 batch of 30 rows" in err
+                assert "still at the provider: 1 batch, 30 rows in all" in err
         done = Command(words(sim))
         _, err = done.communicate(timeout=LIMIT_S)
         assert done.returncode == 0, err
@@ -390,7 +390,7 @@ def test_batches_that_are_left_are_gone_on_with_or_cancelled_but_not_forgotten()
         write_rows(20)
         with dying("batch", "after"):
             run(sim)
-        with pytest.raises(redline.ConfigError, match=r"1 batch of .* is with the provider"):
+        with pytest.raises(redline.ConfigError, match=r"1 batch of .* is still at the provider"):
             run(sim, via=None)
         with pytest.raises(redline.ConfigError, match="would be lost"):
             run(sim, restart=True)
@@ -486,7 +486,7 @@ def assert_once_cut(count: int) -> list[dict[str, Any]]:
     ("options", "message"),
     [
         ({"output": None}, "batches need an output file"),
-        ({"via": "auto"}, "via auto needs a deadline until which"),
+        ({"via": "auto"}, "via auto needs a deadline, near which"),
         ({"via": "btch"}, "unknown way to send rows: btch"),
         ({"cache": "answers"}, "batches and a cache of answers cannot be combined"),
         ({"row_deadline_s": 5}, "batches and a deadline for each row cannot be combined"),

@@ -753,7 +753,7 @@ def test_batches_at_another_provider_are_continued_there() -> None:
         with Path("rows.jsonl").open("a") as file:
             file.write('{"custom_id": "new", "prompt": "say more"}\n')
         assert run(other, deadline_s=0.5).unfinished == 1
-        with pytest.raises(redline.ConfigError, match="is with the provider") as caught:
+        with pytest.raises(redline.ConfigError, match="is still at the provider") as caught:
             run(server)
         assert other.base_url in caught.value.what
         after.shows = lambda batch, looks: batch

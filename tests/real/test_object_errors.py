@@ -111,8 +111,8 @@ def test_an_input_that_is_not_there(cli: Cli, url: str, what: str, hint: str) ->
         ("s3://data/", "the output {} names no object", "name one in it: s3://data/labels.jsonl"),
         (
             "s3://data/a/../b",
-            "the output {} has an empty part, or one of dots, between its slashes",
-            "name it without: s3://bucket/folder/labels.jsonl",
+            "the output {} has an empty part, `.` or `..` between its slashes",
+            "write it like s3://bucket/folder/labels.jsonl",
         ),
         (
             "https://example.org/labels.jsonl",
@@ -244,7 +244,7 @@ def test_verify_and_repair(server: ObjectServer, cli: Cli) -> None:
         or "2 missing" in cli("verify", out).out
     )
     missing = "s3://data/none.jsonl"
-    hint = "name the URL after -o of the run"
+    hint = "name the URL given to the run as -o"
     assert cli("verify", missing) == error(f"{missing} does not exist", hint)
     server.put("data", "other.jsonl", b"{}\n")
     assert cli("verify", "s3://data/other.jsonl") == error(
@@ -264,9 +264,9 @@ def test_verify_and_repair(server: ObjectServer, cli: Cli) -> None:
     )
     copy = "s3.redline/data/proof.jsonl"
     assert cli("repair", out) == error(
-        f"{out} is an object, and repair works on files",
-        f"run the same command again, which puts its copy into {copy} and reports what is wrong; "
-        f"then redline repair {copy}, and run it once more",
+        f"{out} is in an object store, and repair works on local files",
+        f"give the command of the run again: it copies the object to {copy} and reports what is "
+        f"wrong; then redline repair {copy}, and give it once more",
     )
 
 

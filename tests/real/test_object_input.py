@@ -198,7 +198,7 @@ def test_a_store_that_stays_away_ends_the_run_and_the_same_command_goes_on(
     wire.is_down = True
     stopped = redline.run(rows, **options)
     assert stopped.stopped is not None
-    assert stopped.stopped.what.startswith("cannot read on in s3://data/away.jsonl: ")
+    assert stopped.stopped.what.startswith("cannot continue reading s3://data/away.jsonl: ")
     assert stopped.stopped.where.startswith("after ")
     assert "try again" in stopped.stopped.hint
     assert not stopped.is_input_done

@@ -188,7 +188,7 @@ def two_writers(store: ObjectServer, folder: Path) -> None:
     os.chdir(outputs[1][0])
     with pytest.raises(JournalError) as caught:
         outputs[1][1].upload()
-    assert "was changed by something else, and holds what" in caught.value.what
+    assert "was changed by something else, and has content that" in caught.value.what
     assert "both are kept" in caught.value.hint
     assert store.get("data", "out/labels.jsonl") == b'{"by": "first"}\n'
     assert COPY.read_bytes() == b'{"by": "second"}\n'

@@ -97,10 +97,10 @@ async def test_a_server_that_dies_is_told_at_once_and_retries_are_requests(tmp_p
     server = Mortal()
     await server.begin()
     async with running(tmp_path, server.port, "-c", "4") as process:
-        told = await line_with(process, "refuses connections")
+        told = await line_with(process, "has refused connections")
         assert server.died.is_set()
         assert re.fullmatch(
-            rf"endpoint 127\.0\.0\.1:{server.port} refuses connections, for [\d.]+ s now; "
+            rf"endpoint 127\.0\.0\.1:{server.port} has refused connections for [\d.]+ s; "
             r"retrying, nothing is lost\n",
             told,
         )
@@ -127,7 +127,7 @@ async def test_a_run_that_is_ended_while_its_server_is_down_says_so(tmp_path: Pa
     server = Mortal()
     await server.begin()
     async with running(tmp_path, server.port, "-c", "4", "--log", "json") as process:
-        told = json.loads(await line_with(process, "refuses connections"))
+        told = json.loads(await line_with(process, "has refused connections"))
         assert told["event"] == "progress"
         assert (told["notices"].keys(), told["eta_s"]) == ({"outage"}, None)
         process.send_signal(signal.SIGINT)
@@ -178,9 +178,9 @@ async def test_a_server_that_answers_nothing_but_errors_is_told(tmp_path: Path) 
         RawServer(failing) as server,
         running(tmp_path, server.port, "-c", "4") as process,
     ):
-        told = await line_with(process, "every request fails")
+        told = await line_with(process, "every request has failed")
         assert re.fullmatch(
-            r"every request fails, for [\d.]+ s now, \d+ in a row; retrying\n", told
+            r"every request has failed for [\d.]+ s, \d+ in a row; retrying\n", told
         )
         process.send_signal(signal.SIGINT)
         await process.communicate()

@@ -147,7 +147,7 @@ def test_an_endpoint_that_the_proxy_cannot_reach_is_named(run: Run, program: str
         await backend.aclose()
         assert isinstance(outcome.error, Disconnected)
         assert not outcome.error.was_sent
-        place = f"the proxy {proxy.place} did not come through to 127.0.0.1:9: HTTP 50"
+        place = f"the proxy {proxy.place} could not connect to 127.0.0.1:9: HTTP 50"
         assert outcome.error.what.startswith(f"no connection: {place}")
 
     with proxy_server(program) as proxy:

@@ -983,7 +983,7 @@ def test_the_program_tells_its_url_first_and_ends_cleanly(ending: signal.Signals
     [
         (["--requests", "0/1s"], "--requests must be a whole number of at least 1"),
         (["--latency", "soon"], "latency is not a time: soon"),
-        (["--charge", "twice"], "--charge is one of actual, reserved, answered, not twice"),
+        (["--charge", "twice"], "--charge must be one of actual, reserved, answered, not twice"),
         (["--jitter", "61"], "the jitter must be between 0 and 60 s, not 61"),
         (["--faults", "5"], "a share of faults must be 0 to 1, not 5"),
         (["--replay", "/nowhere/at/all.jsonl"], "the replay file cannot be read"),

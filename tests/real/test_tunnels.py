@@ -289,7 +289,7 @@ def test_a_name_beyond_ascii_is_asked_for_as_dns_has_it(run: Run) -> None:
     async def main() -> None:
         async with answering(status("502 Bad Gateway")) as proxy:
             outcome = await sent("https://bücher.invalid/v1", proxy)
-            assert "did not come through to xn--bcher-kva.invalid:443" in str(outcome.error)
+            assert "could not connect to xn--bcher-kva.invalid:443" in str(outcome.error)
         async with RawServer(echo) as forward:
             url = f"http://127.0.0.1:{forward.port}"
             assert (await sent("http://bücher.invalid:81/v1", url)).is_success
@@ -311,10 +311,10 @@ WRONG = {
     "403": ([status("403 Forbidden")], "does not allow 127.0.0.1:9: HTTP 403 Forbidden"),
     "404": ([status("404 Not Found")], "opens no tunnel to 127.0.0.1:9: HTTP 404 Not Found"),
     "405": ([status("405 No")], "opens no tunnel to 127.0.0.1:9: HTTP 405 No"),
-    "502": ([status("502 Bad Gateway")], "did not come through to 127.0.0.1:9: HTTP 502"),
+    "502": ([status("502 Bad Gateway")], "could not connect to 127.0.0.1:9: HTTP 502"),
     "503, in pieces": (
         [b"HTTP/1.1 5", b"03 Service Un", b"available\r", b"\n\r\n"],
-        "did not come through to 127.0.0.1:9: HTTP 503 Service Unavailable",
+        "could not connect to 127.0.0.1:9: HTTP 503 Service Unavailable",
     ),
     "a redirect": ([status("302 Found", "Location: http://127.0.0.1:9/")], "HTTP 302 Found"),
     "another protocol": (

@@ -601,7 +601,7 @@ def test_a_function_that_raises_what_no_future_takes_fails_that_item_alone() -> 
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
-        ([1, 2], "returned 2 answers to 3 items"),
+        ([1, 2], "returned 2 answers for 3 items"),
         ([1], "returned 1 answer to 3 items"),
         (None, "returned NoneType and not a list"),
         ("abc", "returned str and not a list"),

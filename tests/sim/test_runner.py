@@ -406,7 +406,7 @@ def test_bad_rows_and_duplicates_fail_alone_and_are_named() -> None:
             4: "an earlier row has the same custom_id: a",
         }
         hints = [result.outcome.error.hint for result in run.results if result.outcome.error]
-        assert hints == ["", "custom_ids name rows, so each may occur once"]
+        assert hints == ["", "a custom_id identifies a row, so each may occur only once"]
         assert len(run.backend.sends) == 2
         assert len({result.key for result in run.results}) == 4
 
@@ -614,7 +614,7 @@ def test_a_backend_may_raise_anything_and_fails_its_row_alone(error: BaseExcepti
         failed = {n: one.outcome.error for n, one in by_row(run).items() if one.outcome.error}
         assert list(failed) == [2]
         assert failed[2] is not None
-        assert failed[2].what == f"the row could not be done: {type(error).__name__}: boom"
+        assert failed[2].what == f"processing the row raised {type(error).__name__}: boom"
 
     virtual_run(main())
 

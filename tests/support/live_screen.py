@@ -20,7 +20,7 @@ _DURATION = r"(?:\d+ [hm] )?[\d.]+ [sm]"
 LABELS = ("input", "rows", "speed", "limits", "binds", "batch", "usage", "errors")
 CUT = r"warning: all ([\d,]+) answers so far are cut by max_tokens: raise --max-tokens"
 # A call may be cut off before one is refused.
-OUTAGE = rf"endpoint \S+ (?:refuses connections|is unreachable \(.*\)), for ({_DURATION}) now"
+OUTAGE = rf"endpoint \S+ (?:has refused connections|has been unreachable \(.*\)) for ({_DURATION})"
 OUTAGE += "; retrying, nothing is lost"
 
 
@@ -181,9 +181,9 @@ FIELDS: list[tuple[str, str, Callable[[Truth], float | None] | None]] = [
     ("limits", r"binds: .*", None),
     ("limits", rf"(?P<about>{_DURATION}) to wait", lambda log: log.parked_until_s - log.at_s),
     ("batch", rf"{_NUMBER} in_progress", lambda log: log.batches["in_progress"]),
-    ("batch", rf"{_NUMBER} rows there", lambda log: log.batches["total"]),
+    ("batch", rf"{_NUMBER} rows submitted", lambda log: log.batches["total"]),
     ("batch", rf"{_NUMBER} of them finished", lambda log: log.batches["finished"]),
-    ("batch", r"next look in .*", None),
+    ("batch", r"next check in .*", None),
     ("usage", rf"\${_NUMBER}(?: by this run)?", lambda log: log.dollars),
     ("usage", rf"\${_NUMBER}/min", lambda log: 60 * log.per_s(_dollars, 60)),
     ("usage", rf"about \${_NUMBER} (?:in all|with the rows left)", lambda log: (

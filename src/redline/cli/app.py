@@ -30,27 +30,27 @@ from redline.job import GivenUp
 from redline.process import lasting
 
 USAGE, DEFECT, INTERRUPTED = 2, 3, 130
-# What the system says of a path that the user may not use, or that cannot exist.
+# Hints for the system's errors about a path that the user may not use, or that cannot exist.
 _REFUSALS = dict.fromkeys(
     (errno.EACCES, errno.EPERM), "check the permissions of its folder, or name another place"
 ) | {errno.ENAMETOOLONG: "choose a shorter name"}
 _WANT = ConfigError(
-    "this process may have no more memory, or no more threads",
-    hint="lower --concurrency, or raise the limit, such as `ulimit -v` or that of the container; "
-    "what is on disk is safe, and the same command continues",
+    "the system gives this process no more memory, or no more threads",
+    hint="lower --concurrency, or raise the limit: `ulimit -v`, `ulimit -u` or the container's; "
+    "results on disk are safe, and the same command continues",
 )
 
-# By name: the module, see `Group`, and a description of the command.
+# By name: the module (see `Group`) and a description of the command.
 _COMMANDS = {
     "run": ("run", "Send every row of a file to an endpoint."),
     "eval": ("evaluate", "Ask the questions of a test set and score the answers."),
     "synth": ("synth", "Generate texts from a prompt, without near-duplicates."),
-    "tag": ("tag", "Tag every row with labels, or with JSON by a schema."),
+    "tag": ("tag", "Tag every row with labels, or with JSON that follows a schema."),
     "status": ("results.status", "Show the state of a job, and what holds it back."),
     "show": ("results.show", "Show the contents of a results file."),
     "compare": ("results.compare", "Compare two results files row by row."),
     "report": ("results.report", "Write a report of a job that can be shared."),
-    "verify": ("results.verify", "Prove that a results file is complete."),
+    "verify": ("results.verify", "Check that a results file is complete."),
     "repair": ("results.repair", "Move damaged lines out of a results file."),
     "bench": ("bench.bench", "Measure the throughput and latency of a target."),
     "engine": ("engine", "Serve a local model with the OpenAI API."),
@@ -81,8 +81,8 @@ _SYNONYMS = {
 }
 _HELP = """Run very many LLM calls as fast as their limits allow, and lose none of them.
 
-    A file of rows goes in, a file of answers comes out. Try it without a provider and without a
-    key, against the simulated one:
+    A file of rows goes in, a file of answers comes out. Try it without a provider or a key, against
+    a simulated server:
 
         echo '{"text": "It will not start."}' > tickets.jsonl
         redline run tickets.jsonl --prompt 'Classify: {{ text }}' --endpoint sim
@@ -132,7 +132,7 @@ def _show_completion(ctx: Context, param: click.Parameter, is_wanted: bool) -> N
     if kind is None:
         raise ConfigError(
             f"there is no completion for the shell {shell}" if shell else "$SHELL is not set",
-            hint="SHELL=bash redline --show-completion; also zsh and fish",
+            hint="set it: SHELL=bash redline --show-completion; zsh and fish work as well",
         )
     say(kind(ctx.command, {}, "redline", "_REDLINE_COMPLETE").source())
     raise Exit(0)
@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> None:
     gc.freeze()
     _start.collect_rarely()
     given = sys.stderr
-    # Also for warnings and tracebacks, and for the interpreter's own flush as it ends.
+    # Also for warnings and tracebacks, and for the interpreter's own flush at exit.
     sys.stderr = lasting(given)
     status = _status(sys.argv[1:] if argv is None else argv)
     if argv is not None:
@@ -180,13 +180,13 @@ def _status(arguments: list[str]) -> int:
         return 0
     except GivenUp as error:
         tell(f"{error}\n")
-        # Work that was given up must not delay the end of the process either.
+        # Abandoned work must not delay the end of the process.
         os._exit(INTERRUPTED)
     except (KeyboardInterrupt, click.Abort):
         tell("interrupted\n")
         return INTERRUPTED
     except Exception as error:
-        # The process's boundary.
+        # The process boundary.
         if isinstance(error, click.ClickException):
             tell(error_text(_usage(error, arguments)))
             return USAGE
@@ -205,7 +205,7 @@ def _status(arguments: list[str]) -> int:
 
 
 def _is_want(error: BaseException) -> bool:
-    """Whether the system refused memory, or a thread."""
+    """Whether the error is that the system refused memory or a thread."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(_is_want, error.exceptions))
     return isinstance(error, MemoryError) or str(error) == "can't start new thread"

@@ -1,4 +1,4 @@
-"""The Python door: `run` or `arun` to the end, or `stream` outcomes as they come."""
+"""The Python API: `run` or `arun` to the end, or `stream` outcomes as they come."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _STREAM_AHEAD_BYTES = 32 * 1024 * 1024
 
 @lists_options
 def run(rows: object, **options: Unpack[Keywords]) -> Report:
-    """Sends every row and returns the report; failures are data and raise nothing.
+    """Sends every row and returns the report. Failed rows are data and raise nothing.
 
     rows: a path, a URL such as s3://bucket/rows.jsonl, an iterable or an async iterable of dicts or
     strings.
     Without `output`, the report holds the outcomes in input order, and all are kept in memory.
     Works in a script and in a notebook; in other code with a running event loop, use
-    `await redline.arun(...)`. Ctrl-C once drains, twice stops.
+    `await redline.arun(...)`. The first Ctrl-C lets calls in flight finish, the second stops.
     Raises ConfigError or JournalError if the run cannot begin.
     """
     _refuse_to_block()
@@ -62,8 +62,8 @@ def run(rows: object, **options: Unpack[Keywords]) -> Report:
 async def arun(rows: object, **options: Unpack[Keywords]) -> Report:
     """Runs every row, as `run` does, in the running event loop: `await redline.arun(...)`.
 
-    Signals are left alone. When the task is cancelled, calls in flight are given up; rows that are
-    done are on disk if there is an `output`, and the same call continues it.
+    It installs no signal handlers. If the task is cancelled, calls in flight are abandoned. With an
+    `output`, finished rows are on disk, and the same call continues it.
     """
     job = _job_of(rows, options)
     return await _run_in_loop(job, Parts(display=_display(options), on_metrics=_print_metrics))
@@ -80,7 +80,7 @@ def run_job(
 ) -> Report:
     """Runs an existing job and returns its report, as `run` does.
 
-    on_result, on_failure: called with each row that has ended, or failed; None to call nothing.
+    on_result: called with each row that has ended; on_failure: with each that has failed.
     on_metrics: called with the URL of the metrics page; None to print it on stderr. listeners:
     notified of events.
     """
@@ -106,11 +106,11 @@ def stream(rows: object, **options: Unpack[Keywords]) -> OutcomeStream:
                 ...
 
     rows and options: as for `run`. A slow consumer slows the run down. With `output`, an outcome
-    comes once its line is safe on disk. The run ends when the block is left, however that happens;
-    rows without an outcome stay unfinished. Without a block it ends at `aclose`, or once nothing
-    refers to the stream: a loop that is left early does not end it while a variable holds it.
-    Raises ConfigError or JournalError, also in the middle when the run is stopped by an error that
-    no row can get around.
+    comes once its line is safe on disk. The run ends when the block is left, for any reason; rows
+    without an outcome stay unfinished. Without a block, the run ends at `aclose`, or once nothing
+    refers to the stream: leaving a loop early does not end it while a variable holds the stream.
+    Raises ConfigError or JournalError, even in the middle of the stream, if an error that affects
+    every row stops the run.
     """
     return OutcomeStream(_job_of(rows, options))
 
@@ -158,7 +158,7 @@ class OutcomeStream:
         May be repeated, and called by any task.
         """
         if self._closing is None:
-            # The loop of another task that waits for the next outcome ends as well.
+            # This also ends the loop of another task that waits for the next outcome.
             self._handover.end()
             self._closing = asyncio.create_task(self._close(), name="redline stream's end")
         try:
@@ -205,8 +205,8 @@ class _Handover:
         self.holds = holds
         # In the order of their lines. The journal bounds what is not safe.
         self._held: deque[Outcome] = deque()
-        # Not bounded: an answer is handed over at once, and its worker waits afterwards, so that an
-        # abort loses none.
+        # Not bounded: an answer is handed over at once, and only then does its worker wait, so that
+        # an abort loses no answer.
         self._outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue()
         self._ahead_bytes = 0
         self._has_room = asyncio.Event()
@@ -262,7 +262,7 @@ class _Handover:
             return None
         outcome = await self._outcomes.get()
         if outcome is None:
-            # For others that wait as well.
+            # For other readers that wait.
             self._outcomes.put_nowait(None)
             return None
         self._ahead_bytes -= _size_bytes(outcome)
@@ -289,8 +289,8 @@ class _Handover:
         self._has_room.set()
         if self._runner is not None:
             self._runner.abort()
-        # Workers that wait for room give up: the reader has left. After the end nothing is waited
-        # for: meanwhile another reader, or `aclose`, would find the generator running.
+        # Workers that wait for room give up now. A finished task is not awaited: meanwhile, another
+        # reader or `aclose` would find the generator running.
         if not task.done():
             await asyncio.wait([task])
 
@@ -300,7 +300,7 @@ def _size_bytes(outcome: Outcome) -> int:
 
 
 def _job_of(rows: object, options: Keywords) -> Job:
-    """Returns the job of these options. Its output stays where it is if the folder changes."""
+    """Returns the job of these options. Its output's path is absolute: the folder may change."""
     job = make_job(rows, options, os.environ)
     if job.output is None:
         return job
@@ -308,7 +308,7 @@ def _job_of(rows: object, options: Keywords) -> Job:
 
 
 async def _run_in_loop(job: Job, parts: Parts) -> Report:
-    """Runs the job and returns its report, with the outcomes if nothing takes them."""
+    """Runs the job and returns its report, with the outcomes if there is no other receiver."""
     outcomes: list[Outcome] = []
     if job.output is None and parts.on_result is None:
 
@@ -322,7 +322,7 @@ async def _run_in_loop(job: Job, parts: Parts) -> Report:
 
 
 def _print_metrics(url: str) -> None:
-    """Prints the URL of the metrics page: nothing else states a port that was picked."""
+    """Prints the URL of the metrics page, whose port may have been picked."""
     if sys.stderr is not None:
         lasting(sys.stderr).write(f"metrics: {url}\n")
 

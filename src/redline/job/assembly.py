@@ -27,8 +27,8 @@ class Kept(msgspec.Struct, frozen=True):
     """The open files of a run with an output.
 
     before: see `View`. account: the spending, None for a run without a budget. ledger: the batches,
-    None for a run that has nothing to do with the Batch API; held: the rows in them, None for a run
-    that does not go by batches.
+    None for a run without the Batch API; held: the rows in batches of earlier runs, None for a run
+    that neither sends batches nor ends earlier ones.
     """
 
     journal: Journal
@@ -42,9 +42,9 @@ class Kept(msgspec.Struct, frozen=True):
 class Run(View, frozen=True, kw_only=True):
     """One run.
 
-    kept: None for a run without an output; batches: None for one that makes its calls itself.
+    kept: None for a run without an output; batches: None for a run that sends all rows live.
     answers: of its cache. recorder: of its trace. webhook: None if no alert is sent. telemetry:
-    None if nothing goes to OpenTelemetry.
+    None if nothing is sent to OpenTelemetry.
     check_source: raises ConfigError if the input has changed since it was read.
     """
 
@@ -100,7 +100,7 @@ class Run(View, frozen=True, kw_only=True):
 
     @property
     def waited_s(self) -> float:
-        """For how long the end of the run has waited for other programs."""
+        """Seconds for which the end of the run has waited for other programs."""
         return sum(one.waited_s for one in (self.webhook, self.telemetry) if one is not None)
 
     def _not_traced(self) -> str | None:

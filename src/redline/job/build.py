@@ -1,8 +1,7 @@
-"""The parts of a run, made in the order in which they need each other, and closed in reverse.
+"""Makes the parts of a run in the order of their dependencies, and closes them in reverse.
 
-input     source, renderer, limiter: what is refused for its settings is refused here, before
-          anything is written
-output    lock, stream's consumer, notes of batches, journal, what was spent
+input     source, renderer, limiter: invalid settings are refused here, before anything is written
+output    lock, stream's consumer, ledger of batches, journal, account of the budget
 run       backend (calls, budget, retry, cache), feed, runner, batches
 """
 
@@ -85,8 +84,8 @@ if TYPE_CHECKING:
     from redline.job.otel import Telemetry
     from redline.sources.stream import StreamRows
 
-# Counting reads about 1 GB of JSON Lines per second: at the end of most runs, the number of rows
-# that are left is known.
+# Counting reads about 1 GB of JSON Lines per second, so at the end of most runs the number of rows
+# left is known.
 _LAST_COUNT_S = 0.5
 
 
@@ -127,7 +126,7 @@ class _Calls(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
-    """Yields a run that is ready to go; closes its input, output and connections at the end.
+    """Yields a run that is ready to start; closes its input, output and connections at the end.
 
     Raises ConfigError or JournalError if the run cannot begin; JournalError at the end as well, if
     its last results cannot be saved.
@@ -282,7 +281,7 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
     bill = Bill(job, None if calls.metered is None else calls.metered.spending)
     results = journal or _results(given.parts, acknowledge)
     runner = _runner(job, given, calls, feed, bill, results)
-    # Closed after the feed, for whose reading an aborted run does not wait for ever.
+    # Closed after the feed; an aborted run stops waiting for a read of the feed.
     stack.callback(runner.close)
     stack.push_async_callback(feed.aclose)
     batches = None
@@ -388,7 +387,7 @@ async def _open_output(
         await journal.close()
         raise
     if account is not None:
-        # Closed after the journal, whose last results it must be durable before.
+        # Closed after the journal: the spending must be durable before the journal's last results.
         stack.callback(account.close)
     stack.push_async_callback(journal.close)
     held = None
@@ -449,8 +448,11 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
 def _http(
     job: Job, given: _Input, tally: Tally, before_write: Callable[[], None], listener: Listener
 ) -> tuple[Backend, Callable[[], list[str]]]:
-    """Returns the job's endpoint, or its endpoints as a pool, and what describes their limits."""
-    # Under the lock: the sends of another run's window are not this one's to write.
+    """Returns the job's endpoint, or a pool of its endpoints, and a function for their limits.
+
+    The function describes the limits that were found.
+    """
+    # Read under the output's lock: this run must not overwrite the sends of another run.
     stores = _stores(job)
     intake, outbox = intake_of(job.endpoints), Outbox(before_write)
 
@@ -465,12 +467,12 @@ def _http(
         backend = HttpBackend(job.endpoint, **parts(given.limiters[0]))
         return backend, backend.found
     tally.expect([endpoint.label for endpoint in job.endpoints])
-    # Only metrics show more of single endpoints than the tally counts anyway.
+    # Only metrics and OpenTelemetry need attempts by endpoint.
     is_shown = job.metrics_port is not None or job.otel is not None
     counted = tally.part if is_shown else lambda name: tally
     seats = []
     for endpoint, limiter in zip(job.endpoints, given.limiters, strict=True):
-        # Of an input token plus an output token, in picodollars; 0 if it is unknown.
+        # The price of an input token plus an output token, in picodollars; 0 if unknown.
         price = job.price_at(endpoint)
         both = 0.0 if price is None else float(price.input + price.output)
         seats.append(seat_of(endpoint, price=both, **parts(limiter, counted(endpoint.label))))
@@ -513,7 +515,7 @@ def _cached(job: Job, inner: Backend, tally: Tally) -> tuple[Backend, AnswerStor
     embedded = job.embedded.identity() if job.embedded is not None else ""
     whose = identity(*job.endpoints, embedded=embedded)
     sampled, use = cache.includes_sampled, tally.cache_use
-    # A row whose answers were invalid gets others, if it is tried again.
+    # A retry of failed rows must not repeat cached answers, which may have been invalid.
     ttl_s = 0.0 if job.retry_failed else math.inf
     return Cached(inner, store, whose, includes_sampled=sampled, use=use, ttl_s=ttl_s), store
 
@@ -570,7 +572,7 @@ def _has_same_input(job: Job, output: Output) -> bool:
     try:
         old = manifests.load(output)
     except JournalError:
-        # Reported, or overruled, when the journal is opened.
+        # The error is reported, or overruled by --force, when the journal is opened.
         return False
     return old is not None and bool(old.input) and old.input == job.manifest().input
 
@@ -583,8 +585,8 @@ async def _open_journal(
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
-        # The thread cannot be stopped. What it opens is closed before the output's lock is, however
-        # often this is cancelled.
+        # The thread cannot be stopped. Even after repeated cancellation, the journal that it opens
+        # must be closed before the output's lock.
         while not opening.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([opening])
@@ -595,7 +597,7 @@ async def _open_journal(
 
 
 async def _finish(run: Run, kept: Kept, output: Output) -> None:
-    """Records what only a finished run knows: the number of rows, and their order.
+    """Records the number of rows and their order, which are known only after the run.
 
     Raises JournalError, also if the output's state folder was removed meanwhile.
     """
@@ -606,8 +608,8 @@ async def _finish(run: Run, kept: Kept, output: Output) -> None:
         await in_thread(manifests.save, output, kept.manifest)
         raise JournalError(
             f"{output.state_path} was removed while results were written",
-            hint="the settings of the run are written there again, what it kept of limits, budgets "
-            "and batches is lost; run the same command again: it continues",
+            hint="its record of limits, budgets and batches is lost, and the run's settings are "
+            "written there again; run the same command again to continue",
         )
     if journal.failure is not None or not run.report(0.0).is_complete:
         return

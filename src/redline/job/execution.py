@@ -43,7 +43,7 @@ async def execute(job: Job, parts: Parts = _ALL_BUILT) -> Report:
 
 @asynccontextmanager
 async def _served(job: Job) -> AsyncIterator[Job]:
-    """Yields the job with the URL of its embedded server, which runs meanwhile, if it has one."""
+    """Yields the job; if it has an embedded server, runs the server and sets its URL."""
     if job.embedded is None or job.endpoint is None:
         yield job
         return
@@ -68,7 +68,7 @@ async def execute_local(job: Job, parts: Parts) -> Report:
                 shown = asyncio.create_task(parts.display.show(run))
             await run.go()
     except JournalError as error:
-        # Raised while closing, for the last group: everything acknowledged earlier is on disk.
+        # Raised at close, for the last group: everything acknowledged earlier is on disk.
         if run is None or run.runner.offered == 0:
             raise
         run.runner.stop(error)
@@ -79,7 +79,7 @@ async def execute_local(job: Job, parts: Parts) -> Report:
 
 
 async def _execute_mirrored(job: Job, output: Output, parts: Parts) -> Report:
-    """Executes a job whose output is an object in a store: files before, a run on them, objects.
+    """Executes a job whose output is an object in a store: fetches files, runs, uploads them.
 
     If the object was not written, the report states why. Raises as `execute_local` does, and
     ConfigError if the store refuses before the run.
@@ -88,13 +88,13 @@ async def _execute_mirrored(job: Job, output: Output, parts: Parts) -> Report:
     mirror = await in_thread(Mirror, output)
     await _in_thread(mirror, partial(mirror.prepare, restart=job.restart, force=job.force))
     job = msgspec.structs.replace(job, output=mirror.output)
-    # Objects are put aside as late as files: a run that is refused leaves both as they are.
+    # Objects are renamed as late as files, so a refused run leaves both unchanged.
     parts = msgspec.structs.replace(
         parts, before_restart=partial(_in_thread, mirror, mirror.put_aside)
     )
     report = await execute_local(job, parts)
     if isinstance(report.stopped, ResultsLost):
-        # The files with these names are not those that the run has written.
+        # The files with these names are no longer the ones that the run wrote.
         report.not_uploaded = report.stopped
         return report
     if parts.on_upload is not None:
@@ -111,14 +111,14 @@ async def _execute_mirrored(job: Job, output: Output, parts: Parts) -> Report:
 async def _in_thread(mirror: Mirror, work: Callable[[], None]) -> None:
     """Does the work in a thread.
 
-    A cancellation ends a transfer at its next block of data, and waits for that: until then the
-    output is locked.
+    A cancellation ends a transfer at its next block of data, and waits until then, because the
+    output is still locked.
     """
     thread = in_thread(work)
     try:
         await asyncio.shield(thread)
     except asyncio.CancelledError:
         mirror.stop()
-        # Its error says no more than that it was interrupted.
+        # Its error states only that it was interrupted.
         await asyncio.gather(thread, return_exceptions=True)
         raise

@@ -26,12 +26,12 @@ class Plan(msgspec.Struct, kw_only=True):
     """The forecast of a run: rows = done_rows + untried_rows + sent_rows + bad_rows.
 
     done_rows: rows that have an outcome in the output. untried_rows: left out by retry_failed.
-    bad_rows: would fail before anything is sent; first_problem is the first one's. tokens:
-    estimated, of the rows to send; input_error: how far the input may be off, 0.2 is 20 %. limit_s:
-    seconds until the last row may be sent; 0 if nothing limits it. bound: the limit that decides
-    it, None without limits. least_s: limit_s if answers had no tokens, whose estimate is a maximum.
-    is_batched: rows go into batches, which the limits do not concern. first_request: of the first
-    good row.
+    bad_rows: would fail before anything is sent; first_problem: the problem of the first one.
+    tokens: estimates for the rows to send; input_error: relative error of the input estimate, 0.2
+    is 20 %. limit_s: seconds until the last row may be sent; 0 if nothing limits it. bound: the
+    limit that decides limit_s, None without limits. least_s: limit_s if answers had no tokens,
+    because their estimate is a maximum. is_batched: rows go into batches, to which limits do not
+    apply. first_request: of the first good row.
     """
 
     rows: int = 0
@@ -59,9 +59,9 @@ def plan(job: Job) -> Plan:
     Sends and writes nothing. Raises ConfigError or JournalError if the run itself would.
     """
     if isinstance(job.rows, AsyncIterable):
-        raise ConfigError("an async iterable cannot be planned", hint="give a file")
+        raise ConfigError("a dry run cannot read an async iterable", hint="give a file")
     made = Plan(is_batched=job.via in BATCHING)
-    # Of a file that will be followed, its present content.
+    # For a file that will be followed, its present content counts.
     with opened_source(job.rows, job.samples) as source:
         _survey(job, source, made)
     if not made.is_batched:
@@ -72,7 +72,7 @@ def plan(job: Job) -> Plan:
 
 
 def _survey(job: Job, source: Source, made: Plan) -> None:
-    """Counts the rows by what would become of each."""
+    """Counts the rows by what the run would do with each."""
     renderer, estimator = Renderer(job.prompting), TokenEstimator(may_block=True)
     rules = [] if job.via == "batch" else [Rules(limits) for limits in job.call_limits]
     succeeded, failed = _done(job)

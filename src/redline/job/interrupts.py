@@ -1,9 +1,9 @@
 """Ctrl-C and SIGTERM: the first drains a run, the second aborts it and returns within a second.
 
-What may hold up an abort, and what becomes of it:
+What may hold up an abort, and how it is handled:
 
-  a function in a thread, a call that continues      the runner leaves it behind (Runner.abort)
-  code that blocks the event loop                  `Unblocked` is raised in it, by a signal
+  a function in a thread, a call that continues    the runner abandons it (Runner.abort)
+  code that blocks the event loop                  a signal raises `Unblocked` in it
   anything else, such as a disk that hangs         `GivenUp` is raised out of the event loop
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 from redline.job.work import Runner
 from redline.process import Unblocked
 
-# After a second interrupt: when a loop that has not had a turn is taken to be blocked, and when
-# whatever is left is given up.
+# After a second interrupt: the time after which a loop that has not run counts as blocked, and the
+# time after which everything that is left is abandoned.
 _BLOCKED_S = 0.2
 GIVE_UP_S = 0.8
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -79,11 +79,11 @@ class Interrupts:
         self._loop.call_soon_threadsafe(self._abort if is_second else self._runner.drain)
 
     def given_up(self) -> GivenUp:
-        """Returns the error of a run that is left as it is."""
-        left = ["the beginning of the run"]
+        """Returns the error of an abandoned run."""
+        left = ["the start of the run"]
         if self._runner is not None:
-            left = self._runner.abandoned or ["what the run was waiting for"]
-        return GivenUp(f"abandoned: {'; '.join(left)}; results that are written are safe")
+            left = self._runner.abandoned or ["an operation that did not end"]
+        return GivenUp(f"abandoned: {'; '.join(left)}; results on disk are safe")
 
     @contextmanager
     def handled(self, loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any]) -> Generator[None]:

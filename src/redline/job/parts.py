@@ -17,15 +17,15 @@ from redline.sources import AsyncRows, Source
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts of a run that its caller supplies; None for those to build from the job's settings.
+    """Parts of a run that its caller supplies; a part that is None is built from the settings.
 
-    The caller closes what it supplies, with one exception: the source.
+    The caller closes the parts that it supplies, except the source.
 
     backend: answers the calls of a job that has no endpoint and no function. The job's retries and
     budget apply around it; of the job's limits, only the concurrency. Several jobs may share it: it
     orders their calls by `Call.priority`, and calls `Call.on_write` before each write.
-    source: read instead of the job's rows. Closed at the end of the run, or when the run drains:
-    only that ends a read that blocks.
+    source: read instead of the job's rows. Closed at the end of the run, or when the run drains,
+    because only that ends a blocking read.
     results: takes each outcome, for a job without an output. A row counts as done when `append`
     returns.
     tally: counts this run's rows and attempts, and is notified of events. Use it for one run only.
@@ -33,9 +33,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     display: shows the run. on_start: gets the runner, to drain or abort it. on_result: gets each
     row that has ended; the run waits for what it returns. on_saved: gets the number of rows that
     have just become durable, in the order of on_result. on_failure: gets each row that has failed.
-    before_restart: awaited before the files of an earlier run are put aside. on_upload: gets a
-    function that gives up the upload of the output, when the upload begins. on_metrics: gets the
-    URL of the metrics page.
+    before_restart: awaited before the files of an earlier run are renamed. on_upload: called when
+    the upload of the output begins, with a function that abandons it. on_metrics: gets the URL of
+    the metrics page.
     """
 
     backend: Backend | None = None

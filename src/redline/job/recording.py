@@ -56,9 +56,9 @@ def sampler_of(
 
 
 def set_timeline_aside(output: Output) -> None:
-    """Gives the timeline of runs whose results are gone the first free name `timeline.old-N`."""
+    """Renames the timeline of runs whose results are gone to the first free `timeline.old-N`."""
     path = output.state_path / NAME
-    # If that fails, the runs go on in it: a timeline is no reason not to run.
+    # If that fails, the new run is appended to it: a timeline must not prevent a run.
     with suppress(OSError):
         path.rename(free_name(path, "old"))
 
@@ -90,7 +90,7 @@ def recorded(job: Job, inner: Backend, file: TraceFile, workers: int) -> Recorde
     began = RunBegan(
         v=VERSION,
         at=SYSTEM.wall_s(),
-        # Followed rows come when they are written, however many workers there are.
+        # Followed rows arrive when they are written, for any number of workers.
         workers=0 if job.follow else workers,
         balance=job.balance if len(job.endpoints) > 1 else "",
         endpoints=tuple(_facts(job, endpoint) for endpoint in job.endpoints),

@@ -21,18 +21,18 @@ def check_place(output: Output) -> None:
         raise ConfigError(f"failures of {owner.path} go to {path}", hint=_HINT)
     if is_state(Output.at(failed).state_path):
         raise ConfigError(
-            f"failures of {path} would go to {failed}, which is an output of its own", hint=_HINT
+            f"failures of {path} would go to {failed}, which is another output", hint=_HINT
         )
     if path.parent.name.endswith((".redline", "-redline")) and is_state(path.parent):
         raise ConfigError(f"{path.parent} holds the state of another output", hint=_HINT)
     if output.url is not None and is_state(copies := Path(output.url.copy_path().parts[0])):
         raise ConfigError(
-            f"{copies} is where files of {output.url.scheme}:// go, and holds the state of another "
-            "output",
+            f"{copies} is the folder for files of {output.url.scheme}://, but it holds the state "
+            "of another output",
             hint="run it in another folder",
         )
     if output.url is None and _holds_copies(output.state_path):
-        raise ConfigError(f"{output.state_path} holds files of a store's objects", hint=_HINT)
+        raise ConfigError(f"{output.state_path} holds copies of a store's objects", hint=_HINT)
     older = path.with_name(stem_of(path.name))
     if older != path and not path.exists() and has_old_files(older) and _is_output(older):
         raise ConfigError(

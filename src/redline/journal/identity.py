@@ -157,8 +157,8 @@ class KeySet:
     def foresee(self, share: float) -> None:
         """Announces that the keys so far are about this share, above 0 to 1, of the final number.
 
-        So they are moved into a larger array half as often. If the share is wrong, the array is
-        twice as large as it would have been.
+        So they are moved into a larger array half as often. If the share is wrong, the array may be
+        twice as large as needed.
         """
         self._expected = round(self._count / share)
 
@@ -180,7 +180,7 @@ class KeySet:
             larger[at] = key
         if self._marks is not None:
             self._marks = self._moved_marks(larger)
-        # In one step: a row looked up in a half-filled array would be taken for one to do.
+        # In one step: a row looked up in a half-filled array would be taken for an undone one.
         self._slots = larger
 
     def _moved_marks(self, larger: array[int]) -> array[int]:
@@ -312,8 +312,8 @@ class Identified(NamedTuple):
 class Identifier:
     """The maker of the keys of rows in one pass over the input, in input order.
 
-    done: the keys of rows that are done, to which none is added any more. Their rows are marked as
-    seen in it, and not remembered a second time.
+    done: the keys of rows that are done; no key may be added to it any more. Input rows with these
+    keys are marked as seen, and not remembered a second time.
     """
 
     def __init__(self, done: KeySet | None = None) -> None:

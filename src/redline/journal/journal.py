@@ -122,7 +122,7 @@ class Journal:
     def start(self, before_sync: Callable[[], None] | None = None) -> None:
         """Begins to sync; needs a running event loop.
 
-        before_sync: makes durable what must be durable before the results, in the syncing thread.
+        before_sync: makes durable what must be so before the results; called in the sync thread.
         """
         self._before_sync = before_sync
         self._syncer = asyncio.create_task(self._sync_groups(), name="redline journal")
@@ -140,7 +140,7 @@ class Journal:
         return lines_bytes + len(group.rows) * KEPT_ROW_BYTES >= MOST_UNSYNCED_BYTES
 
     def has_succeeded(self, key: int, mark: int = 0) -> bool:
-        """Whether the row of this key and content succeeded before this run, or was made good."""
+        """Whether the row of this key and content succeeded in an earlier run or in this one."""
         if key in self._made_good:
             return True
         return key not in self._outdated and self.succeeded.matches(key, mark)
@@ -407,7 +407,7 @@ class Journal:
 
 
 def _refuse(result: Result) -> bytes:
-    """Refuses the result of a row that was left behind. Raises JournalError."""
+    """Refuses the result of a row that ended after the run. Raises JournalError."""
     raise JournalError("the results are closed: the run has ended")
 
 

@@ -139,7 +139,7 @@ def _line(keeps_input: bool, is_raw: bool, result: Result) -> bytes:
             line.response = _whole_reply(outcome)
         fields = _with_fields(line, outcome.fields) if outcome.fields else line
         return _sealed(fields, result.mark)
-    # No value is written as it came, so there are no line breaks in it.
+    # Every value is encoded anew, so none contains a line break.
     if result.mark:
         line.row_hash = result.mark.to_bytes(4).hex()
     body = _encode(line)[:-1]

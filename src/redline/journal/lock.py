@@ -50,7 +50,7 @@ class OutputLock:
         except OSError as error:
             raise ConfigError(
                 f"cannot write beside {output.path}: {error.strerror}",
-                hint="choose a folder that exists and can be written with -o",
+                hint="with -o, choose a folder that exists and can be written",
             ) from error
         try:
             is_locked = self._file.try_lock()
@@ -61,7 +61,7 @@ class OutputLock:
             self._file.close()
             raise ConfigError(
                 f"cannot lock {path}: {error.strerror}",
-                hint="choose a folder on a file system with locks with -o",
+                hint="with -o, choose a folder on a file system that supports locks",
             ) from error
         if not is_locked:
             holder = os.pread(self._file.fd, 100, 0).decode("ascii", "replace").strip()

@@ -16,7 +16,7 @@ from redline.process import clipped, write_file
 from redline.store import local_path, url_of
 
 _LONGEST_SHOWN = 60
-# Names that lead elsewhere in each process.
+# Names that lead to another file in each process.
 _OF_A_PROCESS = ("/dev/fd/", "/dev/stdin", "/proc/")
 
 
@@ -61,7 +61,7 @@ def make(rows: object, settings: dict[str, Any]) -> Manifest:
         except UnicodeEncodeError as error:
             raise ConfigError(f"{name} is not UTF-8", hint="write it in UTF-8") from error
         if value:
-            # As it is loaded again: JSON has no tuples, and no keys that are numbers.
+            # In the form in which it is loaded again: JSON has no tuples, and only text as keys.
             kept[name] = msgspec.json.decode(data)
     return Manifest(input=path, settings=kept)
 
@@ -91,7 +91,7 @@ def load(output: Output) -> Manifest | None:
     except (ValueError, RecursionError) as error:
         raise JournalError(
             f"{path_of(output)} is damaged: {error}",
-            hint="continue with these settings by --force, or start over with --restart",
+            hint="continue with these settings with --force, or start over with --restart",
         ) from error
 
 

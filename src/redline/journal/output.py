@@ -100,7 +100,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
         return cls(path=path, url=url, has_old_names=has_old_files(path), **fields)
 
     def anchored(self) -> Output:
-        """Returns the same output with an absolute path, for the working folder may change.
+        """Returns the same output with an absolute path, because the working folder may change.
 
         Raises ConfigError if there is no working folder.
         """
@@ -109,7 +109,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
         except OSError as error:
             raise ConfigError(
                 f"the current folder cannot be used: {error.strerror}",
-                hint="change to a folder that exists, or give a whole path",
+                hint="change to a folder that exists, or name an absolute path",
             ) from error
         return msgspec.structs.replace(self, path=path, shown=self.shown or str(self.path))
 

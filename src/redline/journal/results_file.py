@@ -152,7 +152,7 @@ class ResultsFile:
             is_last = os.fstat(self._fd).st_size == group.end
             found = read_stretches(self._fd, group.begin)
             if not is_last or not all(stretch.keys for stretch in found):
-                raise ResultsLost(f"{self.path} was written to by something else")
+                raise ResultsLost(f"{self.path} was changed by another program")
 
     def rescue(self, error: ResultsLost) -> None:
         """Gives the lines a name again if they have none; states where they are in `error`. Blocks.

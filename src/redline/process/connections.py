@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket
 
-# Where the system has them: idle seconds before the first probe (macOS has a name of its own for
-# it), seconds between probes, and lost probes that end the connection. The usual idle time is two
-# hours.
+# If the system has them: idle seconds before the first probe (macOS has a name of its own for it),
+# seconds between probes, and lost probes that end the connection. The usual idle time is two hours.
 _OPTIONS = [
     (getattr(socket, name), value)
     for name, value in (
@@ -25,11 +24,11 @@ _OPTIONS = [
 
 
 def keep_alive(connected: socket.socket | TransportSocket | None) -> None:
-    """Has the system probe a TCP connection each minute while nothing is sent on it.
+    """Makes the system probe a TCP connection each minute while nothing is sent on it.
 
-    An answer may be silent for many minutes. NATs and firewalls forget such a connection, some
-    after four: the answer would be billed and never arrive. None, as a transport without a socket
-    has, is left alone.
+    An answer may take many minutes. NATs and firewalls forget a silent connection, some after four:
+    the answer would be billed and never arrive. connected: None, as for a transport without a
+    socket, is ignored.
     """
     if connected is None:
         return

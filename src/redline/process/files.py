@@ -22,8 +22,8 @@ from redline.errors import JournalError
 _AGAIN = "then run the same command again: it continues"
 _FULL = f"make room on that disk, {_AGAIN}"
 GONE = (
-    "its folder does not exist: if it was moved, the same command continues there; otherwise "
-    "choose -o"
+    "its folder does not exist: if it was moved, run the same command there, which continues; "
+    "otherwise choose another -o"
 )
 _HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
@@ -97,7 +97,7 @@ def open_alone(path: Path, flags: int) -> LockedFile:
     except OSError as error:
         raise JournalError(
             f"cannot open {path}: {error.strerror}",
-            hint=_HINTS.get(error.errno or 0, "choose a place that can be written with -o"),
+            hint=_HINTS.get(error.errno or 0, "with -o, choose a place that can be written"),
         ) from error
     try:
         _hold(file, path)

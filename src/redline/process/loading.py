@@ -23,7 +23,7 @@ def load_object(name: str, hint: str = "") -> Any:
     module_name, colon, path = name.partition(":")
     if not (colon and module_name and path):
         raise ConfigError(
-            f"{name!r} is not module:name", hint="`embed` of `mine.py` is named mine:embed"
+            f"{name!r} is not module:name", hint="for `embed` in `mine.py`, write mine:embed"
         )
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)

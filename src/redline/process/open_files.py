@@ -11,7 +11,7 @@ from redline.errors import ConfigError
 _OTHER_FILES = 64
 # Of these, the files that a run itself opens, with the margin.
 _OWN_FILES = 48
-# As many as a process has use for, where the system states no limit or a far higher one.
+# As many as a process can use, if the system states no limit or a far higher one.
 _MOST_FILES = 1 << 20
 
 
@@ -27,7 +27,7 @@ def raise_limit(connections: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         lower = f"lower --concurrency to {hard - others:,}, or " if hard > others else ""
         raise ConfigError(
-            f"concurrency {connections:,} needs {needed:,} open files, and this process may have "
+            f"concurrency {connections:,} needs {needed:,} open files, but this process may have "
             f"{hard:,}",
             hint=f"{lower}raise `ulimit -Hn`",
         )

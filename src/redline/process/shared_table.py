@@ -65,7 +65,7 @@ class SharedTable:
         Raises ConfigError for another number, and if there is no memory.
         """
         if not 1 <= processes <= MOST_PROCESSES:
-            raise ConfigError(f"1 to {MOST_PROCESSES} processes, not {processes}")
+            raise ConfigError(f"processes must be 1 to {MOST_PROCESSES}, not {processes}")
         try:
             fd = _memory()
             os.ftruncate(fd, _SIZE_BYTES)
@@ -125,7 +125,7 @@ class SharedTable:
                     words[start + process] = 0
                 elif kind == Kind.AMOUNTS:
                     own = start + 1 + process
-                    # In this order: killed in between, it has counted too much, and not nothing.
+                    # In this order: if killed in between, it counts the amount twice, not never.
                     words[start] += words[own]
                     words[own] = 0
                 at = start + size

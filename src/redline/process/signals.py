@@ -1,4 +1,4 @@
-"""Runs a program until Ctrl-C or SIGTERM, and tells what ends it from what has failed."""
+"""Runs a program until Ctrl-C or SIGTERM, and distinguishes what ends it from failures."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ class Unblocked(BaseException):
 
 
 def ends_task(error: BaseException) -> bool:
-    """Whether the error ends this task or the process, and is no failure of the code it came from.
+    """Whether the error ends this task or the process, rather than being a failure of its code.
 
-    Code of the user's may raise any other BaseException, also a CancelledError of a task or future
-    of its own.
+    User code may raise any other BaseException, even a CancelledError of its own task or future.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()

@@ -29,7 +29,7 @@ _Work = tuple[Future[Any], Callable[[], Any]]
 class RaisedStop(RuntimeError):
     """A function raised StopIteration.
 
-    No future of asyncio takes one: the caller would wait for ever.
+    An asyncio future cannot hold one: its caller would wait forever.
     """
 
 

@@ -110,7 +110,7 @@ class FileBlocks(Blocks):
                     block = os.pread(self._fd, most_bytes, at)
             except OSError as error:
                 raise CorruptInput(
-                    f"cannot read on in {self.name}: {reason(error)}", where="after 0 rows"
+                    f"cannot continue reading {self.name}: {reason(error)}", where="after 0 rows"
                 ) from error
             if self._seen is not None:
                 self._check_size(self._seen)
@@ -133,7 +133,7 @@ class FileBlocks(Blocks):
         A removed file is still complete, and is read to its end.
         """
         if os.fstat(self._fd).st_size < seen.st_size:
-            raise self._changed("was cut")
+            raise self._changed("was truncated")
         try:
             named = os.stat(self._place) if self._place is not None else seen
         except OSError:
@@ -155,14 +155,14 @@ class FileBlocks(Blocks):
         while at < end and (block := os.pread(self._fd, min(_BLOCK_BYTES, end - at), at)):
             crc, at = crc32(block, crc), at + len(block)
         if at < end or crc != self._crc:
-            raise self._changed("was written over")
+            raise self._changed("was overwritten")
         self._seen = info
 
     def _changed(self, how: str) -> CorruptInput:
         return CorruptInput(
-            f"{self.name} {how} while its rows were done",
-            hint="results are of the rows as they were read; run the same command again: it does "
-            "the rows that are new or changed",
+            f"{self.name} {how} while its rows were being done",
+            hint="the results are of the rows as they were read; run the same command again: it "
+            "does the rows that are new or changed",
         )
 
     def read_fraction(self) -> float | None:

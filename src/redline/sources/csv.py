@@ -93,8 +93,8 @@ class _Feed:
         return self
 
     def __next__(self) -> str:
-        # An open quote here was open here in the record that failed, and fails as it did. Without
-        # this, every line of a file could be read to the end of the file.
+        # A quote that is open here was open here in the record that failed, too, so it fails alike.
+        # Without this, every line of a file could be read to the end of the file.
         if self.taken and self.line < self._failed_line:
             raise csv.Error
         while not self._lines:
@@ -297,7 +297,7 @@ class CsvRows(StreamRows):
         elif isinstance(record, csv.Error):
             problem = f"not CSV: {str(record).partition(' - ')[0]}"
         elif len(record) != len(header):
-            problem = f"{counted(len(record), 'field')} where the header names {len(header)}"
+            problem = f"{counted(len(record), 'field')}, but the header names {len(header)}"
         else:
             data = dict(zip(header, record, strict=True))
             return Row(self._number, line, data, msgspec.json.encode(data))

@@ -95,7 +95,8 @@ class FollowedFile(Blocks):
                     block = self._next(most_bytes)
                 except OSError as error:
                     raise CorruptInput(
-                        f"cannot read on in {self.name}: {reason(error)}", where="after 0 rows"
+                        f"cannot continue reading {self.name}: {reason(error)}",
+                        where="after 0 rows",
                     ) from error
             if block is not None:
                 return block
@@ -132,8 +133,8 @@ class FollowedFile(Blocks):
             raise CorruptInput(
                 f"{self.name} was truncated to {cut_to:,} bytes while it was followed",
                 where="after 0 rows",
-                hint="rows that had not been read are lost; the same command reads it from its "
-                "beginning. If it is a rotated log, have it renamed instead of truncated",
+                hint="rows that had not been read are lost; the same command reads the file from "
+                "its beginning. Let a log rotation rename the file instead of truncating it",
             )
         if size != self._seen_bytes:
             self._seen_bytes = size

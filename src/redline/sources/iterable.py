@@ -30,8 +30,8 @@ class _ItemRows(Rows, Generic[Items]):
 class IterableRows(_ItemRows[Iterable[object]], BlockingRows):
     """The rows of an iterable of dicts, strings, or values that msgspec encodes as an object.
 
-    A list of a sized container's rows ends with the first one that comes after 50 ms. Any other
-    iterable may wait for the outcome of its last row, so each of its rows is passed on alone.
+    Rows of a sized container are passed on at least every 50 ms. Any other iterable may wait for
+    the outcome of its last row, so each of its rows is passed on alone.
     Exceptions of the iterable pass through `batches` unchanged, after the rows before them.
     """
 

@@ -196,7 +196,7 @@ def _is_row(line: bytes | LongLine) -> bool:
 
 
 def _is_row_of_many(start: bytes) -> bool:
-    """Whether the first line is a complete list and more follow: a bad row, no array of rows."""
+    """Whether the first line is complete JSON and more follow: a bad row, not an array of rows."""
     line, _, rest = start.partition(b"\n")
     if not rest.strip():
         return False

@@ -104,7 +104,7 @@ class ObjectReader:
                 self._seek(offset)
             data: bytes = self._file.read(most_bytes)
         if not data and self.size_bytes is not None and offset < self.size_bytes:
-            raise StoreError(url, "other", f"it ends at byte {offset:,}, before its end")
+            raise StoreError(url, "other", f"it breaks off at byte {offset:,}")
         return data
 
     def _reopen(self) -> None:
@@ -129,7 +129,7 @@ class ObjectReader:
         name = self.url.name
         ends = {"missing": "vanished while it was read", "changed": "was changed while it was read"}
         end = ends.get(error.store_kind)
-        what = f"{name} {end}" if end else f"cannot read on in {name}: {error.reason}"
+        what = f"{name} {end}" if end else f"cannot continue reading {name}: {error.reason}"
         return CorruptInput(what, where="after 0 rows", hint=error.hint)
 
 
@@ -177,7 +177,7 @@ class ObjectFile(io.RawIOBase):
         self._reader.open()
         if self._reader.size_bytes is None:
             raise ConfigError(
-                f"cannot read {url.name}: its server does not say how long it is",
+                f"cannot read {url.name}: its server does not state its size",
                 hint="download it first",
             )
         self._size = self._reader.size_bytes

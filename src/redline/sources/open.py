@@ -39,9 +39,9 @@ def open_source(
     """The source of `rows`: a path or URL, "-" for stdin, an iterable or an async iterable.
 
     A path is read by its suffix: JSON Lines (.jsonl, .ndjson, .json, .txt, none), .csv, .tsv,
-    each also with .gz or .zst, .parquet, or a folder that Dataset.save_to_disk wrote. So is a URL,
-    such as s3://bucket/rows.jsonl, but no folder. is_followed: the rows of a file never end, see
-    follow.py. max_row_bytes: a longer row is a bad row. Close the source when done.
+    each also with .gz or .zst, .parquet, or a folder that Dataset.save_to_disk wrote. A URL, such
+    as s3://bucket/rows.jsonl, is read likewise, but not a folder. is_followed: the rows of a file
+    never end, see follow.py. max_row_bytes: a longer row is a bad row. Close the source when done.
     Raises ConfigError if there is nothing that can be read. The beginning of a file or an
     object is read here; a pipe is first touched by `batches`.
     """
@@ -55,7 +55,7 @@ def open_source(
             return LineRows(ByteStream(FileBlocks(None)), max_row_bytes)
         if (stream := stream_of(rows)) is not None:
             raise ConfigError(
-                f"the messages of {stream.name} are handed out once, to a run that answers them"
+                f"messages of {stream.name} are handed out once, to a run that answers them"
             )
         url = url_of(rows)
         if url is not None:
@@ -80,7 +80,7 @@ def open_source(
 def opened_source(rows: object, samples: int = 1) -> Iterator[Source]:
     """The source of `rows`, each `samples` times, closed at the end of the block.
 
-    rows: as for `open_source`, which raises ConfigError; no async iterable.
+    rows: as for `open_source`, which raises ConfigError; not an async iterable.
     """
     source = sampled(open_source(rows), samples)
     assert not isinstance(source, AsyncRows)
@@ -143,7 +143,9 @@ def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
             + ("a stream has no end" if is_stream else "an object does not grow")
         )
     if not isinstance(rows, (str, os.PathLike)):
-        raise ConfigError("only a file can be followed", hint="an iterable may take its time")
+        raise ConfigError(
+            "only a file can be followed", hint="an iterable may wait for its next row itself"
+        )
     if os.fspath(rows) == "-":
         raise ConfigError("stdin is read until it ends, so it need not be followed")
     path = local_path(rows)
@@ -153,7 +155,7 @@ def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
     if not stat.S_ISREG(mode) or path.suffix.lower() not in _LINES:
         raise ConfigError(
             f"{path} cannot be followed: only files of JSON lines can",
-            hint="known are .jsonl, .ndjson, .json and .txt, not packed",
+            hint="known are .jsonl, .ndjson, .json and .txt, not compressed",
         )
     # Existing content must consist of such lines.
     stream = ByteStream(FileBlocks(path))
@@ -161,7 +163,7 @@ def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
     try:
         beginning.open()
         if stream.is_compressed:
-            raise ConfigError(f"{path} is packed, so it cannot be followed")
+            raise ConfigError(f"{path} is compressed, so it cannot be followed")
     finally:
         beginning.close()
     return FollowedRows(path, max_row_bytes)

@@ -29,7 +29,7 @@ class ArrowRows(BlockingRows):
 
     Values that JSON lacks: dates and times are ISO strings, decimals strings, bytes are text
     if they are UTF-8 and otherwise base64, NaN and infinity are null. Raises ConfigError if there
-    is no row, or the file cannot be read on.
+    is no row, or reading the file fails.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class ArrowRows(BlockingRows):
                     yield self._row(value)
                 yield None
         except (OSError, ValueError, NotImplementedError) as error:
-            raise CorruptInput(f"cannot read on in {self.name}: {error}") from error
+            raise CorruptInput(f"cannot continue reading {self.name}: {error}") from error
 
     def check(self) -> None:
         """Raises CorruptInput if a local file was changed since it was opened."""
         now = _stamps(self._seen)
         if not self._is_closed and any(now[file] != self._seen[file] for file in now):
             raise CorruptInput(
-                f"{self.name} was changed while its rows were done",
-                hint="results are of the rows as they were read; run the same command again: it "
-                "does the rows that are new or changed",
+                f"{self.name} was changed while its rows were being done",
+                hint="the results are of the rows as they were read; run the same command again: "
+                "it does the rows that are new or changed",
             )
 
     def _row(self, value: object) -> Row:
@@ -153,7 +153,7 @@ def _batch_rows(size_bytes: int, rows: int) -> int:
 
 
 def open_parquet(place: Path | RawIOBase, name: str, max_row_bytes: int) -> ArrowRows:
-    """The rows of a Parquet file, or of an open one. Raises ConfigError if it is not one."""
+    """The rows of a Parquet file, given by its path or open. Raises ConfigError for other files."""
     arrow = extra("pyarrow", "parquet", f"reading {name}")
     parquet = extra("pyarrow.parquet", "parquet", f"reading {name}")
     try:
@@ -208,12 +208,12 @@ def _check_folder(path: Path, name: str) -> None:
             f"{name} holds several datasets",
             hint=f"choose one of them: {', '.join(shlex.quote(str(split)) for split in splits)}",
         )
-    hint = "give a file, or the folder that Dataset.save_to_disk wrote"
+    hint = "name a file, or a folder that Dataset.save_to_disk wrote"
     for entry in entries:
         if entry.suffix in (".jsonl", ".csv", ".parquet", ".gz", ".zst"):
-            hint = f"give one file of it, like {shlex.quote(str(entry))}"
+            hint = f"name one file in it, like {shlex.quote(str(entry))}"
             break
-    raise ConfigError(f"{name} is a folder, and not a dataset that save_to_disk wrote", hint=hint)
+    raise ConfigError(f"{name} is a folder, but not a dataset that save_to_disk wrote", hint=hint)
 
 
 def _unreadable(name: str, kind: str, error: Exception) -> ConfigError:

@@ -16,7 +16,7 @@ def sampled(source: Source | AsyncRows, samples: int) -> Source | AsyncRows:
     if samples == 1:
         return source
     if isinstance(source, AsyncRows):
-        raise ConfigError("rows of an async iterable are sent once each", hint="leave out samples")
+        raise ConfigError("rows of an async iterable are sent only once", hint="leave out samples")
     return Repeated(source, samples)
 
 

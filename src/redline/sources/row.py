@@ -60,7 +60,7 @@ class Source(Protocol):
     def batches(self) -> Iterator[list[Row]]:
         """Lists of 1 to 256 rows, about 4 MB at most (one row may be larger). Blocks.
 
-        Call it once. Raises ConfigError if the input cannot be read on, or has no row.
+        Call it once. Raises ConfigError if reading the input fails, or it has no row.
         """
 
     def read_fraction(self) -> float | None:
@@ -158,7 +158,7 @@ def _members(whole: Any, plain: dict[str, Any] | list[Any]) -> Iterable[object]:
 def plain_form(value: Any) -> object:
     """Returns what JSON can hold of a value that msgspec does not know, as its `enc_hook`.
 
-    Raises TypeError if that is nothing.
+    Raises TypeError if there is no such form.
     """
     name = type(value).__name__
     try:
@@ -171,7 +171,7 @@ def plain_form(value: Any) -> object:
         if isinstance(value, str):
             return str(value)
         if getattr(value, "dtype", None) == "datetime64[ns]":
-            # Of these, and of no coarser ones, numpy makes a list of numbers.
+            # numpy makes numbers of nanoseconds, and dates of all coarser units.
             value = value.astype("datetime64[us]")
         for method in _PLAIN_FORMS:
             to_plain = getattr(value, method, None)
@@ -230,7 +230,7 @@ class Rows:
         """Does nothing: there is no file."""
 
     def close(self) -> None:
-        """Makes `batches` end at its next one; what belongs to a caller is left to it."""
+        """Makes `batches` end before its next batch; objects of the caller stay open."""
         self._is_closed = True
 
     def _end(self) -> None:

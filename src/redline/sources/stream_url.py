@@ -1,4 +1,4 @@
-"""Names of Redis streams and of who reads them: `redis://host:6379/0/tickets?group=labels`."""
+"""Names of Redis streams and their groups: `redis://host:6379/0/tickets?group=labels`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _KEY_BYTES = 8
 class StreamUrl(msgspec.Struct, frozen=True, kw_only=True):
     """One group of consumers of one stream.
 
-    server: for redis-py; it may hold a password. name: the stream as it may be shown. field: of a
-    message that has no other, and holds its row as JSON. idle_s: a message is another consumer's
-    once its own consumer has been silent for this long. most_deliveries: a message that was handed
-    out this often, without an outcome, fails. claims_orphans: also messages whose outcome a dead
-    consumer may have written.
+    server: for redis-py; it may hold a password. name: the stream as it may be shown. field: if a
+    message has only this field, it holds the row as JSON. idle_s: another consumer may claim a
+    message once its own consumer has been silent for this long. most_deliveries: a message that was
+    handed out this many times, without an outcome, fails. claims_orphans: also claim messages whose
+    outcome a dead consumer may have written.
     """
 
     server: str
@@ -67,13 +67,13 @@ def stream_of(place: object) -> StreamUrl | None:
         raise ConfigError("the URL of the stream cannot be read", hint=_FORM) from None
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise ConfigError(
-            "the URL of the stream cannot be read: an @ behind the host",
+            "the URL of the stream cannot be read: an @ after the host",
             hint="in a password write / as %2F, ? as %3F, # as %23 and @ as %40",
         )
     try:
         port = parts.port
     except ValueError:
-        raise ConfigError("the URL of the stream has no port that is one", hint=_FORM) from None
+        raise ConfigError("the URL of the stream has an invalid port", hint=_FORM) from None
     host = parts.hostname or "localhost"
     host = f"[{host}]" if ":" in host else host
     database, name = _path(parts.path)
@@ -92,7 +92,7 @@ def stream_of(place: object) -> StreamUrl | None:
     most_deliveries = _count(options.get("deliveries", "10"), shown)
     orphans = options.get("orphans", "keep")
     if orphans not in _ORPHANS:
-        raise ConfigError(f"orphans of {shown} is one of {', '.join(_ORPHANS)}, not {orphans}")
+        raise ConfigError(f"orphans of {shown} must be {' or '.join(_ORPHANS)}, not {orphans}")
     return StreamUrl(
         server=f"{server}?{urlencode(tls)}" if tls else server,
         name=shown,

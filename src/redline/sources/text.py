@@ -46,7 +46,7 @@ _BINARY_KINDS = {
 
 
 class _Codec(NamedTuple):
-    """How to decompress a format, and in pieces of which size.
+    """How to decompress a format. piece_bytes: how much is decompressed at a time.
 
     Pieces are small for formats in which a few bytes may decompress to very many, so that memory
     stays bounded: gzip expands at most 1032-fold, zstd 4 bytes to 128 KB.
@@ -197,7 +197,7 @@ class StreamRows(BlockingRows):
         self._stream.blocks.check()
 
     def close(self) -> None:
-        """Closes the file; `batches` ends at its next one."""
+        """Closes the file; `batches` ends before its next batch."""
         super().close()
         self._stream.close()
 

@@ -116,7 +116,7 @@ class ObjectStore:
 
 
 class S3Store(ObjectStore):
-    """A store with S3's own protocol, which refuses to overwrite an unexpected object."""
+    """A store with S3's protocol, in which the store itself refuses to replace another object."""
 
     _has_conditions = True  # until the store reports that it has none
 

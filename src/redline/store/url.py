@@ -82,8 +82,8 @@ class ObjectUrl(msgspec.Struct, frozen=True):
             )
         if {"", ".", ".."} & set(segments[1:]):
             raise ConfigError(
-                f"the output {self.name} has an empty part, or one of dots, between its slashes",
-                hint="name it without: s3://bucket/folder/labels.jsonl",
+                f"the output {self.name} has an empty part, `.` or `..` between its slashes",
+                hint="write it like s3://bucket/folder/labels.jsonl",
             )
         return Path(f"{self.scheme}.redline", self.bucket or "_", *segments[1:])
 

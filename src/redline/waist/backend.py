@@ -255,7 +255,7 @@ class Call(msgspec.Struct, kw_only=True):
             raise TimedOut("row", hint=hint) from None
 
     def let_go(self) -> None:
-        """Releases a long answer's memory: it is dropped, or its reader's own from here on."""
+        """Releases a long answer's memory: it is dropped, or belongs to its reader from here on."""
         if self.held is not None:
             self.held.release()
             self.held = None
@@ -291,7 +291,7 @@ class Outlet(Protocol):
 class Sink(Protocol):
     """The receiver of a streamed answer, in order. It is awaited: a slow one slows the connection.
 
-    relays: it wants the bytes alone. Most events are then not decoded, and the reply has its usage
+    relays: it wants only the bytes. Most events are then not decoded, and the reply has its usage
     and finish reason, but no output for chat and completions.
     """
 
@@ -307,7 +307,7 @@ class Sink(Protocol):
     async def put(self, chunk: Chunk) -> None: ...
 
     def put_now(self, raw: bytes) -> bool:
-        """Takes the bytes of an event of text alone, without waiting.
+        """Takes the bytes of an event that contains only text, without waiting.
 
         Returns False if it has not taken them: they then go to `put`. Called for sinks that relay,
         after the first chunk.
@@ -371,8 +371,8 @@ class Member(Backend, Protocol):
     def has_room(self, now_s: float, coming: int = 0) -> bool:
         """Whether it could take a call now, in addition to `coming` calls about to reach it.
 
-        That is, it has a free slot and a free place to wait for its limits, which soon let the call
-        go, and is not parked.
+        That is, it is not parked, and has a free slot and a free place to wait for its limits,
+        which soon admit the call.
         """
 
     def withdraw(self, call: Call | None = None) -> int:

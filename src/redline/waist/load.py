@@ -36,12 +36,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     no bound of its own. ahead_free: for an endpoint, how many more calls may get ready to wait for
     the limits.
     room_s: seconds until a call could start, after those that are waiting; 0 for now. If only a
-    slot is missing, it is some number above 0: when an answer ends is not known.
+    slot is missing, some number above 0, since it is not known when an answer ends.
     steady: calls in flight below which it has room for another one, until one has failed; 0 if that
     depends on more than their number.
     parked_until_s: monotonic time before which no call starts; -inf if it is not parked.
-    opens_s: monotonic time before which it takes no call, since its limits would hold that for
-    long; -inf if it may at any time.
+    opens_s: monotonic time before which it takes no call, since its limits would hold the call for
+    long; -inf if it may take one at any time.
     next_s: monotonic time before which no call starts, because the endpoint asked to wait or the
     first call in the queue waits for a limit; -inf if neither is so. Pauses of redline's own,
     between connections to an endpoint that is down, do not count.

@@ -101,13 +101,13 @@ class Attempt(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, kw_only=True):
     """The outcome of a call; each call has exactly one.
 
-    status: `succeeded`; `rejected`, which will never succeed; `exhausted`, whose retries or
-    deadline are spent.
+    status: `succeeded`; `rejected` if it will never succeed; `exhausted` if its retries or its time
+    ran out.
     latency_s: from the write of the last attempt to the end of its answer.
     tried: the latest attempts, at most 32 of them, oldest first, for a task's row those of all its
     requests; empty if no request was made.
-    is_cached: another call had this answer, now or before; attempts is then 0, and usage is what
-    the answer cost when it was given. is_batched: it came from the Batch API, at its price;
+    is_cached: the answer was given to another call, now or before; attempts is then 0, and usage is
+    what the answer cost when it was given. is_batched: it came from the Batch API, at its price;
     latency_s is then 0, and attempts are batches.
     custom_id, row and input name the row if the call came from one. fields: results of a task about
     the answer.

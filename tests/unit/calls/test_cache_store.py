@@ -306,7 +306,7 @@ async def test_an_answer_that_was_changed_is_none(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     found = await found_in(store, range(20))
     assert [number for number, text in found.items() if text is None] == [3, 4, 5]
-    assert ["some answers in it were damaged" in note for note in store.notes] == [True]
+    assert ["some stored answers were damaged" in note for note in store.notes] == [True]
     await written(store, [3, 4, 5])
     assert await found_in(store, range(20)) == {number: value(number) for number in range(20)}
     await store.aclose()

@@ -184,14 +184,16 @@ def test_the_page_of_a_server_is_a_path_or_a_url_without_a_password(
     if is_one:
         assert getattr(Endpoint(base_url="https://h/v1", **{kind: page}), kind) == page
         return
-    with pytest.raises(ConfigError, match=f"{kind} is true, false, a path or a URL") as caught:
+    with pytest.raises(ConfigError, match=f"{kind} must be true, false, a path or a URL") as caught:
         Endpoint(base_url="https://h/v1", **{kind: page})
     assert f"{kind} = true" in caught.value.hint
 
 
 @pytest.mark.parametrize("models", [{"": "m"}, {"fast": ""}, {"fast": 1}, {1: "m"}])
 def test_a_model_is_named_by_a_name(models: Any) -> None:
-    with pytest.raises(ConfigError, match="models must name a model by another name") as caught:
+    with pytest.raises(
+        ConfigError, match="models must map a model's name to another name"
+    ) as caught:
         Endpoint(base_url="https://h/v1", models=models)
     assert 'fast = "qwen3-8b"' in caught.value.hint
 

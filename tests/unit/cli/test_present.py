@@ -50,8 +50,8 @@ def test_a_summary_with_everything(tmp_path: Path) -> None:
         notes,
     )  # fmt: skip
     assert text == (
-        "1,500 rows = 1,490 succeeded + 8 failed + 2 unfinished; 20 were done before; the input is "
-        "not read to its end\n"
+        "1,500 rows = 1,490 succeeded + 8 failed + 2 unfinished; 20 were done before; the input "
+        "was not read to its end\n"
         "1 m 15 s, 1,600 requests at 21.3/s, 100 retries, 3 x 429, at most 64 in flight\n"
         "12,000 tokens in, 3,000 out\n"
         "failed attempts: 97 server_failed, 3 rate_limited\n"

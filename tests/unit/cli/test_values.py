@@ -91,7 +91,7 @@ def test_words_and_choices() -> None:
     assert values.words(texts) == ("empty", "length", "refusal")
     with pytest.raises(ConfigError) as caught:
         values.choices(texts, "--fail-on", ["empty", "refusals"])
-    assert caught.value.what == "--fail-on is one of empty, refusals, not length"
+    assert caught.value.what == "--fail-on must be one of empty, refusals, not length"
     assert caught.value.hint == ""
 
 

@@ -51,14 +51,14 @@ def test_nothing_binds_without_a_limit() -> None:
 def test_limits_do_not_bind_batches_that_rows_go_into_until_a_deadline(tmp_path: Path) -> None:
     made = planned(via="auto", deadline_s=60, output=tmp_path / "out.jsonl", rps=1)
     assert (made.limit_s, made.bound) == (0.0, None)
-    assert "the provider determines the time" in plan_text(made, has_output=True)
+    assert "the provider determines how long batches take" in plan_text(made, has_output=True)
 
 
 def test_limits_do_not_bind_batches_and_refuse_none_of_their_rows(tmp_path: Path) -> None:
     limits = Limits(requests="1/1s", tokens="1/60s")
     made = planned(via="batch", output=tmp_path / "out.jsonl", limits=limits)
     assert (made.sent_rows, made.limit_s, made.bound) == (10, 0.0, None)
-    assert "the provider determines the time" in plan_text(made, has_output=True)
+    assert "the provider determines how long batches take" in plan_text(made, has_output=True)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_what_cannot_be_planned() -> None:
     async def rows() -> Any:
         yield {}
 
-    with pytest.raises(ConfigError, match="an async iterable cannot be planned"):
+    with pytest.raises(ConfigError, match="a dry run cannot read an async iterable"):
         planned(rows())
     with pytest.raises(ConfigError, match="no rows in"):
         planned([])

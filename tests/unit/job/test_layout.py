@@ -94,7 +94,7 @@ def test_the_lines_at_120_columns() -> None:
         {"input": InputCounts(rows=1_000_000, done=999_999, failed=1), "fraction": 1.0},
         {"input": InputCounts(rows=12, done=3, failed=0, is_exact=False), "fraction": None},
         {"eta_s": None, "limits": (), "bound": None, "errors": {}, "spent": ""},
-        {"notices": {"outage": "endpoint lab refuses connections, for 12 s now; retrying " * 3}},
+        {"notices": {"outage": "endpoint lab has refused connections for 12 s; retrying " * 3}},
         {"is_on_hold": True, "eta_s": 300_000.0, "elapsed_s": 90_000.0},
         {"cache": CacheUse(hits=1_000, misses=3), "is_adaptive": True, "are_found": True},
         {"limits": tuple(msgspec.structs.replace(TOKENS, name=f"x at {n}") for n in range(12))},
@@ -177,8 +177,10 @@ def test_batches_take_the_place_of_what_is_sent() -> None:
     use = BatchUse(made=4, running=3, rows=12_000, states={"in_progress": 2, "sent": 1})
     use.finished = 8_100
     found = lines(80, batches=use, look_in_s=12.0, in_flight=0, limits=(), bound=None)
-    assert found[2] == ("batch   2 in_progress, 1 sent  12,000 rows there  8,100 of them finished")
-    assert "next look in 12 s" in lines(120, batches=use, look_in_s=12.0, in_flight=0)[3]
+    assert found[2] == (
+        "batch   2 in_progress, 1 sent  12,000 rows submitted  8,100 of them finished"
+    )
+    assert "next check in 12 s" in lines(120, batches=use, look_in_s=12.0, in_flight=0)[3]
 
 
 def test_nothing_in_a_name_or_an_error_moves_the_cursor() -> None:

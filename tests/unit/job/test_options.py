@@ -194,7 +194,7 @@ def test_endpoints_that_make_no_job(endpoints: Any, options: dict[str, Any], wha
     "stated", ["", "x", "x/y", "//host/x", "ftp://host/x", "http://", "http://u:p@h/x", "/a#b", 1]
 )
 def test_a_page_of_a_server_is_a_path_or_a_url(name: str, stated: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is true, false, a path or a URL, not"):
+    with pytest.raises(ConfigError, match=f"{name} must be true, false, a path or a URL, not"):
         endpoint(**{name: stated})
 
 

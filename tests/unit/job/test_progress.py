@@ -281,8 +281,8 @@ def test_an_outage_is_told_at_once_and_then_with_each_line() -> None:
     shown(PlainProgress(stream), seen, 12.0)
     lines = stream.getvalue().splitlines()
     assert len(lines) == 4
-    assert lines[1].startswith("endpoint lab refuses connections, for 1 m 0")
-    assert lines[1].endswith(" s now; retrying, nothing is lost")
+    assert lines[1].startswith("endpoint lab has refused connections for 1 m 0")
+    assert lines[1].endswith(" s; retrying, nothing is lost")
     seen.tally.on_event(EndpointBack(SYSTEM.now_s(), "lab"))
     assert Meter(seen).read().notices == {}
     outages = seen.tally.outages(SYSTEM.now_s() + 100.0)
@@ -292,7 +292,7 @@ def test_an_outage_is_told_at_once_and_then_with_each_line() -> None:
 def test_a_proxy_that_refuses_connections_is_not_taken_for_the_endpoint() -> None:
     reason = "no connection: the proxy 127.0.0.1:3128: Connection refused"
     assert outage_now(Outages("lab", reason, 9.0, 9.0)) == (
-        f"endpoint lab is unreachable ({reason}), for 9.0 s now; retrying, nothing is lost"
+        f"endpoint lab has been unreachable ({reason}) for 9.0 s; retrying, nothing is lost"
     )
 
 
@@ -302,10 +302,10 @@ def test_one_failure_or_a_moment_is_no_trouble() -> None:
     assert failing(1, 60.0) is None
     assert failing(9, 0.5) is None
     assert outage_now(Outages("lab", "no name", 70.0, 3.0), tries_again=False) == (
-        "endpoint lab is unreachable (no name), for 3.0 s now"
+        "endpoint lab has been unreachable (no name) for 3.0 s"
     )
     assert outage_now(Outages("lab", "no name", 70.0, 3.0)) == (
-        "endpoint lab is unreachable (no name), for 3.0 s now; retrying, nothing is lost"
+        "endpoint lab has been unreachable (no name) for 3.0 s; retrying, nothing is lost"
     )
     assert outages_ended(Outages("lab", "no name", 70.0, 3.0)) == (
         "endpoint lab has been unreachable (no name) for the last 3.0 s, for 1 m 10 s in all"
@@ -352,7 +352,8 @@ def test_a_server_that_has_become_silent_is_told() -> None:
     assert meter.read().notices == {}
     clock.advance(1.0)
     told = {
-        "silence": "no answer for 10 s, 2 in flight; a call times out after 10 m 00 s (--timeout)"
+        "silence": "no answer for 10 s, 2 calls in flight; a call times out after 10 m 00 s "
+        "(--timeout)"
     }
     assert meter.read().notices == told
     assert meter.read().eta_s is None
@@ -511,7 +512,7 @@ def test_one_of_several_endpoints_that_is_down_is_no_standstill() -> None:
     found = meter.read()
     assert not found.is_on_hold
     assert found.notices == {
-        "degraded": "endpoint a refuses connections, for 5.0 s now; retrying, nothing is lost; "
+        "degraded": "endpoint a has refused connections for 5.0 s; retrying, nothing is lost; "
         "1 of 2 endpoints is down"
     }
     assert found.eta_s is not None
@@ -522,7 +523,7 @@ def test_one_of_several_endpoints_that_is_down_is_no_standstill() -> None:
     assert found.is_on_hold
     # The one that is back does not end the outage of the other.
     seen.tally.on_event(EndpointBack(clock.now_s(), "a"))
-    assert "endpoint b refuses connections, for 5.0 s" in meter.read().notices["degraded"]
+    assert "endpoint b has refused connections for 5.0 s" in meter.read().notices["degraded"]
     a, b = seen.tally.endpoints(clock.now_s())
     assert (a.outages.lasted_s, a.outages.down_s) == (10.0, 0.0)
     assert (b.outages.lasted_s, b.outages.down_s) == (5.0, 5.0)
@@ -570,8 +571,8 @@ def test_an_endpoint_that_fails_is_named_until_it_works() -> None:
     found = meter.read()
     assert not found.is_on_hold
     assert found.notices == {
-        "failing endpoint": "endpoint b fails, for 7.0 s now: HTTP 503: busy; it gets few calls "
-        "until it works"
+        "failing endpoint": "endpoint b has failed for 7.0 s: HTTP 503: busy; it gets few calls "
+        "until it recovers"
     }
     assert found.eta_s is not None
     seen.tally.on_event(EndpointDegraded(clock.now_s(), "a", "HTTP 500: boom"))

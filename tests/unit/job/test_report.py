@@ -232,7 +232,7 @@ def test_the_chart_is_xml_whose_line_ends_where_nothing_was_recorded(failed: Job
 def test_a_run_without_a_window_says_so(how: str | None) -> None:
     report = made(history(how=how))
     assert "Nothing was recorded" in markdown_of([report])
-    assert "no window was recorded" in svg_of(report)
+    assert "nothing was recorded" in svg_of(report)
     assert "0 rows" not in markdown_of([report])
     assert len(made(history(), history(window(0), at=9.0)).band) == 1
 

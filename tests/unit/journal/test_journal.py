@@ -536,7 +536,7 @@ def overwrite(path: Path) -> None:
     [
         (cut, "was truncated or overwritten while"),
         (empty, "was truncated or overwritten while"),
-        (overwrite, "was (truncated or overwritten|written to by something else)"),
+        (overwrite, "was (truncated or overwritten|changed by another program)"),
     ],
 )
 def test_a_file_that_was_written_by_something_else_is_left_in_its_place(
@@ -566,7 +566,7 @@ def test_lines_that_something_else_adds_are_noticed_in_the_end(output: Output) -
 
     play = Play(output).run(story)
     assert isinstance(play.error, ResultsLost)
-    assert str(play.error).startswith(f"{output.path} was written to by something else")
+    assert str(play.error).startswith(f"{output.path} was changed by another program")
     assert play.error.saved == f"1 line in {output.path}"
     assert f"redline repair {output.path}" in play.error.hint
 

@@ -165,8 +165,8 @@ class TestBadCsvRows:
     @pytest.mark.parametrize(
         ("line", "problem"),
         [
-            (b"1,2,3,4", "4 fields where the header names 3"),
-            (b"1", "1 field where the header names 3"),
+            (b"1,2,3,4", "4 fields, but the header names 3"),
+            (b"1", "1 field, but the header names 3"),
             (b"1,2,\xff", "not UTF-8"),
             (b"1,2\r2,3", "not CSV: new-line character seen in unquoted field"),
         ],

@@ -230,7 +230,7 @@ def unfollowed(folder: Path) -> dict[str, tuple[object, str]]:
         "folder": (folder, only_lines),
         "csv": (folder / "rows.csv", only_lines),
         "gz": (folder / "rows.jsonl.gz", only_lines),
-        "packed": (folder / "packed.jsonl", "is packed, so it cannot be followed"),
+        "packed": (folder / "packed.jsonl", "is compressed, so it cannot be followed"),
         "array": (folder / "array.jsonl", "is one JSON array"),
         "pipe": (folder / "pipe", "is a pipe, which is read until it ends"),
         "missing": (folder / "none.jsonl", "does not exist"),

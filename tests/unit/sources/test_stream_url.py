@@ -61,7 +61,7 @@ def test_other_inputs_are_no_streams(place: object) -> None:
 
 
 WRONG = {
-    "redis://host:99999/s?group=g": "has no port that is one",
+    "redis://host:99999/s?group=g": "has an invalid port",
     "redis://[host/s?group=g": "cannot be read",
     "redis://host?group=g": "names no stream",
     "redis://host/0?group=g": "names no stream",
@@ -74,12 +74,12 @@ WRONG = {
     "redis://host/s?group=g&idle=25h": "idle of redis://host/s must be a time",
     "redis://host/s?group=g&idle=soon": "idle of redis://host/s must be a time",
     "redis://host/s?group=g&deliveries=0": "deliveries of redis://host/s must be a whole number",
-    "redis://host/s?group=g&orphans=yes": "orphans of redis://host/s is one of keep, claim",
+    "redis://host/s?group=g&orphans=yes": "orphans of redis://host/s must be keep or claim",
     "redis://host/s?group=g&idle=x&orphans=yes": "idle of redis://host/s must be a time",
-    f"redis://me:{SECRET}@host:x/s?group=g": "has no port that is one",
-    f"redis://me:{SECRET}/@host/s?group=g": "an @ behind the host",
-    f"redis://me:{SECRET}?@host/s?group=g": "an @ behind the host",
-    f"redis://me:{SECRET}#@host/s?group=g": "an @ behind the host",
+    f"redis://me:{SECRET}@host:x/s?group=g": "has an invalid port",
+    f"redis://me:{SECRET}/@host/s?group=g": "an @ after the host",
+    f"redis://me:{SECRET}?@host/s?group=g": "an @ after the host",
+    f"redis://me:{SECRET}#@host/s?group=g": "an @ after the host",
     f"redis://me:{SECRET}@host/s": "names no group",
 }
 
@@ -102,8 +102,8 @@ async def answer(row: object) -> object:
 
 
 REFUSED = [
-    ({"output": None}, "are acknowledged once their outcomes are on a disk"),
-    ({"output": Output.at("s3://b/o.jsonl")}, "would be written when the stream ends"),
+    ({"output": None}, "are acknowledged once their outcomes are on disk"),
+    ({"output": Output.at("s3://b/o.jsonl")}, "would be uploaded when the stream ends"),
     ({"retry_failed": True}, "messages that failed are acknowledged"),
     ({"samples": 2}, "are sent once each"),
     ({"output": Output.at("o.jsonl", ordered=True)}, "only a finished file can be put in order"),

@@ -2,11 +2,11 @@
 
 what its call comes to                 what becomes of its members
 an answer with one part for each       each has its own part
-an answer that cannot be taken apart   BadReply for all
-400, 413, 422 or OverLimit, or a       divided in halves, each of which is asked for itself, until
-function that raises                   those at fault are alone: they have the error
-any other error                        all have it: it says nothing of a single one
-a member's own `on_write` refuses      that member has its error; the others are asked again
+an answer that cannot be split         BadReply for all
+400, 413, 422 or OverLimit, or a       split into halves, each sent by itself, until the members at
+function that raises                   fault are alone: they get the error
+any other error                        all get it: it blames no single member
+a member's own `on_write` refuses      that member gets its error; the others are sent again
 
 A batch of n members makes at most 2n - 1 calls for its answers, and at most 1 + 2 log2(n) if one of
 them is at fault. Its calls follow one another, so a batch never has more than one in flight.
@@ -91,15 +91,15 @@ class Batch:
             try:
                 left.extend(await self._ask(members))
             except SystemExit as error:
-                # Out of this task, it would end the event loop before its callers could.
+                # Raised from this task, it would end the event loop before the callers see it.
                 for member in members:
                     if not member.answer.done():
                         member.answer.set_exception(error)
 
     async def _ask(self, members: list[Member]) -> list[list[Member]]:
-        """Makes one call and answers the members it settles.
+        """Makes one call and answers the members whose outcome it settles.
 
-        Returns the groups to ask again, the next one last.
+        Returns the groups that are still to be sent, the next one last.
         """
         writing = _Writing(members, self._clock)
         call = _joint_call(members, writing)
@@ -205,7 +205,8 @@ def _is_of_items(error: CallError | NoEndpoint) -> bool:
 def _copy_of(error: CallError | NoEndpoint, *, for_any: bool) -> CallError | NoEndpoint:
     """Returns a copy for one member, whose caller may change it.
 
-    for_any: without the endpoint's words, which may quote another tenant's request.
+    for_any: the batch has members of several tenants, so the endpoint's words, which may quote
+    another tenant's request, are left out.
     """
     own = copy.copy(error)
     if not for_any:
@@ -236,8 +237,8 @@ def ended_early() -> Outcome:
 class _Share:
     """One member's hold on the room that the joint answer takes.
 
-    shares: those not yet released, to which it adds itself; release_all: frees the room, called
-    when the last of them is released.
+    shares: the shares not yet released; the new one adds itself. release_all: frees the room,
+    called when the last share is released.
     """
 
     def __init__(self, shares: set[_Share], release_all: Callable[[], None]) -> None:
@@ -260,6 +261,6 @@ def _share_held(members: Sequence[Member], call: Call) -> None:
         return
     shares: set[_Share] = set()
     for member in waiting:
-        # It may still hold a part of an earlier attempt's answer.
+        # The member may still hold a part of an earlier attempt's answer.
         member.call.let_go()
         member.call.held = _Share(shares, call.held.release)

@@ -26,20 +26,20 @@ from redline.waist import Backend, Call, Health, Load, Outcome, Request, Sink, f
 # Batches in flight to an endpoint or a coroutine function. A plain function is called by one thread
 # at a time unless the caller asks for more: few models support several threads.
 _IN_FLIGHT = 8
-_FORM = "give an endpoint, a backend, or a function of a list"
+_FORM = "pass an endpoint, a backend, or a function that takes a list"
 
 
 class DynamicBatcher:
     """A backend that collects single requests and sends them as one list.
 
-    answers: a function of a list, which returns one answer for each item; or what takes lists of
-    inputs: an Endpoint, its base URL, or a backend, which is closed with the batcher.
-    max_batch_size: items of a call; a longer list is sent alone, as it came. max_wait_s: how long a
-    request waits for others. max_in_flight: batches at once; None for 8, or 1 for a plain function.
-    executor: runs a plain function; None for threads of its own.
+    answers: a function that takes a list and returns one answer per item; or something that takes
+    lists of inputs: an Endpoint, its base URL, or a backend, which is closed with the batcher.
+    max_batch_size: the most items in a call; a request with a longer list is sent alone, unchanged.
+    max_wait_s: how long a request waits for others. max_in_flight: batches at once; None for 8, or
+    1 for a plain function. executor: runs a plain function; None for threads of its own.
 
-    Each request is answered with its own part of the answer; see batch.py for failures. Retries
-    belong around the batcher: a transient error is every member's.
+    Each request is answered with its own part of the answer; see batch.py for failures. Put retries
+    around the batcher: a transient error is returned to every member of the batch.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class DynamicBatcher:
         self._queue = Queue(self._rule)
         self._flying: set[Batch] = set()
         self._numbers = itertools.count()
-        # What it counts; `figures` adds its current state.
+        # The counts so far; `figures` adds the current state.
         self._figures = BatchFigures()
         # The next call of `_send_due`, and its time by the loop.
         self._turn: asyncio.TimerHandle | None = None
@@ -91,13 +91,13 @@ class DynamicBatcher:
     async def __call__(self, item: Any) -> Any:
         """Returns the answer to one item, for `redline.run(rows, call=batcher)`.
 
-        item: an element of the list that the function is called with, or a Request; a Request if
-        the batcher has no function. Raises the error of a call that fails.
+        item: an element of the list that the function is called with, or a Request; only a Request
+        if the batcher has no function. Raises the error of a call that fails.
         """
         if not isinstance(item, Request):
             if not self._is_function:
                 raise ConfigError(
-                    f"{item!r:.100} is not a Request", hint=f"{self.label} is asked one"
+                    f"{item!r:.100} is not a Request", hint=f"{self.label} takes only a Request"
                 )
             item = Request(body=item)
         call = Call()
@@ -160,9 +160,9 @@ class DynamicBatcher:
             self._leave(member)
 
     async def send_all(self, requests: Sequence[Request], calls: Sequence[Call]) -> list[Outcome]:
-        """Answers requests that are of use together only, each of them an item of a function.
+        """Answers requests that are useful only together, each of them one item of a function.
 
-        Returns their outcomes in order, up to the first failure: those after it are taken back.
+        Returns their outcomes in order, up to the first failure: later requests are cancelled.
         Raises RateLimited before any of them is queued if there is no room for all.
         """
         if self._is_closed:
@@ -202,7 +202,7 @@ class DynamicBatcher:
             await self._inner.aclose()
 
     def _check_room(self, parts: Sequence[Part], call: Call) -> None:
-        """Raises RateLimited if there is no room for all of them, TimedOut if it is too late."""
+        """Raises RateLimited without room for all of them, TimedOut after the call's deadline."""
         if self._clock.now_s() >= call.deadline_s:
             raise TimedOut("row")
         queue, bounds = self._queue, self._bounds
@@ -211,8 +211,8 @@ class DynamicBatcher:
         if queue.items and not (has_room and size <= bounds.max_waiting_bytes):
             self._figures.refused += 1
             raise RateLimited(
-                f"{queue.items} items already wait to be sent in batches, the most allowed",
-                hint="ask again later, or send less at once",
+                f"the queue of the batcher is full: {queue.items} items wait to be sent",
+                hint="try again later, or send fewer items at once",
                 status=429,
             )
 
@@ -221,11 +221,11 @@ class DynamicBatcher:
         now_s = self._clock.now_s()
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            # A timer of another loop never comes: each run may have a loop of its own.
+            # A timer of another loop never fires: each run may have a loop of its own.
             self._turn, self._loop = None, loop
         member = Member(part, call, next(self._numbers), now_s, loop.create_future())
         self._queue.add(member)
-        # Other requests of this turn of the loop join it.
+        # Requests that arrive in the same turn of the loop join it.
         self._come_back(0.0)
         return member
 
@@ -271,7 +271,7 @@ class DynamicBatcher:
     def _come_back(self, after_s: float) -> None:
         """Schedules `_send_due` in `after_s` seconds, unless it is due by then.
 
-        In 0 seconds is in the loop's next turn.
+        0 means the loop's next turn.
         """
         loop = asyncio.get_running_loop()
         due_s = loop.time() + after_s

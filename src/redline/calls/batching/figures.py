@@ -9,8 +9,8 @@ class BatchFigures(msgspec.Struct, kw_only=True):
     """The current state of a batcher, and its counts since it was made.
 
     waiting: queued items. in_flight: batches in flight. batches: batches sent, each counted once.
-    items: their items. places: items that they could have had. sizes: batches by number of items;
-    a longer list, which is sent alone, counts as a full batch. closed: batches by reason: `full`,
+    items: the items in them. places: the items they had room for. sizes: batches by their number of
+    items; a longer list, sent alone, counts as a full batch. closed: batches by reason: `full`,
     `waited` or `idle`. waited_s: seconds that the items of all batches have waited, in total.
     divided: calls beyond the first of a batch, to find the requests for which it was refused.
     alone: calls that cannot share a batch, passed on unchanged. refused: requests for which the

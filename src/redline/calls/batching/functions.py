@@ -1,4 +1,4 @@
-"""A user's function of a list as a backend of lists.
+"""A user's function that takes a list, as a backend.
 
 what the function does             the outcome
 returns one answer for each item   each item has its own
@@ -111,7 +111,7 @@ class ListFunction:
             raise found from error
 
     async def _called(self, asked: _Items) -> list[Any]:
-        # The function may change its items; the caller's stay as they are.
+        # The function may change its items; the caller's must stay unchanged.
         items = copy.deepcopy(asked.values)
         if self._is_async:
             result = await self._function(items, **asked.options)
@@ -126,7 +126,7 @@ class ListFunction:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether it is a coroutine function, or an object that is called as one."""
+    """Whether it is a coroutine function, or an object whose `__call__` is one."""
     if isinstance(function, partial):
         return is_async(function.func)
     method = function if inspect.isroutine(function) else type(function).__call__
@@ -142,7 +142,7 @@ def _in_thread(
         result = function(items, **options)
         return result if isinstance(result, Awaitable) else listed(result, count, label)
     except StopIteration as error:
-        # No future takes one: its caller would wait for ever.
+        # A future cannot hold a StopIteration: its caller would wait forever.
         raise Rejected(f"{label} raised StopIteration: {error}") from error
 
 
@@ -155,15 +155,15 @@ def listed(result: Any, count: int, label: str) -> list[Any]:
         result = result.tolist()
     if not isinstance(result, Sequence) or isinstance(result, str | bytes | bytearray):
         raise BadReply(
-            f"{label} returned {type(result).__name__} and not a list of answers",
+            f"{label} returned {type(result).__name__}, not a list of answers",
             hint=f"return a list with one answer for each item that {label} is called with",
         )
     if len(result) != count:
         answers = f"{len(result)} answer{'' if len(result) == 1 else 's'}"
         raise BadReply(
-            f"{label} returned {answers} to {count} item{'' if count == 1 else 's'}",
-            hint="return one answer for each item, in their order; an Exception in the place of an"
-            " item that has none",
+            f"{label} returned {answers} for {count} item{'' if count == 1 else 's'}",
+            hint="return one answer for each item, in the same order; for an item that failed,"
+            " return an Exception as its answer",
         )
     return [one.tolist() if hasattr(one, "tolist") else one for one in result]
 
@@ -185,7 +185,7 @@ def _canonical(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value, order="sorted")
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadRow(f"an option of the item is not JSON: {error}") from error
+        raise BadRow(f"an option of the item cannot be written as JSON: {error}") from error
 
 
 def joined(parts: Sequence[Part]) -> Request:

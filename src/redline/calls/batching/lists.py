@@ -1,9 +1,9 @@
-"""Requests whose items may share one call, and answers taken apart again.
+"""Joins requests whose items may share one call, and splits their answer.
 
 a request                                   is sent
 of an API below, with a text or a list      with others of the same url, headers and fields, whose
                                             items are of the same kind
-for a stream, or of any other API or form   alone, as it came
+for a stream, or of any other API or form   alone, unchanged
 
 Values keep their bytes: a request's other fields are sent as they were written, and an item's part
 of an answer is returned as it came, except for its index.
@@ -198,7 +198,7 @@ def _in_order(answers: list[Fields], form: ListForm, asked: int) -> list[Fields]
     by_index = {number(msgspec.json.decode(one.get("index", _NONE))): one for one in answers}
     if by_index.keys() != set(range(asked)):
         raise BadReply(
-            f"asked for {asked} answers, and their indices are not 0 to {asked - 1}",
+            f"asked for {asked} answers, but their indices are not 0 to {asked - 1}",
             hint="set the batch size to 1 if the endpoint does not keep the order of a list",
         )
     return [by_index[index] for index in range(asked)]
@@ -229,7 +229,7 @@ def _usage_of(answer: Fields) -> dict[str, Any] | None:
     try:
         value = msgspec.json.decode(answer.get("usage", _NONE))
     except (ValueError, RecursionError):
-        # A number beyond all bounds, such as 1e400.
+        # A number that no float can hold, such as 1e400.
         return None
     return value if isinstance(value, dict) else None
 

@@ -10,8 +10,8 @@ A batch here is one call with a list of items. Requests that may share a call fo
                                   idle backend were not followed by another one within `wait_s`
 
 Among groups that are due, the one with the most urgent request goes first; within a group, requests
-go by priority and arrival. A request whose items do not fit any more waits for the next batch; one
-that has more items than a batch is sent alone, as it came.
+go by priority and arrival. A request whose items no longer fit waits for the next batch; a request
+with more items than a batch may have is sent alone, unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Why = Literal["full", "waited", "idle"]
 _PATIENCE = 0.1
 # Weight of the newest observation in _Company, which thus follows about the last four.
 _NEWS = 0.25
-# A timer may fire early by the rounding of its time; another one would not fire later.
+# A timer may fire early by a rounding error, and a second one would fire just as early.
 _SLACK_S = 1e-6
 _MOST_SIZE = 65_536
 _MOST_WAIT_S = 60.0
@@ -116,8 +116,8 @@ class _Group:
 class _Company:
     """Whether a request that comes to an idle backend is soon followed by another one.
 
-    This is observed whether the request was sent at once or waited. So a batch waits for several
-    users who each ask again once they are answered, and does not wait for a single user.
+    This is observed whether the request was sent at once or waited. So requests of several users,
+    who each ask again once they are answered, wait for each other, and a single user's do not wait.
     """
 
     def __init__(self, wait_s: float) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 _WRITTEN = ("completion", "output")
 _READ = ("prompt", "input")
-# A sum of larger numbers may be beyond what a float holds.
+# A sum of larger numbers may be more than a float can hold.
 _MOST_ADDED = 10**300
 
 

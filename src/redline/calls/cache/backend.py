@@ -1,15 +1,15 @@
 """Cached answers, and single flight for identical requests.
 
   a request that                      is
-  may have another answer each time   passed on, unless sampled answers are cached, too
+  may be answered differently         passed on, unless sampled answers are cached, too
   asks for a stream                   passed on
   was answered before                 a hit: answered from the store, no attempt, no limit
   is being sent by another call       shared: it waits for that call's answer
   is none of these                    a miss: sent; a whole success is stored
 
 Identical requests of one priority are sent one at a time. If the leading call fails, is cancelled,
-or has no whole answer, the next waiting call sends its own request; if it was not admitted, each of
-them does at once. Each waits by its own deadline.
+or has no whole answer, the next waiting call sends its own request; if it was not admitted (see
+CallError), all waiting calls send theirs at once. Each call waits until its own deadline.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Found(NamedTuple):
 
 # The answer that the followers of a call in flight wait for; None if one of them is to lead.
 _Flight = asyncio.Future[_Found | None]
-# Each of them is to send its own request.
+# Every follower is to send its own request.
 _NONE_FOR_ALL = _Found(b"", "shared")
 
 
@@ -62,8 +62,8 @@ class Cached(Around):
     """A backend that caches answers. Outermost: a hit costs no attempt and no limit.
 
     identity: that of the endpoints, see key.py. use: counts requests by the table above. ttl_s:
-    seconds after which a stored answer is no longer used; with 0, it is replaced, and only
-    calls in flight share one.
+    seconds after which a stored answer is no longer used; with 0, stored answers are only replaced,
+    and only calls in flight share an answer.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Cached(Around):
         self._includes_sampled = includes_sampled
         self._clock = clock
         self._use = use or CacheUse()
-        # By priority, too: a call must not wait behind one that starts later than itself would.
+        # By priority, too: a call must not wait for one that starts later than it would itself.
         self._flights: dict[tuple[int, bytes], _Flight] = {}
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
@@ -97,7 +97,7 @@ class Cached(Around):
                 # Shielded: a task that is cancelled cancels what it waits for.
                 found = await call.in_time(asyncio.shield(flight), self._clock, _LATE)
                 if found is _NONE_FOR_ALL:
-                    # In turn, they would add up their longest waits.
+                    # One after the other, their longest waits would add up.
                     return (await self._ask(key, request, call))[0]
                 if found is not None and (outcome := _again(request, found.value)) is not None:
                     self._use.count(found.how)
@@ -150,7 +150,7 @@ class Cached(Around):
             flight.set_result(found)
 
     async def _ask(self, key: bytes, request: Request, call: Call) -> tuple[Outcome, bytes | None]:
-        """Sends the request; returns its outcome, and that as it is stored, if it is."""
+        """Sends the request; returns its outcome, and its stored form if it is stored."""
         self._use.count("miss")
         outcome = await self._inner.send(request, call)
         value = _kept(request, outcome, self._clock.wall_s())
@@ -169,7 +169,7 @@ def _again(request: Request, value: bytes, after_s: float = -math.inf) -> Outcom
         kept = _DECODE(value)
         if kept.at_s <= after_s:
             return None
-        # Read again for each: no caller can change another's answer.
+        # Parsed anew for each caller, so that none can change another's answer.
         reply = _read(request, kept.body)
     except (CallError, NoEndpoint, msgspec.DecodeError):
         return None
@@ -184,7 +184,7 @@ _DECODE = msgspec.msgpack.Decoder(_Kept).decode
 
 
 def _kept(request: Request, outcome: Outcome, at_s: float) -> bytes | None:
-    """Returns the outcome as it is stored; None if it is not a whole success or is `no-store`."""
+    """Returns an outcome's stored form; None if it is not a whole success or is `no-store`."""
     reply = outcome.reply
     if not outcome.is_success or reply is None or reply.status != 200 or not reply.body:
         return None

@@ -1,4 +1,4 @@
-"""The SQLite files in a cache's folder: the one in use, and a thread's way into it.
+"""The SQLite files in a cache's folder: the one in use, and a thread's connection to it.
 
 A file is never renamed or replaced: SQLite finds a journal by its file's name, and would apply it
 to the file that took the name (sqlite.org/howtocorrupt.html). So files are numbered: a damaged file
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 # The version is in the name, so that an older redline and a newer one leave each other alone.
 _NAME = re.compile(r"answers-v1\.(\d{1,9})\.sqlite3")
-# Only a file without tables heeds auto_vacuum: pages that are freed can then be given back.
+# auto_vacuum takes effect only in a file without tables; freed pages can then be given back.
 _SCHEMA = """
     PRAGMA auto_vacuum = INCREMENTAL;
     CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, value BLOB, used INTEGER);
@@ -66,7 +66,7 @@ class Files:
             self.number = max(max(self._numbers(), default=0), number + 1)
         self.note(
             f"{self.path(number)} is damaged ({error}) and left as it is; "
-            f"{self.path(self.number).name} is begun in its place"
+            f"{self.path(self.number).name} is used in its place"
         )
         return True
 

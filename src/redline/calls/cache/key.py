@@ -1,9 +1,9 @@
 """Cache keys: what decides an answer, and whether anything outside the request does.
 
-Two requests have one key if nothing that decides the answer differs: the endpoints, the method, the
-path, the JSON of the body in any order of its keys (1 and 1.0 differ), the output path, the
-headers, and the tenant. Credentials are left out: some live for an hour, and an answer is the same
-under the next one. Two accounts that differ behind one address need two folders.
+Two requests have the same key if everything that decides the answer is equal: the endpoints, the
+method, the path, the JSON of the body in any order of its keys (1 and 1.0 differ), the output path,
+the headers, and the tenant. Credentials are left out: some expire after an hour, and the next one
+gets the same answers. Two accounts whose answers at one address differ need two folders.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
   an answer    is found from the moment it is put; another thread writes it with its group, so that
                no lookup waits while the group waits for the writes of other processes
   the bound    the least recently used answers are deleted before a group would exceed it
-  a damage     an answer with a wrong checksum counts as absent; for a damaged file see file.py
+  damage       an answer with a wrong checksum counts as absent; for a damaged file see file.py
   a failure    a full or unreachable disk stores nothing and finds nothing, and a note says so
 
 Nothing blocks the event loop. A lookup takes 10 us if the file is in memory and an unknown time if
@@ -124,7 +124,7 @@ class AnswerStore:
         return future
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Stores `value` under `key`, as long as there is room and it is open. Never waits."""
+        """Stores `value` under `key` if there is room and the store is open. Never waits."""
         size = len(value)
         if self._is_closed or size > self._max_bytes // _LARGEST_SHARE:
             return
@@ -158,7 +158,7 @@ class AnswerStore:
             await asyncio.wait([self._writing])
 
     async def _read_on(self) -> None:
-        """Answers lookups until none is left: those that wait, together."""
+        """Answers lookups until none is left; those that wait at the same time, together."""
         try:
             while self._wanted:
                 wanted, self._wanted = self._wanted, []
@@ -194,7 +194,7 @@ class AnswerStore:
             for key, sealed, used_s in rows:
                 value = _unsealed(key, sealed)
                 if value is None:
-                    self._files.note("some answers in it were damaged, and are requested again")
+                    self._files.note("some stored answers were damaged and are requested again")
                 else:
                     found[key] = (value, used_s if isinstance(used_s, int) else 0)
         return found
@@ -204,7 +204,7 @@ class AnswerStore:
             self._writing = asyncio.create_task(self._write_on())
 
     async def _write_on(self) -> None:
-        """Writes what was put and used, each group when it is due, until nothing is left."""
+        """Writes new answers and times of use, each group when it is due, until none is left."""
         try:
             while self._pending or self._used:
                 try:
@@ -289,5 +289,5 @@ def _unsealed(key: bytes, sealed: object) -> bytes | None:
 def _unusable(folder: Path, reason: str) -> ConfigError:
     return ConfigError(
         f"answers cannot be stored in {folder}: {reason}",
-        hint="name another folder (--cache-dir; for serve, --state), or do without the cache",
+        hint="name another folder (--cache-dir; for serve, --state), or run without the cache",
     )

@@ -1,9 +1,9 @@
 """The Batch API of an endpoint of OpenAI's form: files go up, batches are made, results come down.
 
-Providers count its requests apart from those of their models, so the endpoint's limits do not apply
-to them. They are retried as a row's are, except the deletion of a file and the creation of a batch:
-if the answer is lost, the batch may exist, and a second one would be paid for as well. The caller
-looks for it first.
+Providers count these requests apart from those to their models, so the endpoint's limits do not
+apply. They are retried like a row's, except the deletion of a file and the creation of a batch: if
+the answer to the latter is lost, the batch may exist, and a second one would be paid for as well.
+So the caller first looks for the batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from redline.waist import Backend, Call, Request
 
 # 50,000 embeddings of 3,072 numbers are 2 GB; results are streamed to the disk.
 _MOST_RESULT_BYTES = 8 * 1024**3
-# A file of 100 MB up a line of 1 MB/s takes 100 s, one of 1 GB down takes 17 minutes.
+# At 1 MB/s, an upload of 100 MB takes 100 s, and a download of 1 GB 17 minutes.
 _TRANSFER_S = 3600.0
 _PAGE = 100
 
@@ -94,7 +94,7 @@ class BatchApi:
             except Retryable as error:
                 if error.status != 409:
                     raise
-                # OpenAI's answer for a batch that has ended: no conflict that passes.
+                # OpenAI's answer for a batch that has ended, not a conflict that passes.
                 raise Rejected(error.what, where=error.where, status=409) from error
 
         return await self._patiently(ask)

@@ -22,9 +22,9 @@ class Client:
     """An endpoint within its limits, shared by any number of tasks of one event loop.
 
     endpoint: its settings or its base URL; or a backend, such as a Pool of several endpoints, which
-    is closed with the client.
-    Use it with `async with`, or end it by `aclose`. Every call is limited, timed and retried as in
-    a run. Raises ConfigError for anything else.
+    is closed with the client. Raises ConfigError for anything else.
+    Use the client in `async with`, or end it with `aclose`. Every call is limited, timed and
+    retried as in a run.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class Client:
 
 
 class ChunkStream:
-    """The chunks of one answer; its call begins when the first one is asked for.
+    """The chunks of one answer; its call begins when the first chunk is requested.
 
-    A wait for a chunk that is cancelled, as by `asyncio.wait_for`, ends the call; the next wait
-    raises Rejected.
+    Cancelling a wait for a chunk, as `asyncio.wait_for` does at its timeout, ends the call; the
+    next wait raises Rejected.
     """
 
     def __init__(self, chunks: AsyncGenerator[Chunk, None]) -> None:
@@ -114,10 +114,10 @@ class ChunkStream:
 
     async def __anext__(self) -> Chunk:
         if self._is_cut:
-            # A generator that has been cancelled ends as one does that is exhausted.
+            # A cancelled generator looks like an exhausted one.
             raise Rejected(
                 "the call ended when a wait for its next chunk was cancelled",
-                hint="wait for a task of anext() with asyncio.wait, which does not cancel it",
+                hint="make anext() a task and pass it to asyncio.wait, which does not cancel it",
             )
         try:
             return await anext(self._chunks)

@@ -128,7 +128,7 @@ class FunctionBackend:
         try:
             self._before_write()
             while grant.until_s < self._clock.now_s():
-                # Results took so long to save that the time of a shared limit has passed.
+                # Saving results took so long that the time a shared limit granted has passed.
                 grant.release()
                 turn: Coroutine[Any, Any, Grant] = self.limiter.acquire(priority=call.priority)
                 grant = await call.in_time(turn, self._clock)
@@ -164,7 +164,7 @@ class FunctionBackend:
                 if not inspect.isawaitable(result):
                     raise Rejected(
                         f"{self.label} is not a coroutine function",
-                        hint="write `async def`, and await what blocks with asyncio.to_thread",
+                        hint="write `async def`, and run what blocks with asyncio.to_thread",
                     )
                 output = await result
         except BaseException as error:
@@ -211,7 +211,7 @@ def check_timeout(timeout_s: float) -> None:
 
 
 def function_limiter(limits: Limits, label: str, clock: Clock) -> RateLimiter:
-    """Opens the limiter of a function. Raises ConfigError for token limits and `auto`."""
+    """Opens the limiter of a function. Raises ConfigError for token limits and for `auto`."""
     if limits.counts_tokens:
         raise ConfigError(
             "a token limit cannot be enforced for a function of your own",
@@ -219,7 +219,7 @@ def function_limiter(limits: Limits, label: str, clock: Clock) -> RateLimiter:
         )
     if AUTO in (limits.rate, limits.concurrency):
         raise ConfigError(
-            "limits cannot be searched for with a function of your own",
+            "limits cannot be found by a search for a function of your own",
             hint="state them, or give an endpoint instead of a function",
         )
     return open_limiter(limits, label, clock)

@@ -6,8 +6,8 @@
   a 200 that cannot be read            2                     back-off
   any other Retryable                  max_retries           the longer of Retry-After and back-off
 
-A pool notes in `Call.avoid` that another endpoint works: after a 429, and the first two times
-after anything else, the call then waits only until the retry budget allows it.
+If `Call.avoid` names the failed endpoint, another endpoint of the pool works: after a 429, and
+after the first two other failures, the call then waits only until the retry budget allows it.
 
 Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015): uniform in
 0..min(cap, base 2^k). A waiting row holds no slot, no connection and no tokens.
@@ -37,12 +37,12 @@ from redline.events import SILENCE, Listener, RetryScheduled, RetryStarted
 from redline.waist import MOST_TRIED, Around, Attempt, Backend, Call, Outcome, Request, Sink, failed
 
 _BAD_REPLY_RETRIES = 2
-# When every endpoint of a pool fails for a moment, a row must not spend all its retries in it.
+# When every endpoint of a pool fails for a moment, a row must not spend all its retries then.
 _FAILOVERS = 2
 # A 429 says that the endpoint is full, not that the row is bad.
 _RATE_LIMITED_FACTOR = 10
-# Five times the same 5xx while at least 20 neighbours succeeded, and nine of ten of them: at a
-# fault rate of 5 % chance alone does that to one row in three million.
+# A row is to blame if it gets the same 5xx five times while at least 20 other attempts, and nine
+# in ten of them, succeed: at a fault rate of 5 %, chance does that to one row in three million.
 _SAME_FAULT_MOST = 5
 _NEIGHBOURS_LEAST = 20
 _NEIGHBOURS_SHARE = 0.9
@@ -296,7 +296,7 @@ def _closed(call: Call, tried: tuple[Attempt, ...]) -> Outcome:
     ended = failed(
         Rejected(
             "the client was closed before the call ended",
-            hint="await all calls before `aclose`, or inside its `async with`",
+            hint="await all calls before `aclose`, or inside the client's `async with`",
         )
     )
     ended.attempts, ended.tried = call.attempts, tried

@@ -129,7 +129,7 @@ class Metered(Around):
             return NOTHING
         attempt = self._attempt(request)
         if attempt.bound.output_tokens is None:
-            # Later batches reserve what outputs of earlier ones were like.
+            # Later batches reserve outputs as long as those of earlier ones.
             self._estimator.end(self._estimator.begin(request), reply, 1.0)
         return self._actual(attempt, request, Outcome(status="succeeded", reply=reply)).batched
 
@@ -158,7 +158,7 @@ class Metered(Around):
         try:
             bound = worst_of(request)
         except (TypeError, ValueError, RecursionError) as error:
-            raise BadRow(f"the request is not JSON: {error}") from error
+            raise BadRow(f"the request cannot be written as JSON: {error}") from error
         output_tokens = bound.output_tokens
         if output_tokens is None:
             output_tokens = self._estimator.most(request).output_tokens
@@ -247,7 +247,7 @@ class Metered(Around):
             self._written = self._written.minus(worst)
             self.spending.settle(worst, worst)
         self._written = self._written.minus(worst)
-        # A refusal that no other endpoint's answer has followed.
+        # The last write was refused, and no other endpoint has answered since.
         actual = NOTHING if call.refused else self._actual(attempt, request, outcome)
         self._close(worst, actual)
         try:

@@ -60,9 +60,9 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 class Prices:
     """Prices by model: the user's own, then those that come with redline.
 
-    models: for each endpoint, its own names of models by the names that are asked for. tariffs: for
-    each endpoint, its own prices if they differ from the others'. A model with different prices at
-    several endpoints costs the highest of them.
+    models: for each endpoint, its own names of models by the requested names. tariffs: for each
+    endpoint, its own prices if they differ from the others'. A model with different prices at
+    several endpoints counts at the highest until an endpoint has answered.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Prices:
         # Identical endpoints need not be distinguished.
         if not any(self._models.values()) and not any(self._tariffs.values()):
             self._models = {}
-        # Rows may name models without end.
+        # Rows may name any number of models.
         self._found = lru_cache(_MODELS_KEPT)(self._look_up)
         self._found_at = lru_cache(_MODELS_KEPT)(self._price_at)
 
@@ -190,7 +190,7 @@ def _picodollars(key: str, value: object, where: str) -> int:
     """Converts dollars per million tokens to picodollars per token. Raises ConfigError."""
     hint = "write dollars per million tokens, such as 0.15"
     try:
-        # By way of text: 0.15 means the decimal number and not the nearest float.
+        # From its text: 0.15 means the decimal number, not the nearest float.
         dollars = Decimal(str(value).strip())
     except InvalidOperation:
         raise ConfigError(f"{key} is not a price: {value}", where=where, hint=hint) from None

@@ -95,7 +95,7 @@ def parse_money(text: str, what: str = "budget") -> int:
         raise ConfigError(f"{what} is not an amount of money: {text}", hint=hint)
     picodollars = Decimal(match[2]) * DOLLAR
     if not 1 <= picodollars <= _MOST_DOLLARS * DOLLAR or picodollars != int(picodollars):
-        raise ConfigError(f"{what} cannot be kept: {text}", hint=hint)
+        raise ConfigError(f"{what} is zero, too large or too precise: {text}", hint=hint)
     return int(picodollars)
 
 

@@ -82,10 +82,10 @@ class _Attempt(Exchange, kw_only=True, eq=False):
     """One attempt of a call, with what the backend learns from it.
 
     is_ahead: it holds a place among the attempts that wait for their grant with a connection.
-    connects_s: since when a connection is made for it; None if it took one that was idle.
-    cost: what its grant takes from token limits. sending: what is learned from it. in_flight: calls
-    in flight when it was written, itself included. reader: that of a streamed answer. wait: None
-    until it has to wait.
+    connects_s: when its connection began to be made; None if it took one that was idle.
+    cost: what its grant takes from token limits. sending: what the estimator learns from it.
+    in_flight: calls in flight when it was written, itself included. reader: that of a streamed
+    answer. wait: None until it has to wait.
     """
 
     backend: HttpBackend
@@ -100,7 +100,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
     wait: Wait | None = None
 
     def load(self, request: Request) -> None:
-        """Gets a request ready to be written: its head, its body, and what is called before.
+        """Prepares a request: its head, its body, and the function called before the write.
 
         Raises BadRow if the body has no JSON form.
         """
@@ -113,7 +113,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
                 try:
                     body = _ENCODE(body)
                 except (TypeError, ValueError, RecursionError) as error:
-                    raise BadRow(f"the request is not JSON: {error}") from error
+                    raise BadRow(f"the request cannot be written as JSON: {error}") from error
         self.head = self.backend.transport.head(request.method, request.url, request.headers, body)
         self.body = body or b""
         if self.call.on_write is not None:
@@ -126,7 +126,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
 
     async def get_ready(self) -> None:
         self.backend.begin_wait(self)
-        # It may hold its grant already, if its connection was lost since.
+        # It may already hold its grant, if its connection was lost after that.
         if self.grant is None:
             await self.backend.go_ahead(self)
 
@@ -171,7 +171,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
 
 @mutable
 class _TimedAttempt(_Attempt, kw_only=True, eq=False):
-    """An attempt whose grants are for a time of their own, since the limits are shared."""
+    """An attempt under shared limits, whose grants are valid only for some time."""
 
     def may_leave(self) -> bool:
         # Since it got its grant, a connection may have had to be made again.
@@ -192,9 +192,9 @@ class _TimedAttempt(_Attempt, kw_only=True, eq=False):
 class HttpBackend:
     """A backend for one endpoint within its limits; each `send` is one attempt.
 
-    shared: parts in common with other backends; a shared intake must take answers as long as the
-    endpoint may give. before_write: called before a request is stamped and written, unless the
-    outbox is shared. attempts: counts the attempts. on_room: see Member.
+    shared: parts in common with other backends; a shared intake must accept the longest answer of
+    this endpoint. before_write: called before a request is stamped and written, unless the outbox
+    is shared. attempts: counts the attempts. on_room: see Member.
     """
 
     def __init__(
@@ -263,8 +263,8 @@ class HttpBackend:
             binds = f"{slots.count} calls in flight"
         elif room_s > 0 and not never:
             binds = limiter.binds(cost, now_s)
-        # Limits that are not shared are parked by nothing but an error, which a caller sees. How
-        # many calls a token limit soon sends changes with their sizes.
+        # Only an error, which a caller sees, parks limits that are not shared. The number of calls
+        # that a token limit soon sends depends on their sizes.
         is_known = self._steering.is_stated and not (limiter.is_shared or limiter.counts_tokens)
         next_s = self._steering.next_s(now_s)
         if is_known and parked_until_s <= now_s and next_s == -math.inf:
@@ -317,7 +317,7 @@ class HttpBackend:
                     reply = self._read(request, answer, None)
                     if len(answer.body) > LONG_BYTES:
                         call.let_go()
-                        # With the output, which takes about as much.
+                        # Twice: the output takes about as much as the body.
                         call.held = self.transport.intake.hold(2 * len(answer.body))
                 else:
                     reply = await self._streamed(request, attempt, sink)
@@ -342,16 +342,16 @@ class HttpBackend:
             else:
                 attempt.give_back()
                 outcome = self._unsent(attempt, failure)
-        # Without one, it was cancelled, which is raised.
+        # Without an outcome, the call was cancelled, and that error is being raised.
         assert outcome is not None
         return outcome
 
     async def download(
         self, request: Request, call: Call, take: Callable[[bytes], Awaitable[None]]
     ) -> None:
-        """Passes the answer's bytes to `take` as they arrive, uninterpreted. Raises CallError.
+        """Passes the answer's bytes to `take` as they arrive, unparsed. Raises CallError.
 
-        Makes one attempt, which waits for its grant but for no slot.
+        Makes one attempt, which waits for its grant but takes no slot.
         """
         attempt = self._attempt_type(
             self.timing, call.deadline_s, not call.once, backend=self, request=request, call=call
@@ -437,7 +437,7 @@ class HttpBackend:
         wait.slot_s = self.clock.now_s()
 
     async def go_ahead(self, attempt: _Attempt) -> None:
-        """Waits until an attempt may get ready to wait for its grant; few do so at once."""
+        """Waits until an attempt may prepare for its grant; only a few prepare at once."""
         if attempt.cost is not _NOTHING:
             self._steering.expects(attempt.cost)
         if not self.ahead.take_free():
@@ -550,7 +550,7 @@ class HttpBackend:
                 answer = await self._again(refusal, attempt, bare, reader.take)
                 # The first answer may have been about something else.
                 self._asks_usage = self._asks_usage and answer.status != 200
-        # Its sink may take long, and other calls should know the limits that it states.
+        # The sink may take long; other calls should know the limits in this answer before that.
         if not self.limiter.is_unlimited:
             self._steering.heard(answer, attempt.grant, attempt.first_byte_s)
         reply = self._read(request, answer, reader)
@@ -580,7 +580,7 @@ class HttpBackend:
         blame.
         """
         attempt.again(repeat)
-        # It is not on the wire until it is written again: a drain ends it, as it does any other.
+        # The call is not on the wire until it is written again: a drain ends it like any other.
         attempt.call.sent_s = None
         if attempt.call.deadline_s <= self.clock.now_s():
             raise TimedOut("row")
@@ -588,7 +588,7 @@ class HttpBackend:
         try:
             return await self.transport.exchange(attempt, take, kind)
         except BudgetSpent:
-            # Calls in flight hold what is left. As a retry it waits for them, or ends the run.
+            # Calls in flight hold the rest of the budget. A retry waits for them, or ends the run.
             raise repeat.error from None
         finally:
             # In case it was not written again.
@@ -684,10 +684,10 @@ class HttpBackend:
         reply: Reply | None,
         error: CallError | NoEndpoint | None,
     ) -> Outcome | None:
-        """Counts the attempt, tells the limits of its answer, and parks the endpoint if it asked.
+        """Counts the attempt, reports its answer to the limits, and parks the endpoint if asked to.
 
         Returns its outcome; None if it was cancelled, and so has no reply and no error. sent_s:
-        when it was written. answer: one that the limits know nothing of yet.
+        when it was written. answer: None if there is none, or the limits have already recorded it.
         """
         attempt.call.sent_s = None
         now_s = self.clock.now_s()
@@ -705,7 +705,7 @@ class HttpBackend:
                 # It was sent although headers had lowered a limit, perhaps for another model. The
                 # server keeps to that limit, so each retry would wait for an empty window in vain.
                 error = OverLimit(
-                    f"the call needs more than a limit that the endpoint states: {error.what}",
+                    f"the call exceeds a limit that the endpoint states: {error.what}",
                     where=error.where,
                     hint="shorten the prompt, lower max_tokens, or have the limit raised",
                     status=error.status,
@@ -747,10 +747,10 @@ class HttpBackend:
     ) -> None:
         """Records that the endpoint can be reached, unless `error` says that it cannot.
 
-        A request that was written may have met, when it was repeated, a server that was gone. An
-        answer that names a lost engine is an answer, though its error is NoEndpoint as well. One
-        that timed out without a byte may have been written before the server was gone. One that was
-        withdrawn had no answer to its last write.
+        A request that was written, and then repeated, may have found no server the second time. An
+        answer that names a lost engine is an answer, although its error is NoEndpoint, too. A
+        request that timed out without a byte may have been written before the server was gone. One
+        that was withdrawn had no answer to its last write.
         """
         is_silent = isinstance(error, TimedOut | Withdrawn) and attempt.first_byte_s is None
         if is_silent or is_unreachable(error.__cause__ if isinstance(error, NoEndpoint) else error):
@@ -765,7 +765,7 @@ class HttpBackend:
     ) -> None:
         """Counts a failed attempt, and parks the endpoint if it asked for that."""
         if isinstance(error, Withdrawn) and attempt.failed is not None:
-            # It was written once, and this is how that ended.
+            # It was written once, and that write ended with this error.
             error = attempt.failed
         self._attempts.ended(now_s, latency_s, error.kind)
         if attempt.failed is not None or _may_be_billed(error):
@@ -776,9 +776,9 @@ class HttpBackend:
                 self._listener.on_event(EndpointParked(now_s, self.label, error.retry_after_s))
 
     def _used(self, attempt: _Attempt, reply: Reply | None, took_s: float) -> Cost | None:
-        """Learns from an attempt that is over, and returns its tokens; None if they are not known.
+        """Learns from an attempt that is over, and returns its tokens; None if they are unknown.
 
-        reply: None if it has none.
+        reply: None for an attempt that failed.
         """
         cost, sending = attempt.cost, attempt.sending
         self._tokens_out -= cost.input_tokens + cost.output_tokens
@@ -794,7 +794,7 @@ class HttpBackend:
         if input_tokens <= 0 and output_tokens <= 0:
             return None
         if self._charges_reserved:
-            # What was reserved is not given back; only what an estimate had missed is added.
+            # Reserved tokens are not refunded; only tokens beyond the estimate are added.
             input_tokens = max(input_tokens, cost.input_tokens)
             output_tokens = max(output_tokens, cost.output_tokens)
         return Cost(input_tokens, output_tokens)

@@ -30,7 +30,7 @@ from redline.clock import SYSTEM, Clock
 from redline.errors import BadReply, BadRow, CallError, NoEndpoint
 from redline.waist import Call, Chunk, Reply, Request, Sink
 
-# Stop learning forms of a server that writes each event in another way.
+# Stop learning forms from a server that writes each event in another way.
 _MOST_FORMS = 8
 # Fields that ask for an answer which does not arrive whole: what is wrong, and what to do.
 _PARTIAL = {
@@ -60,7 +60,7 @@ def streaming(request: Request, *, asks_usage: bool = True) -> Request:
     """Returns the request as one for a stream that ends with its usage.
 
     asks_usage: False for an endpoint that refuses `stream_options`; the field is then left out if
-    it asks for the usage alone. One that is null is left out in any case.
+    it asks only for the usage. A `stream_options` of null is always left out.
     """
     chat = kept_facts(request)
     if asks_usage and chat is not None and chat.stream is True and chat.stream_options is not None:
@@ -81,7 +81,7 @@ def _stream_fields(request: Request) -> _StreamFields:
         try:
             return _STREAM_FIELDS.decode(request.raw)
         except (ValueError, RecursionError):
-            # Halves of surrogate pairs are read only in the whole body.
+            # `request.body` also reads bodies with lone surrogates.
             pass
     body = request.body
     if not isinstance(body, dict):
@@ -135,7 +135,7 @@ class StreamReader:
         # For a sink that relays: bytes before the first event, such as comments.
         self._held = b""
         self._is_handing_on = False
-        self._form: EventForm | None = None  # of its events, as they mostly are
+        self._form: EventForm | None = None  # of most of its events
         self._forms_left = _MOST_FORMS
         self._chunk_relay: ChunkRelay | None = None  # of events of that form
         self.first_s: float | None = None
@@ -159,9 +159,9 @@ class StreamReader:
         return self._relay(blocks) if self._sink.relays else self._hand_on(blocks)
 
     def take_now(self, data: bytes) -> bool:
-        """Passes on `data` if it is one event of text alone and the sink takes it at once.
+        """Passes on `data` if it is one event that contains only text, and the sink takes it now.
 
-        Most of a stream is that. Returns False for anything else, which then goes to `take`.
+        Most events do. Returns False for anything else, which must then be passed to `take`.
         """
         if not self._is_steady:
             return False
@@ -276,7 +276,7 @@ class StreamReader:
         url, whole = self._answer.whole(is_done=self._is_done)
         reply = self._mask.read(whole, lambda body: apis.read(url, body, asked=self._asked))
         if self._sink.relays and (reasons := self._answer.finish_reasons):
-            # The texts were passed over.
+            # The texts were not kept.
             reply.output = reply.tool_calls = None
             reply.body = b""
             reply.finish_reason = reasons[0] if len(reasons) == 1 else reasons

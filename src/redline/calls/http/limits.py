@@ -22,8 +22,8 @@ from redline.limits.server import HeaderReader, processing_s, stated_in_body
 from redline.waist import Outcome
 
 _OVERLOAD = frozenset({503, 529})
-# What a call takes of the token limits is a moving mean over about this number of calls, and what a
-# connection takes the longest of this number.
+# The tokens of a call are a moving mean over about this number of calls; the time that a connection
+# takes is the longest of the last ones, of this number.
 _CALLS = 16
 # Calls get ready for their grants this early, or as early as a connection takes if that is longer.
 _LEAST_LEAD_S = 1.0
@@ -80,7 +80,7 @@ class EndpointLimits:
     the rate limit; None if it is stated. is_stated: neither rates nor the number of calls in flight
     are searched for. lead_s: how early a call gets ready for its grant.
 
-    Raises ConfigError if the limits cannot be shared as they ask for.
+    Raises ConfigError if the limits are to be shared and cannot be.
     """
 
     def __init__(self, endpoint: Endpoint, clock: Clock, shared: Shared | None = None) -> None:
@@ -117,14 +117,14 @@ class EndpointLimits:
         self._model = ""
         if shared.stores.recent is not None:
             name = _digest(account_of(endpoint))
-            # Older versions took the URL as it was written; the oldest kept one file for all keys.
+            # Older versions used the URL as it was written; the oldest kept one file for all keys.
             old_names = _digest(f"{self._base_url} {self._key}"), _digest(self._base_url)
             self.limiter.keep_sends(shared.stores.recent, name, old_names)
 
     def begin(self, body: object) -> None:
         """Starts the search for the limit, if there is one, before the first call waits.
 
-        body: its request's, whose model the search is for.
+        body: that of the first call's request; the search is for its model.
         """
         if self.search is None or self._is_begun:
             return
@@ -144,7 +144,7 @@ class EndpointLimits:
         self._fit_ahead()
 
     def next_s(self, now_s: float, coming: int = 0) -> float:
-        """When another call could be sent after those that get ready here, and `coming` others.
+        """When another call could be sent after those that prepare here, and `coming` others.
 
         -inf if no call has to wait for long: their number is bounded, and they are sent evenly.
         """
@@ -154,7 +154,7 @@ class EndpointLimits:
         return now_s + limiter.room_for_s(ahead.in_use + coming + 1, self._amounts, now_s)
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
-        """Whether the limits soon let a call go, after those that get ready and `coming` others."""
+        """Whether the limits soon admit a call, after those that prepare and `coming` others."""
         return (
             self.ahead.in_use + coming < self.ahead.count
             and self.limiter.parked_until_s <= now_s
@@ -183,8 +183,8 @@ class EndpointLimits:
     ) -> None:
         """Records an answer: its round-trip time, the limits that its headers state, its usage.
 
-        grant: its call's. first_byte_s: when the answer began. used: by the call; None if it is not
-        known. The body of a 429 may state the limit, too.
+        grant: the call's. first_byte_s: when the answer began. used: the call's tokens; None if
+        unknown. The body of a 429 may state the limit, too.
         """
         sent_s = None if grant is None else grant.sent_s
         if grant is None or sent_s is None or first_byte_s is None:
@@ -203,7 +203,7 @@ class EndpointLimits:
             if not self.limiter.is_searched:
                 self.search = None
         if used is not None:
-            # What remains, by the headers, is compared with what was reserved.
+            # Last: `remaining` in the headers was compared with the tokens reserved.
             grant.settle(used)
 
     def ended(self, outcome: Outcome, sent_s: float, in_flight: int, now_s: float) -> None:
@@ -247,7 +247,7 @@ class EndpointLimits:
         self._take_up_found()
 
     def _fit_ahead(self) -> None:
-        """Has no more calls wait here than the limits in force, found ones as well, soon send.
+        """Lets no more calls wait here than the limits in force, found ones included, soon send.
 
         The others wait in the pool, where any endpoint may take them.
         """
@@ -267,7 +267,7 @@ class EndpointLimits:
             self._count_ahead()
 
     def _count_ahead(self) -> None:
-        """Updates how many calls request limits, found ones as well, soon send."""
+        """Updates the number of calls that request limits, found ones included, soon send."""
         rates = (rate for kind, rate in self._found if kind == "requests")
         self._most_ahead = self._stated.ahead(rates, self.lead_s)
         self._fit_ahead()
@@ -313,15 +313,15 @@ def limiter_of(endpoint: Endpoint, clock: Clock) -> RateLimiter:
     """Opens the endpoint's limiter; may block for some seconds if its limits are shared.
 
     They are shared by all processes that use the endpoint with one key, which is stored only as a
-    digest. Raises ConfigError if the limits cannot be shared as they ask for.
+    digest. Raises ConfigError if the limits are to be shared and cannot be.
     """
     return open_limiter(endpoint.limits, account_of(endpoint), clock)
 
 
 def account_of(endpoint: Endpoint) -> str:
-    """Returns the account that its limits belong to: its base URL, and a digest of its key.
+    """Returns the account whose limits apply: the base URL, and a digest of the key.
 
-    An address has one account, however it is written: `https://Host:443/v1/` is `https://host/v1`.
+    Spellings of one address are one account: `https://Host:443/v1/` is `https://host/v1`.
     """
     parts = urlsplit(endpoint.base_url)
     host = parts.netloc.lower().removesuffix(":443" if parts.scheme == "https" else ":80")

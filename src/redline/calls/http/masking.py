@@ -25,7 +25,7 @@ _LEAST = 8
 # A header with one of these in its name holds a secret; of any other only the whole value is one.
 _SECRET_NAMES = re.compile("auth|key|token|secret|cookie|password|credential", re.IGNORECASE)
 # JSON's and Python's escapes, also of a body inside a body; HTML's entities; URL's, also twice.
-# Backslashes are read from the first of their run alone: a long run would be read from each.
+# A run of backslashes is matched only from its first: a long run would be tried from each.
 _ESCAPE = re.compile(
     r"(?<!\\)\\++(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(?=[/\"'+=&_.~-]))"
     r"|&#[xX]([0-9a-fA-F]{1,6});?|&#([0-9]{1,7});?|&([a-zA-Z]{2,8};)|%([0-9a-fA-F]{2})"
@@ -162,8 +162,8 @@ def _forms(secret: str) -> Iterator[str]:
     yield _bare(secret)
     yield raw.hex()
     for encode in (b64encode, urlsafe_b64encode):
-        # Three bytes become four characters, so there are three ways to fall into them. Characters
-        # that depend on what precedes or follows are left out.
+        # Three bytes become four characters, so a secret may begin at any of three offsets.
+        # Characters that depend on what precedes or follows are left out.
         for before, depending in ((0, 0), (1, 2), (2, 3)):
             encoded = encode(bytes(before) + raw).decode().rstrip("=")
             yield encoded[depending:-1].lower()

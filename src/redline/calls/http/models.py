@@ -8,7 +8,7 @@ from redline.waist import Request
 
 
 def renamed(request: Request, models: Mapping[str, str]) -> Request:
-    """Returns the request with the endpoint's name of its model; the same one if it has no other.
+    """Returns the request with the endpoint's own name for its model; unchanged if there is none.
 
     models: the endpoint's names by the requested ones.
     """

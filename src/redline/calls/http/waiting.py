@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-# When an attempt began to wait, and had its slot, its place ahead, its connection, its grant; None
-# if it did not wait for it.
+# When an attempt began to wait, and when it got its slot, its place ahead, its connection and its
+# grant; None for each that it did not wait for.
 Marks = tuple[float | None, float | None, float | None, float | None, float | None]
 NO_MARKS: Marks = (None, None, None, None, None)
 

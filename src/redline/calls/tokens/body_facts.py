@@ -47,14 +47,15 @@ class BodyFacts(msgspec.Struct):
 
     @property
     def is_deferred(self) -> bool:
-        """The answer is fetched later; only /v1/responses has such answers."""
+        """Whether the answer is fetched later; only /v1/responses has such answers."""
         return str(self.background).lower() in TRUE and not self.stream
 
     @property
     def most_tokens(self) -> int | None:
         """The maximum of one answer in tokens, 1 to MOST_OUTPUT_TOKENS; None if there is none.
 
-        Some servers take -1 for no maximum. Servers differ in which of two maxima they take.
+        Some servers take -1 for no maximum. Of two maxima the larger counts, since servers differ
+        in which one they take.
         """
         stated = (self.max_tokens, self.max_completion_tokens, self.max_output_tokens)
         most = max((one for one in stated if one is not None), default=0)
@@ -140,7 +141,7 @@ def read_chat(raw: bytes) -> Chat | None:
             if second in _MAY_BE_DATA and _text(message.content).startswith(DATA):
                 return None
     except (ValueError, RecursionError, struct.error):
-        # The last one is of a single digit, which is shorter than any text.
+        # struct.error: the content is a single digit, which is shorter than any JSON string.
         return None
     return chat
 
@@ -166,7 +167,7 @@ def facts_of(raw: bytes) -> BodyFacts:
 def _valid_facts(raw: bytes) -> BodyFacts:
     """Reads the fields that have the right types, from a body in which not all have."""
     try:
-        # All of it: the next reader stops where a body begins that is not an object.
+        # Checks the whole body: the next decoder stops at the start of one that is not an object.
         replacing_halves(_ANY.decode, raw)
         stated = replacing_halves(_STATED.decode, raw)
     except msgspec.ValidationError:

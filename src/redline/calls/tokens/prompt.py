@@ -56,7 +56,7 @@ _CLASS_OF = bytes(map(_class_of, range(256)))
 
 
 def json_text(value: Any) -> list[str]:
-    """Returns the value as JSON; nothing if it has no such form, for which its call is refused."""
+    """Returns the value as JSON; nothing if it has no JSON form: such a call is refused."""
     try:
         return [msgspec.json.encode(value).decode()]
     except (TypeError, ValueError, RecursionError):

@@ -121,6 +121,6 @@ def _check_file(encoding: str) -> None:
     folder = os.path.join(gettempdir(), "data-gym-cache")
     for variable in ("DATA_GYM_CACHE_DIR", "TIKTOKEN_CACHE_DIR"):
         folder = os.environ.get(variable, folder)
-    # An empty one is none: tiktoken then keeps no files.
+    # With an empty variable, tiktoken keeps no files.
     if not folder or hashlib.sha256(Path(folder, name).read_bytes()).hexdigest() != digest:
         raise LookupError(f"the file of {encoding} is missing or damaged")

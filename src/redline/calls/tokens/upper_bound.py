@@ -43,7 +43,7 @@ def worst_of(request: Request) -> Worst:
     """
     body = request.body
     raw = msgspec.json.encode(body)
-    # Media may have one, too.
+    # Checked before media are removed, since they may have one, too.
     may_write = b'"cache_control"' in raw
     media = 0
     if any(word in raw for word in _MEDIA_WORDS):

@@ -37,10 +37,9 @@ from redline.calls.wire.reuse import WHOLE_BYTES, Trace, trace_of
 from redline.errors import BadReply, CallError, Disconnected
 from redline.inflate import BadCompressionError, Inflate
 
-# A server that sends more than this before a body, or between its chunks, is not one of ours
-# (nginx: 8 KB).
+# The most bytes before a body, or between its chunks; usual servers send far less (nginx: 8 KB).
 MOST_HEADER_BYTES = 128 * 1024
-# A 1xx is followed by the answer; a server that sends them forever is stopped.
+# Interim answers (1xx) before the final one; a server that sends them without end is cut off.
 _MOST_INTERIM = 32
 # With more streamed bytes than this unread by their reader, the socket is not read.
 _MOST_WAITING_BYTES = 256 * 1024
@@ -49,7 +48,7 @@ _FULL_READ_BYTES = 256_000
 # A longer body is written in parts of this size, each once the server has taken most of those
 # before: the event loops copy all that the socket does not take, and TLS encrypts it, at once.
 _PART_BYTES = 256 * 1024
-# Stop learning forms of a server that lays out its answers in ever new ways.
+# Stop learning forms from a server that lays out its answers in ever new ways.
 _MOST_FORMS = 8
 _NOTHING = memoryview(b"")
 
@@ -117,7 +116,7 @@ class Connection(asyncio.Protocol):
         self._interim = 0
         self._parts: list[bytes] = []
         self._size = 0  # of the body so far
-        self._waiting = 0  # what of it the reader of a stream has not taken
+        self._waiting = 0  # bytes of it that the reader of a stream has not taken
         self._inflate: Inflate | None = None
         self._is_paused = False
         self._is_streamed = False
@@ -157,7 +156,7 @@ class Connection(asyncio.Protocol):
         self._has_unread = True
 
     def leave(self) -> None:
-        """Stamps and writes the request of its exchange, unless that was given up meanwhile.
+        """Stamps and writes the request of its exchange, unless the exchange has been given up.
 
         If the exchange raises an error, it is passed on, and the request is not written.
         """
@@ -355,7 +354,7 @@ class Connection(asyncio.Protocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are none of asyncio's, though they do the same.
+        # uvloop's transports are not asyncio's classes, but have the same methods.
         self._transport = cast(asyncio.Transport, transport)
         connected = transport.get_extra_info("socket")
         self.fd = -1 if connected is None else connected.fileno()
@@ -514,11 +513,11 @@ class Connection(asyncio.Protocol):
     def _check_interim(self, status: int) -> None:
         self._interim += 1
         if status == 101:
-            raise BadReply("the server answers with another protocol (HTTP 101)")
+            raise BadReply("the server switched to another protocol (HTTP 101)")
         if status < 100:
             raise BadReply(f"the answer is not HTTP: its status is {status}")
         if self._interim > _MOST_INTERIM:
-            raise BadReply(f"the server sends HTTP {status} again and again, and no answer")
+            raise BadReply(f"no final answer after {self._interim} interim ones (HTTP {status})")
 
     def on_body(self, data: bytes) -> None:
         if self.is_done:
@@ -594,7 +593,7 @@ def unread(connections: Iterable[Connection]) -> list[Connection]:
 def _fault(error: Exception) -> str:
     """Returns the message for bytes that the parser refused."""
     if isinstance(error, httptools.HttpParserUpgrade):
-        return "the server switches to another protocol without being asked"
+        return "the server switched to another protocol without being asked"
     reason = " ".join(str(error).split())
     return f"the answer is not HTTP: {reason}"
 
@@ -608,7 +607,7 @@ def _broken(error: Exception | None, *, has_begun: bool) -> Disconnected:
     if error is not None:
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     elif has_begun:
-        text = "the server closed it in the middle of its answer"
+        text = "the server closed it in the middle of an answer"
     else:
         text = "the server closed it without an answer"
     return Disconnected(f"the connection broke: {text}")

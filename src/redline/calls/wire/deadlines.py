@@ -1,13 +1,13 @@
 """Clocks that end what takes too long, each on a timer of the event loop.
 
 Most calls end long before their time is up, so setting a clock must cost nothing: the clock of a
-connection is set for each of its calls. A timer that is set too early for that stays as it is; when
-it comes, it is set again, to the clock's present time.
+connection is set for each of its calls. A timer that is earlier than the clock stays as it is; when
+it fires, it is set again, to the time for which the clock is set by then.
 
 A clock that is due rings once the event loop has read what the sockets hold. If the loop itself was
 late, because the process was stopped or the loop was blocked, the answer may have arrived and only
-be unread, or wait in the server for room in the sockets. So the clocks of an endpoint share what
-their timers tell of that; after it, none of them rings for as long as the loop was late, at most
+be unread, or wait in the server for room in the sockets. So the clocks of an endpoint share how
+late their timers fired; after that, none of them rings for as long as the loop was late, at most
 5 s.
 """
 
@@ -21,17 +21,17 @@ from typing import Any, Self
 
 from redline.clock import Clock
 
-# uvloop's timers count whole milliseconds, and any timer may come a little early: one that was set
-# to the rest would come again and again.
+# uvloop's timers count whole milliseconds, and any timer may fire a little early: one that was set
+# to the remaining time would fire again and again.
 _SHORTEST_TIMER_S = 0.001
 # An event loop that is merely busy is not late.
 _LATE_S = 0.05
-# A few MB in a socket are read in milliseconds; what the server could not send yet comes soon.
+# A few MB in a socket are read in milliseconds; the bytes that found no room there soon follow.
 _MOST_GRACE_S = 5.0
 
 
 class Stops:
-    """How late the event loop was, as the timers of the clocks that share this tell.
+    """How late the event loop was, by the timers of the clocks that share this object.
 
     now_s: the time of these clocks. grace_until_s: until then, each gets more time, once.
     """
@@ -43,7 +43,7 @@ class Stops:
         self.grace_until_s = -math.inf
 
     def timer_came(self, due_s: float) -> None:
-        """Records that a timer came that was due at `due_s`."""
+        """Records that a timer that was due at `due_s` has fired."""
         now_s = self.now_s()
         late_s = now_s - due_s
         if late_s > _LATE_S:

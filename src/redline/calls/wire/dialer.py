@@ -162,7 +162,7 @@ class Dialer:
             host, port = self._first.host, self._first.port
             found = await in_thread(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
             if not found:
-                raise OSError("it has no address")
+                raise OSError("the host has no address")
             addresses = [(family, str(place[0]), port) for family, _, _, _, place in found]
             self._addresses = list(dict.fromkeys(addresses))
             self._resolved_s = now_s
@@ -177,7 +177,7 @@ class Dialer:
             whose, where = ("proxy", SETTINGS) if is_proxy else ("server", "--base-url")
             hint = f"the {whose}'s certificate is not trusted: check {where}"
         elif isinstance(error, ssl.SSLError) and is_proxy:
-            hint = "write its URL with http://, as most proxies need it, also for https endpoints"
+            hint = "write its URL with http://, which most proxies need also for https endpoints"
         elif isinstance(error, ssl.SSLError):
             hint = "if the server does not use TLS, write http:// in --base-url"
         elif isinstance(error, socket.gaierror) and not is_proxy:

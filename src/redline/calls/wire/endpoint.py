@@ -29,16 +29,15 @@ _SECRET_HEADER = re.compile(r"(?!proxy-).*(authorization|key|token|secret|cookie
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP endpoint: its address, the caller's credentials, and its limits.
 
-    base_url: ends in `/v1`, as in the openai SDK. api_key: sent as a bearer token; never printed
-    and never written. proxy: the URL of an HTTP proxy, or "" for none at all; None takes
-    HTTP(S)_PROXY and NO_PROXY from the environment. max_reply_bytes: a longer answer is an error of
-    that row.
-    weight: among several, its capacity in proportion to the others', above 0. group: endpoints of
-    one group give the same answers; empty for none. models: its own names of models by the
-    requested ones; other names are sent as they are. metrics, probe: for a server of your own among
-    several: True reads its /metrics every second, and checks its /health; a URL or a path replaces
-    these. prices: its prices by model, if they differ from others'; a dict of dollars per million
-    tokens is accepted in place of a Price.
+    base_url: ends in `/v1`, as in the openai SDK. api_key: sent as a bearer token; never printed or
+    stored. proxy: the URL of an HTTP proxy, or "" for none at all; None takes HTTP(S)_PROXY and
+    NO_PROXY from the environment. max_reply_bytes: a longer answer is an error of its row.
+    With several endpoints: weight: its capacity in proportion to the others', above 0. group:
+    endpoints of one group give the same answers; empty for none. models: its own names of models
+    by the requested names; other names are sent unchanged. metrics, probe: for a server of your
+    own: True reads its /metrics every second, and checks its /health; a URL or a path replaces
+    these. prices: its prices by model, if they differ from the others'; a dict of dollars per
+    million tokens is accepted in place of a Price.
     Raises ConfigError for a value that cannot be used.
     """
 
@@ -102,7 +101,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         for name, model in self.models.items():
             if not (name and model and isinstance(name, str) and isinstance(model, str)):
                 raise ConfigError(
-                    f"models must name a model by another name, not {name!r} = {model!r}",
+                    f"models must map a model's name to another name, not {name!r} = {model!r}",
                     hint='write it like fast = "qwen3-8b"',
                 )
         for name in ("metrics", "probe"):
@@ -169,7 +168,7 @@ def _check_page(name: str, stated: object) -> None:
             return
     shown = _shown(stated) if isinstance(stated, str) else stated
     raise ConfigError(
-        f"{name} is true, false, a path or a URL, not {shown}",
+        f"{name} must be true, false, a path or a URL, not {shown}",
         hint=f"write it like {name} = true, or {name} = "
         f'"http://10.0.0.5:9000/{"metrics" if name == "metrics" else "health"}"',
     )

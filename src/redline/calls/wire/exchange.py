@@ -1,7 +1,7 @@
 """One request and its answer on the wire: its bytes, its clocks, its grant.
 
 Phases of an exchange: connect -> row (only the row's deadline counts) -> first_byte -> attempt. In
-the second one the connection is up and nothing is written: the exchange waits for the limits with
+the second phase the connection is up and nothing is written: the exchange waits for the limits with
 its connection in hand, and the stamp is the time of the write.
 """
 
@@ -20,7 +20,7 @@ from redline.errors import CallError, ConfigError, TimedOut
 from redline.limits import Grant
 from redline.structs import mutable
 
-# The media type of a stream of events, by which an answer is streamed.
+# The media type of a stream of events: an answer of this type is streamed.
 EVENTS = "text/event-stream"
 # Servers have a few layouts each; the bound is for one that makes up new names for every answer.
 _MOST_LAYOUTS = 256
@@ -64,7 +64,7 @@ class Alarm(Protocol):
     """A clock that ends an exchange whose time is up."""
 
     def ring_at(self, when_s: float) -> None:
-        """Sets the clock to ring at `when_s` (monotonic) and not before; inf for never."""
+        """Sets the clock to ring at `when_s` (monotonic), its only time; inf for never."""
 
 
 class Timing:
@@ -111,9 +111,9 @@ class Exchange(msgspec.Struct, eq=False):
     may_repeat: a transport may raise Repeat. is_head: the request is a HEAD, whose answer ends with
     its headers. grant: for one write. due_s: since when the request waited for results that were
     being saved, if it did. failed: its error on a connection that had carried others, after the
-    write at failed_sent_s; it is then written on a new one. doubted: the body of the answer that it
-    is repeated for. on_write: called just before it is stamped and written; if it raises a
-    CallError, it is not.
+    write at failed_sent_s; the request is then written on a new one. doubted: the body of the
+    answer that caused the repetition. on_write: called just before the request is stamped and
+    written; if it raises a CallError, the request is not written.
     take_now: takes a part of a streamed body without waiting; returns whether it did. chunk_taker:
     returns a function that passes on chunks as they are on the wire and returns the bytes of their
     bodies, 0 if it has not passed them on; None while there is no such function.
@@ -203,8 +203,7 @@ class Exchange(msgspec.Struct, eq=False):
     def leave(self, alarm: Alarm) -> None:
         """Stamps the request, which is written now; from here on `alarm` ends the exchange.
 
-        Raises CallError if it must not be written, and TooLate; then it is as if it had not been
-        due.
+        Raises CallError or TooLate if it must not be written; it then counts as not yet due.
         """
         grant, timing = self.grant, self.timing
         assert grant is not None

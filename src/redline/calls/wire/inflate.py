@@ -44,4 +44,4 @@ def damaged(error: ValueError) -> BadReply:
 
 
 def _unasked(coding: str) -> BadReply:
-    return BadReply(f"the answer is compressed as {ascii(coding[:40])[1:-1]}")
+    return BadReply(f"the answer is compressed as {ascii(coding[:40])[1:-1]}, without being asked")

@@ -41,14 +41,14 @@ class Pool:
         self._most_bytes = most_bytes
         self._dialer = dialer
         self._stops = stops
-        # The sweep since which each is idle; the last one in goes out first.
+        # The sweep since which each is idle; the connection that came last is taken first.
         self._idle: dict[Connection, int] = {}
         self._all: set[Connection] = set()
         self._intake = intake
         self._reuse = reuse
         intake.follow(self._all)
         self._sweeper: asyncio.TimerHandle | None = None
-        # The one in which its connections are made.
+        # The event loop in which its connections are made.
         self._loop: asyncio.AbstractEventLoop | None = None
         self.sweeps = 0
         self._is_closed = False
@@ -66,7 +66,7 @@ class Pool:
         return None
 
     def take(self) -> tuple[Connection, int] | None:
-        """Takes an idle connection; returns it and the sweep since which it is idle.
+        """Takes an idle connection; returns it and the sweep since which it has been idle.
 
         None if there is none.
         """
@@ -107,12 +107,12 @@ class Pool:
                     self._all.add(connection)
                 return connection
             connection.close()
-        raise no_connection("it is closed here", hint="")
+        raise no_connection("the client was closed", hint="")
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> None:
         """Closes the connections on which nothing is written if another loop than `loop` made them.
 
-        Nothing would read the answers on them, and none of their clocks would ring.
+        With their loop gone, no answer on them would be read, and no clock would ring.
         """
         if loop is self._loop:
             return

@@ -4,17 +4,17 @@
   being read    the bytes read of its body    its exchange is over
   whole         its body and its output       the caller releases it (Call.held)
 
-  state    from         meaning
+  state    at           meaning
   open     192 MiB down  everything is read
   full     256 MiB up    no request is sent, and only the answers that were the first to become long
                          are read: as many as 128 MiB hold at their largest size, and at least one
 
-While it is full, reading waits for whole answers to be released if they leave no room. So all long
-answers together hold at most 384 MiB, or 256 MiB and one answer of the largest size if that is
-more; and one read (256 KB) for each connection that begins to send when it is full.
+While it is full and whole answers leave no room, reading waits until some of them are released. So
+all long answers together hold at most 384 MiB, or 256 MiB and one answer of the largest size if
+that is more; and one read (256 KB) for each connection that begins to send when it is full.
 
-It always opens again: an answer that is still read ends, or its clock runs out, and a caller that
-has a whole answer needs no other one to release it.
+It always opens again: an answer that is still being read ends or times out, and a caller that has a
+whole answer can release it without waiting for another one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ReplyMemory:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def follow(self, readers: Collection[Reader]) -> None:
-        """Adds all readers of one endpoint, those of short answers as well.
+        """Adds all readers of one endpoint, including those of short answers.
 
         Several endpoints may share the memory.
         """

@@ -39,7 +39,7 @@ def request_head(method: str, target: str, host: str, headers: Mapping[str, str]
                 hint="check its method and headers",
             )
         if is_framing(name):
-            raise BadRow(f"the request cannot be sent: header {name!r}", hint=FRAMING_HINT)
+            raise BadRow(f"the request cannot be sent with header {name!r}", hint=FRAMING_HINT)
     own = {
         "Host": host,
         "User-Agent": f"redline/{__version__}",

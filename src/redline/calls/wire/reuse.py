@@ -1,6 +1,6 @@
 """Decides whether kept connections may carry another request, and which answers are doubted.
 
-HTTP/1.1 ties an answer to its request by their order alone. The first answer on a connection
+HTTP/1.1 ties an answer to its request by order alone. The first answer on a connection
 belongs to the first request; a later one may be left over from an earlier request. So what comes on
 a reused connection may have nothing to do with the request that was written on it, which is then
 sent once more, on a new connection:
@@ -13,8 +13,8 @@ sent once more, on a new connection:
   an answer, and then more                     one of the two is another request's
 
 Each of these takes credit from the kept connections, and answers earn it back; without credit, each
-request gets a new connection. So in the long run about one request in 32 is sent twice at most. A
-server that sends an answer to no request at all gets a new connection for each from then on.
+request gets a new connection. So in the long run at most about one request in 32 is sent twice. A
+server that has sent an answer without a request gets a new connection for each later request.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Reuse:
                 connection.last_asked = connection.asked
                 connection.last_answer = found
             if exchange.failed is not None and exchange.doubted and exchange.doubted == body:
-                # The server gives answers to different requests one id.
+                # The server gives answers to different requests the same id.
                 self._repeats_itself = True
         elif is_kept:
             self._check_refusal(answer, connection)

@@ -45,7 +45,7 @@ from redline.errors import BadRow, CallError, ConfigError
 _MOST_STALE = 8
 # Requests leave sooner than this after the last of their turn was due, unless a disk is slow.
 _LONG_S = 0.005
-# Rows may name paths of their own; a run has few different ones.
+# Rows may name their own paths; a run has few different ones.
 _MOST_HEADS = 256
 # The lengths of most bodies differ little.
 _MOST_ENDS = 4096
@@ -68,7 +68,7 @@ class Outbox:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def serve(self, pool: Pool) -> None:
-        """Adds a pool, which learns of it when another event loop runs."""
+        """Adds a pool, which is notified when another event loop runs."""
         self._pools.add(pool)
 
     def add(self, connection: Connection) -> None:
@@ -185,7 +185,7 @@ class Transport:
                 if connection.is_stale:
                     stale += 1
                     if stale == _MOST_STALE:
-                        raise no_connection("the server closes its connections at once", hint="")
+                        raise no_connection("the server closes each one at once", hint="")
                     continue
                 if take is not None and await _handed_on(exchange, connection, take, kind):
                     self._reuse.answered()

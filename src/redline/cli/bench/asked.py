@@ -28,8 +28,8 @@ _MOST_RECORDED = 100_000
 class Asked(msgspec.Struct, frozen=True):
     """The requests of a load.
 
-    words: a description for a reader. input_tokens: those of one request. output_tokens: the most
-    of one answer. Both are None if unknown.
+    words: a description for the user. input_tokens: of one request. output_tokens: the maximum of
+    one answer. Both are None if unknown.
     """
 
     requests: Iterator[Any]
@@ -41,9 +41,9 @@ class Asked(msgspec.Struct, frozen=True):
 def recorded_calls(text: str) -> list[CallEnded]:
     """Returns the calls of the last run in a trace that has any, in order of arrival.
 
-    Calls of a fixed number of workers arrive when they are first sent: what they waited for before
-    is the limits of their run. Only the latest 100,000 are read. Raises ConfigError if there are
-    none.
+    If the run had a fixed number of workers, a call arrives when it is first sent: before that it
+    waited for the limits of its run. Only the latest 100,000 calls are read. Raises ConfigError if
+    there are none.
     """
     path = local_path(text)
     runs = [run for run in read_trace(path, _MOST_RECORDED).runs if run.calls]
@@ -66,7 +66,8 @@ def asked_of(
 ) -> Asked:
     """Returns the requests of a load: rows of a file in turn, or synthetic prompts.
 
-    calls: recorded ones, whose lengths synthetic prompts and answers get; None without a trace.
+    calls: recorded calls, whose lengths the synthetic prompts and answers have; None without a
+    trace.
     Raises ConfigError if flags cannot be combined, or if no request can be made.
     """
     if "rows" in options:
@@ -79,7 +80,7 @@ def asked_of(
         if name in flags:
             raise ConfigError(
                 f"--{name} is a template over rows, and there are none",
-                hint="--rows FILE; without a template, synthetic prompts are asked",
+                hint="add --rows FILE, or leave the template out: synthetic prompts are sent",
             )
     tokens = options.get("prompt_tokens", _PROMPT_TOKENS)
     sizes = None if calls is None else [(call.input_tokens, call.output_tokens) for call in calls]

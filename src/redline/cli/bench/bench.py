@@ -17,15 +17,15 @@ _MOST_PROMPT_TOKENS = 1_000_000
 _OWN = (
     time(
         "duration",
-        "How long to send requests. Default 60s; 15s a level with --find-concurrency; the whole "
+        "How long to send requests. Default 60s; 15s per level with --find-concurrency; the whole "
         "trace with --replay.",
         section="What load",
     ),
     flag(
         "warm_up",
         "TIME",
-        "Leave out the first part of the duration, while caches fill and servers compile. "
-        "Default 0s.",
+        "Leave this first part of the duration out of the figures, while caches fill and servers "
+        "compile. Default 0s.",
         field="warm_up_s",
         read=partial(values.duration, may_be_0=True),
     ),
@@ -33,16 +33,16 @@ _OWN = (
     flag(
         "concurrency",
         "N",
-        "Users, each of whom sends the next request when an answer is complete. Default 16. With "
-        "a rate or a trace, the most requests in flight; default 1000.",
+        "Users, each of whom sends the next request when the last answer is complete. Default 16. "
+        "With a rate or a trace: maximum requests in flight, default 1000.",
         short="-c",
         read=users,
     ),
     flag(
         "constant",
         "N|N/W",
-        "Send requests at a constant rate, such as 20 (per second) or 90/60s, regardless of "
-        "earlier ones.",
+        "Send requests at a constant rate, such as 20 (per second) or 90/60s, whether or not "
+        "earlier ones are answered.",
         read=rate_per_s,
     ),
     flag(
@@ -54,29 +54,30 @@ _OWN = (
     flag(
         "replay",
         "TRACE",
-        "Send requests at the arrival times of those of redline run --trace FILE; without --rows, "
-        "also of the same lengths.",
+        "Send requests at the arrival times that redline run --trace TRACE recorded; without "
+        "--rows, also with their lengths.",
     ),
     whole("seed", "Seed of random arrivals and synthetic prompts. Default 0.", least=0),
     switch(
         "find_concurrency",
         "Try 1, 2, 4, ... users, at most -c N (default 256), while throughput rises; report the "
-        "smallest number with 95 % of the best.",
+        "smallest number that reaches 95 % of the best throughput.",
     ),
     flag(
         "slo",
         "LIST",
-        "Count requests that meet these objectives as goodput: ttft<500ms,latency<3s; also tpot.",
+        "Count requests that meet these objectives as goodput: ttft<500ms,latency<3s; tpot is "
+        "possible, too.",
     ),
     flag("rows", "FILE", "Send these rows, in turn, as redline run would.", section="Requests"),
     whole(
         "prompt_tokens",
-        "Send synthetic prompts of about N tokens, no two alike. Default 128, without --rows.",
+        "Send synthetic prompts of about N tokens, no two alike. Default 128. Not with --rows.",
         most=_MOST_PROMPT_TOKENS,
     ),
     whole(
         "batch_size",
-        "The function takes a list of at most N rows and returns a list of the same length.",
+        "Call the function with lists of at most N rows; it returns a list of the same length.",
     ),
     switch("no_stream", "Ask for whole answers instead of streams."),
     flag(
@@ -93,8 +94,8 @@ PARAMS = (
     Word(
         "targets",
         "TARGET",
-        "A URL, a name from redline.toml, sim, engine:MODEL, several of the first two as a pool, "
-        "or module:name: a function of a row, async or plain, a Backend or a Client.",
+        "A URL, a name from redline.toml, sim or engine:MODEL; several URLs or names form a pool. "
+        "Or module:name: a function of a row, async or plain, a Backend or a Client.",
         is_many=True,
     ),
     *_OWN,
@@ -105,16 +106,15 @@ PARAMS = (
 def bench(ctx: Context, targets: list[str] | None) -> int:
     r"""Measure the throughput and latency of a target under a load that you state.
 
-    By default 16 users send requests, each the next one when its answer is complete (-c N).
-    Answers are streamed, which shows the times to the first token and between tokens. Nothing is
-    retried, and limits and budgets apply. Requests may cost money, so a summary of them is printed
-    first.
+    By default, 16 users (-c N) each send the next request when the last answer is complete. Answers
+    are streamed, which shows the times to the first token and between tokens. Nothing is retried,
+    and limits and budgets apply. Requests may cost money, so a summary of them is printed first.
 
         redline bench sim --duration 5s
         redline bench http://127.0.0.1:8000/v1 --model m -c 32 --warm-up 10s
 
-    At a given rate, latency counts from when a request was due, so the figures include the requests
-    that waited while a server stopped for 5 s:
+    At a given rate, latency counts from when a request was due, so a server that stops for 5 s
+    raises the latency of every request due in that time:
 
         redline bench http://127.0.0.1:8000/v1 --model m --poisson 20 \
             --slo 'ttft<500ms,latency<3s'

@@ -52,7 +52,8 @@ DONE, SOME_FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 130
 _USUAL_S, _LEVEL_S = 60.0, 15.0
 _MOST_LEVEL = 256
 _MARK = "redline_bench"
-# Flags of which one says how requests arrive; without any, each user sends one after the other.
+# At most one of these flags sets how requests arrive; without one, each user sends one after the
+# other.
 _KINDS = ("constant", "poisson", "replay", "find_concurrency")
 
 
@@ -73,7 +74,7 @@ class _Bench(msgspec.Struct, frozen=True, kw_only=True):
 def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags) -> int:
     """Runs the benchmark, prints its figures, and returns the exit status.
 
-    options: what the flags of `redline bench` alone set. flags: those that it shares with
+    options: the values of flags that only `redline bench` has. flags: those that it shares with
     `redline run`. Raises RedlineError if there are no figures.
     """
     objectives = parse_objectives(options["slo"]) if "slo" in options else ()

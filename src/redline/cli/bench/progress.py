@@ -40,7 +40,7 @@ class Progress:
             now_s = time.monotonic() - started.begun_s
             failed = f", {tally.failed:,} failed" if tally.failed else ""
             if now_s > started.plan.duration_s:
-                self._line.show(f"waiting for {load.in_flight:,} in flight; Ctrl-C drops them")
+                self._line.show(f"requests still in flight: {load.in_flight:,}; Ctrl-C drops them")
                 continue
             self._line.show(
                 f"{duration(now_s)} of {duration(started.plan.duration_s)}: {tally.succeeded:,} "

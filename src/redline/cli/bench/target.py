@@ -40,10 +40,10 @@ _CALLING = (
     *("charge", "budget", "budget_tokens", "timeout_s"),
     *("connect_timeout_s", "first_byte_timeout_s"),
 )
-# Their help texts for a load, if those for a run do not fit.
+# Help texts that differ from those of `redline run`.
 _HELP = {
-    "constant_prompt": "The prompt or body uses no column on purpose.",
-    "endpoint": "Another target, of a pool. Repeatable.",
+    "constant_prompt": "Allow a prompt or body that uses no column.",
+    "endpoint": "Another endpoint of the pool. Repeatable.",
     "balance": "Which endpoint of a pool gets a request, as in a run. Default p2c.",
     "budget": "The most that this command may spend, such as 5usd. Never exceeded.",
 }
@@ -98,7 +98,8 @@ def target_of(
     if handlers:
         if len(names) > 1:
             raise ConfigError(
-                f"{handlers[0]} is measured alone", hint="several targets are endpoints of a pool"
+                f"{handlers[0]} cannot be combined with other targets",
+                hint="name it alone; only endpoints form a pool",
             )
         return _handler_target(handlers[0], rows, given, configuration)
     for name in names:
@@ -176,7 +177,7 @@ async def answering(
     """Opens the target for the block: starts built-in servers, and closes connections at its end.
 
     concurrency: calls at once, for endpoints that do not state their own; for a plain function, the
-    threads that call it.
+    number of threads that call it.
     """
     job = target.job
     if target.handler is not None:

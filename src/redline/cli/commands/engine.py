@@ -21,24 +21,36 @@ _LAUNCHERS = ("redline", "vllm")
 _FAILED = 1
 
 PARAMS = (
-    Word("model", "MODEL", "A folder that save_pretrained wrote, or a name on the hub."),
-    whole("port", "Default 0: a free one.", least=0, most=65_535, section="Address"),
-    flag("host", "ADDRESS", "Default 127.0.0.1: this machine only. No key is asked for."),
+    Word(
+        "model", "MODEL", "A folder that save_pretrained wrote, or a model of the Hugging Face hub."
+    ),
+    whole(
+        "port", "Port to listen on. Default 0: a free one.", least=0, most=65_535, section="Address"
+    ),
+    flag(
+        "host",
+        "ADDRESS",
+        "Address to listen on; no key is required. Default 127.0.0.1: this machine only.",
+    ),
     *ENGINE_FLAGS,
-    choice("launcher", _LAUNCHERS, "vllm starts vLLM with the same settings, if it is installed."),
+    choice(
+        "launcher",
+        _LAUNCHERS,
+        "redline (the default), or vllm: start vLLM with the same settings, if it is installed.",
+    ),
 )
 
 
 def engine(ctx: Context, model: str) -> int:
     """Serve a local causal language model with the OpenAI API.
 
-    Requests are computed together, a token each at a time, and join and leave as they come. The
-    base URL is the first line on stdout. Ctrl-C ends it. GET /metrics shows its state, under
-    vLLM's names. It needs the extra `engine`: make install-engine.
+    Requests are computed in batches, which each request joins and leaves at any token. The base URL
+    is the first line on stdout. Ctrl-C ends the server. GET /metrics shows its state, under vLLM's
+    names. The extra `engine` is required: make install-engine.
 
         redline engine models/tiny --draft-model models/tiny-draft --port 8000
 
-    Ask it from another terminal, or run a job without a server:
+    Send requests to that URL from another terminal, or run a job without a server:
 
         redline run tickets.jsonl --prompt 'Classify: {{ text }}' \\
             --endpoint engine:models/tiny

@@ -33,11 +33,11 @@ _OWN = (
         "The questions: a file as for `redline run`, or a folder of the datasets library.",
         section="Requests",
     ),
-    flag("task", "FILE", "A task of your own, as TOML."),
+    flag("task", "FILE", "An evaluation of your own, as a TOML file."),
     whole(
         "samples",
-        "Ask each question N times, and report pass@k and the majority's vote as well. Give a "
-        "--temperature above 0. Default: 1.",
+        "Ask each question N times, and report pass@k and the majority vote as well. Use it with "
+        "a --temperature above 0. Default: 1.",
         most=_MOST_SAMPLES,
     ),
     whole(
@@ -46,7 +46,7 @@ _OWN = (
         least=0,
         most=1000,
     ),
-    flag("shots_file", "FILE", "Rows for --shots."),
+    flag("shots_file", "FILE", "File of the example rows for --shots."),
 )
 PARAMS = (
     Word(
@@ -68,14 +68,14 @@ PARAMS = (
 def evaluate(ctx: Context, words: list[str] | None) -> int:
     r"""Ask a model every question of a test set, and report how many answers are right.
 
-    Each question gets one line in the results with correct, strict, extracted and verdict. The same
-    command continues an evaluation that was interrupted, which ends with the same score.
+    Each question gets one line in the results, with correct, strict, extracted and verdict. If the
+    evaluation is interrupted, the same command continues it, and the score is the same.
 
         redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
 
-    A file describes any other evaluation: prompt, gold (the column of the right answer), and metric
-    (number, choice, exact, regex, json or judge), and optionally system, pattern, fields, judge,
-    shots and params.
+    A TOML file describes any other evaluation: prompt, gold (the column of the right answer) and
+    metric (number, choice, exact, regex, json or judge), and optionally system, pattern, fields,
+    judge, shots and params.
 
         redline eval --task capitals.toml --data capitals.csv
 
@@ -105,8 +105,8 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
 def _evaluation(named: list[str], given: Flags) -> Evaluation:
     """Returns the built-in evaluation or that of a file, with the shots of the command line.
 
-    Raises ConfigError unless exactly one is named, and for shots without a file or the reverse;
-    `--shots 0` leaves out those of a file.
+    Raises ConfigError unless exactly one evaluation is named, for shots without a file, and for a
+    file of shots without their number. `--shots 0` leaves out those of a file.
     """
     path = given.get("task")
     if (path is None) == (not named):
@@ -115,7 +115,9 @@ def _evaluation(named: list[str], given: Flags) -> Evaluation:
             hint="redline eval gsm8k --data FILE, or redline eval --task my_task.toml --data FILE",
         )
     if len(named) > 1:
-        raise ConfigError(f"one argument too many: {named[1]}", hint="the questions go to --data")
+        raise ConfigError(
+            f"one argument too many: {named[1]}", hint="name the questions by --data FILE"
+        )
     evaluation = built_in(named[0]) if path is None else load(Path(path))
     stated = given.keys() & {"shots", "shots_file"}
     evaluation = replace(evaluation, **{name: given[name] for name in stated})
@@ -123,8 +125,8 @@ def _evaluation(named: list[str], given: Flags) -> Evaluation:
         raise ConfigError("shots come from a file of rows", hint="name it: --shots-file FILE")
     if evaluation.shots_file is not None and not (evaluation.shots or "shots" in given):
         raise ConfigError(
-            f"{evaluation.shots_file} is for shots, and there are none",
-            hint="say how many: --shots N",
+            f"the number of shots from {evaluation.shots_file} is not set",
+            hint="set it: --shots N",
         )
     return evaluation
 

@@ -6,7 +6,7 @@ COMMANDS = {
 }
 HELP = """Serve a model with replicas that come and go with the load.
 
-    A file says how a replica is started and how many there may be:
+    A file states the command that starts a replica, and how many replicas there may be:
 
         redline fleet up fleet.toml
         redline fleet status fleet.toml

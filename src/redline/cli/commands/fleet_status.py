@@ -13,20 +13,24 @@ from redline.cli.session import aligned, say_json, say_lines, without_secret
 from redline.errors import ConfigError, RedlineError
 
 PARAMS = (
-    Word("where", "URL|FILE", "The URL that `redline fleet up` printed, or its file."),
-    switch("json", "Print it as JSON."),
+    Word(
+        "where",
+        "URL|FILE",
+        "The URL that `redline fleet up` printed, or the file that it was given.",
+    ),
+    switch("json", "Print the state as JSON."),
 )
 _TIMEOUT_S = 10.0
 _HINT = "start it with redline fleet up FILE; its first line is the URL"
 
 
 def fleet_status(ctx: Context, where: str) -> None:
-    """Show the replicas of a running fleet, its last changes with their reasons, and failures.
+    """Show a running fleet: its replicas, its latest changes with their reasons, and its failures.
 
         redline fleet status fleet.toml
         redline fleet status http://127.0.0.1:8080/v1 --json
 
-    Exit status: 0 it runs, 2 it does not, or bad usage, 3 a defect in redline.
+    Exit status: 0 the fleet runs, 2 it does not, or bad usage, 3 a defect in redline.
     """
     page = _page(where)
     if "json" in stated(ctx):
@@ -39,7 +43,7 @@ def fleet_status(ctx: Context, where: str) -> None:
         status = msgspec.json.decode(page, type=FleetStatus)
     except msgspec.DecodeError as error:
         raise RedlineError(
-            f"it is not a fleet of redline: {error}", where=without_secret(where), hint=_HINT
+            f"this is not a redline fleet: {error}", where=without_secret(where), hint=_HINT
         ) from None
     rows = [("replica", "state", "in flight", "answered", "latency")]
     for one in status.replicas:
@@ -90,4 +94,4 @@ def _page(where: str) -> str:
             return raw.decode()
         except UnicodeDecodeError:
             why = "its page is not UTF-8"
-    raise RedlineError(f"it is not a fleet of redline: {why}", where=shown, hint=_HINT)
+    raise RedlineError(f"this is not a redline fleet: {why}", where=shown, hint=_HINT)

@@ -15,7 +15,9 @@ from redline.errors import ConfigError, JournalError, RedlineError
 if TYPE_CHECKING:
     from redline.serve.fleet import FleetStatus
 
-PARAMS = (Word("file", "FILE", "Such as fleet.toml: the command of a replica, and the bounds."),)
+PARAMS = (
+    Word("file", "FILE", "Settings, such as fleet.toml: how to start a replica, and how many."),
+)
 _FAILED = 1
 # Without a terminal, a changed state is shown at most once in this time.
 _EVERY_S = 60.0
@@ -24,9 +26,9 @@ _EVERY_S = 60.0
 def fleet_up(ctx: Context, file: str) -> int:
     """Start a fleet of model servers, and serve it behind one URL.
 
-    The URL is the first line on stdout. Replicas are started and stopped as the load asks for;
-    calls are held while there is none. Each change is shown on stderr with its reason. Ctrl-C ends
-    the calls in flight, and then the replicas; a second one ends all at once.
+    The URL is the first line on stdout. Replicas are started and stopped as the load requires;
+    calls wait while there is none. Each change is shown on stderr with its reason. Ctrl-C lets the
+    calls in flight finish and then stops the replicas; a second Ctrl-C ends everything at once.
 
     With the file
 

@@ -25,9 +25,9 @@ PARAMS = (
 def replay(ctx: Context, trace: str) -> None:
     """Score every strategy on the calls of TRACE, in virtual time.
 
-    The pool and its strategies are those of a run. Servers are simulated, each as its recorded
-    calls have shown it to be: how long they take is fitted to their tokens and to the calls in
-    flight, and stated.
+    The pool and its strategies are those of a run. Each server is simulated from its recorded
+    calls: the time of a call is fitted to its tokens and to the calls in flight. The output states
+    these fits.
 
         redline route replay calls.trace
 
@@ -49,14 +49,16 @@ def _head(found: Replay) -> Iterator[str]:
     of = "" if found.calls == found.total else f" of {found.total:,} in the trace"
     mode = "each arrives at its recorded time"
     if found.workers:
-        mode = f"{counted(found.workers, 'worker')}, each with its next call when one ends"
+        mode = (
+            f"{counted(found.workers, 'worker')}, each of which sends its next call when one ends"
+        )
     yield f"{found.trace}: {counted(found.calls, 'answered call')}{of}; {mode}"
     for note in found.notes:
         yield f"note: {note}"
 
 
 def _services(found: Replay) -> Iterator[str]:
-    """Yields lines on the service model: the time of a call at each server."""
+    """Yields lines about the service model: the time of a call at each server."""
     yield "time of a call at each server, fitted to the trace:"
     width = max(map(len, found.services))
     for name, one in found.services.items():
@@ -66,9 +68,9 @@ def _services(found: Replay) -> Iterator[str]:
         fails = f", {one.failures:.1%} of attempts fail" if one.failures else ""
         yield f"  {name:{width}}  {one}; {fit}{fails}"
     if any(one.form == "slots" for one in found.services.values()):
-        yield "  n at once: further calls wait in the server, in their order"
+        yield "  n at once: further calls wait in the server, in order of arrival"
     if any(one.form != "slots" for one in found.services.values()):
-        yield "  up to n at once: more were not recorded, and are taken to wait"
+        yield "  up to n at once: the trace has no more; further calls are assumed to wait"
 
 
 def _table(found: Replay) -> list[str]:
@@ -91,7 +93,7 @@ def _row(title: str, one: Scored, names: Sequence[str]) -> list[str]:
 
 
 def _end(found: Replay) -> Iterator[str]:
-    """Yields lines on how closely the model reproduces the record, and on the recommendation."""
+    """Yields how closely the model reproduces the record, and the recommendation."""
     side = "above" if found.off > 0 else "below"
     yield (
         f"replayed as it was recorded ({found.balance}), the mean latency is {abs(found.off):.1%} "

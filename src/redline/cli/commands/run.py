@@ -26,26 +26,25 @@ PARAMS = (
     Word(
         "rows",
         "INPUT",
-        "A .jsonl, .csv, .tsv or .parquet file, the text ones also as .gz or .zst, or its "
-        "URL, such as s3://bucket/rows.jsonl; a folder of the datasets library; - for stdin; "
-        "or a stream: redis://host:6379/0/tickets?group=labels. A row has any columns, with "
-        "--prompt or --body; or it brings messages, prompt or input; or url and body (OpenAI "
-        "Batch).",
+        "A .jsonl, .csv, .tsv or .parquet file (text may be .gz or .zst), or its URL, such as "
+        "s3://bucket/rows.jsonl; a folder of the datasets library; - for stdin; or a stream: "
+        "redis://host:6379/0/tickets?group=labels. With --prompt or --body, a row has any "
+        "columns; otherwise it has messages, prompt or input, or url and body (OpenAI Batch).",
     ),
     *_FLAGS,
 )
 
 
 def run_flags(*left_out: str) -> list[Option]:
-    """Returns the flags of `redline run`, for a command that does without some of them."""
+    """Returns the flags of `redline run` without those that another command lacks."""
     return [option for option in _FLAGS if option.key not in left_out]
 
 
 def run(ctx: Context, rows: str) -> int:
     r"""Send every row of INPUT to an endpoint, at its limits, and lose none.
 
-    Interrupt it anywhere and give the same command again: it continues. Rows that fail are
-    in labels.failed.jsonl, with the reason.
+    If it is interrupted at any point, the same command continues. With -o labels.jsonl, rows that
+    fail are in labels.failed.jsonl, with the reason.
 
         redline run tickets.jsonl --prompt 'Classify: {{ text }}' \
             --model gpt-4o-mini --rpm 500 --tpm 200k -o labels.jsonl
@@ -55,14 +54,14 @@ def run(ctx: Context, rows: str) -> int:
         redline run tickets.jsonl --prompt 'Classify: {{ text }}' \
             --endpoint sim --limit 5
 
-    Ask any in-house service, and keep a part of its answer:
+    Call any in-house service, and keep a part of its answer:
 
         redline run tickets.jsonl --base-url http://127.0.0.1:8000 --url /ask \
             --body '{"q": {{ text | json }}}' --output-path result.text \
             -o answers.jsonl
 
-    A redline.toml in this folder may set flags under [run], such as rpm = 500, endpoints under
-    [endpoints.NAME]: base_url, api_key_env, model and limits, and prices under [prices."MODEL"].
+    A redline.toml in this folder may set flags under [run] (rpm = 500), endpoints under
+    [endpoints.NAME] (base_url, api_key_env, model, limits), and prices under [prices."MODEL"].
     Several endpoints share the rows, each within its own limits: --endpoint a --endpoint b.
 
     Exit status: 0 all done, 1 some rows failed, 2 bad usage or settings, or the run could not

@@ -36,21 +36,21 @@ _CALLING = (
     *("guard_s", "charge", "timeout_s", "connect_timeout_s", "first_byte_timeout_s"),
 )
 _HELP = {
-    "endpoint": "URL, or a name from the file; several are a fleet. Repeatable. Default: all "
-    "[endpoints.NAME] of the file. sim and engine:DIR are started for it.",
+    "endpoint": "A URL, or a name from the file; or sim or engine:DIR, which the gateway starts. "
+    "Repeatable: several URLs or names form a fleet. Default: all [endpoints.NAME] of the file.",
     "balance": "Which endpoint gets a call. Default p2c.",
-    "concurrency": "Most calls in flight at all endpoints of a model together. Default: what each "
-    "allows.",
+    "concurrency": "Maximum calls in flight, at all endpoints of a model together. Default: what "
+    "the endpoints allow.",
 }
 _OWN = (
     flag(
         "config",
         "FILE",
-        f"Settings. Default {_FILE}, if there is one here.",
+        f"File of settings. Default {_FILE} in this folder, if it exists.",
         section="Address",
     ),
     flag("host", "HOST", "Address to listen on. Default 127.0.0.1: this machine only."),
-    whole("port", "Port. Default 8080; 0 for a free one.", least=0, most=65_535),
+    whole("port", "Port to listen on. Default 8080; 0 for a free one.", least=0, most=65_535),
     whole("workers", "Processes that serve the address and share its limits. Default 1."),
     flag(
         "tls_cert",
@@ -69,7 +69,7 @@ _OWN = (
     flag(
         "keys",
         "FILE",
-        "Require a key of this file, which redline keys add writes.",
+        "Require a key from this file, to which redline keys add writes.",
         read=values.path,
     ),
     time(
@@ -78,31 +78,35 @@ _OWN = (
     flag(
         "body_size",
         "SIZE",
-        "Longest body of a request. Default 32m.",
+        "Maximum size of a request's body. Default 32m.",
         field="most_body_bytes",
         read=values.size,
     ),
     flag("state", "DIR", "Folder for state that outlives the process. Default: redline.serve."),
     switch(
         "cache",
-        "Keep answers and reuse them for equal calls of the same tenant; only if they are "
-        "determined: temperature 0, a seed, or embeddings.",
+        "Keep answers and reuse them for equal calls of the same tenant. Only deterministic ones: "
+        "with temperature 0 or a seed, or embeddings.",
     ),
     time("cache_ttl", "How long an answer is kept. Default: as long as there is room."),
     flag(
-        "cache_size", "SIZE", "Most bytes to keep. Default 1g.", field="max_bytes", read=values.size
+        "cache_size",
+        "SIZE",
+        "Maximum size of the cache. Default 1g.",
+        field="max_bytes",
+        read=values.size,
     ),
     switch("cache_sampled", "Also keep sampled answers.", field="includes_sampled"),
     switch("check", "Check the settings, print what would be served, and exit."),
-    switch("schema", "Print the JSON Schema of the file, for editors."),
+    switch("schema", "Print the JSON Schema of the file of settings, for editors."),
     flag(
         "function",
         "MODULE:NAME",
-        "Serve a Python function of a list instead of endpoints; calls are batched.",
+        "Serve a Python function that takes a list, instead of endpoints; calls are batched.",
         section="A function of your own",
     ),
-    whole("max_batch_size", "Most items in one call of the function. Default 32."),
-    time("max_wait", "How long a call waits for others. Default 10ms."),
+    whole("max_batch_size", "Maximum items in one call of the function. Default 32."),
+    time("max_wait", "How long a call waits for others to fill a batch. Default 10ms."),
 )
 _ENDPOINT, *_OTHERS = job_flags(_CALLING, _HELP)
 PARAMS = (*_OWN, replace(_ENDPOINT, section="Endpoints"), *_OTHERS)
@@ -119,15 +123,15 @@ _FIELDS = (
 def serve(ctx: Context) -> int:
     r"""Serve every endpoint behind one address with the OpenAI API.
 
-    Calls go to whichever endpoint can answer them first, within the limits of each; a server that
-    dies loses no call that it had not begun to answer. The base URL is the first line on stdout.
-    Ctrl-C or SIGTERM ends the calls in flight, and a second one ends all at once; SIGHUP reads the
-    settings again.
+    Each call goes to the endpoint that can answer it first, within the limits of each. If a server
+    dies, calls that it had not begun to answer are sent to another. The base URL is the first line
+    on stdout. Ctrl-C or SIGTERM lets the calls in flight finish, and a second one ends all at once;
+    SIGHUP reads the settings again.
 
         redline serve --endpoint http://10.0.0.5:8000/v1 \
             --endpoint http://10.0.0.6:8000/v1
 
-    With a file, whose [serve] has the same settings as the flags:
+    With a file, whose table [serve] takes the same settings as the flags:
 
         redline serve --config redline.toml --check
         redline serve --config redline.toml
@@ -217,7 +221,7 @@ def _configuration(given: Flags) -> Configuration:
     path = Path(given.get("config") or _FILE)
     if "config" in given and not path.is_file():
         raise ConfigError(
-            f"there is no file {path}", where="--config", hint="redline serve --help shows one"
+            f"there is no file {path}", where="--config", hint="docs/serve.md shows an example"
         )
     configuration = load(path.parent, file=path.name)
     kinds = kinds_of(option for option in PARAMS if option.key not in _ONLY_FLAGS)
@@ -249,14 +253,14 @@ def _cache(flags: Flags, own: Flags, state: Path) -> Cache | None:
 
 
 def _refuse(missing: str, given: Flags, names: Collection[str]) -> None:
-    """Raises ConfigError for a given flag of these names, since it needs the missing one."""
+    """Raises ConfigError if one of these flags is given: each needs the missing flag."""
     for name in names:
         if given.get(name):
             raise ConfigError(f"{flag_of(name)} needs {missing}", hint=f"add {missing}")
 
 
 def _refuse_unreachable(tenants: Collection[str], file: str) -> None:
-    """Raises ConfigError for a tenant to whom no call can belong without keys."""
+    """Raises ConfigError for a tenant that no call can belong to, as there are no keys."""
     # Imported here, as in `serve`.
     from redline.serve.keys import DEFAULT_TENANT
 

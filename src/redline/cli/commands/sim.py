@@ -15,7 +15,7 @@ from redline.sim import ALGORITHMS, CHARGES, HEADER_STYLES, SimSettings, parse_f
 
 
 def _parsed(parse: Callable[[Any], Any]) -> Reader:
-    """Returns a reader of one of the simulator's own forms, whose errors do not name the flag."""
+    """Returns a reader that adds the flag's name to the errors of `parse`."""
 
     def reader(stated: Any, flag: str) -> Any:
         try:
@@ -47,8 +47,8 @@ PARAMS = (
     choice(
         "algorithm",
         ALGORITHMS,
-        "How limits count: fixed (the default) or moving window, sliding-window counter, "
-        "or token bucket.",
+        "How limits count: fixed (the default) or moving (windows), counter (sliding-window "
+        "counter), or bucket (token bucket).",
     ),
     choice(
         "charge",
@@ -57,7 +57,7 @@ PARAMS = (
         "reserved, prompt and max_tokens on arrival, never given back; answered, the prompt on "
         "arrival and the answer when it ends.",
     ),
-    whole("concurrency", "Requests served at once; the others wait in line."),
+    whole("concurrency", "Maximum requests served at once; others wait."),
     choice(
         "headers",
         HEADER_STYLES,
@@ -99,8 +99,8 @@ PARAMS = (
     ),
     switch(
         "stories",
-        "Answer with made-up stories, by the prompt and the request's seed; without a "
-        "seed, another one each time.",
+        "Answer with made-up stories that depend on the prompt and the request's seed; without "
+        "a seed, each answer is another story.",
     ),
     flag(
         "near_duplicates",
@@ -115,10 +115,10 @@ PARAMS = (
         "Time from the creation of a batch to the answer of each of its requests, as for "
         "--latency. Default 0.",
         read=_parsed(parse_latency),
-        section="Its Batch API",
+        section="Batch API",
     ),
     time("batch_window", "A batch expires after this time. Default 24h."),
-    whole("batch_tokens", "Tokens that all batches together may have waiting. Default: no limit."),
+    whole("batch_tokens", "Maximum tokens waiting in all batches together. Default: no limit."),
 )
 
 
@@ -126,15 +126,15 @@ def sim(ctx: Context) -> None:
     """Simulate an LLM provider: a real server with limits, latency and faults.
 
     It speaks the OpenAI API (chat, completions, embeddings, responses, files and batches) and costs
-    nothing. The base URL is the first line on stdout. Ctrl-C ends it and prints what it has seen;
-    GET /sim/stats shows that at any time.
+    nothing. The base URL is the first line on stdout. Ctrl-C ends the server and prints counts of
+    its requests, which GET /sim/stats shows at any time.
 
     An endpoint that takes 2 requests a second, answers after 2 to 5 s, and fails one time in
     twenty:
 
         redline sim --port 8000 --requests 2/1s --latency 2-5 --faults 0.05
 
-    Ask it from another terminal:
+    Send rows to it from another terminal:
 
         redline run tickets.jsonl --prompt 'Classify: {{ text }}' --model any \\
             --base-url http://127.0.0.1:8000/v1 --requests 2/1s

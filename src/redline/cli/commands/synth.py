@@ -60,19 +60,19 @@ _OWN = (
         "Text n is asked for with the seed N + n. Default: 0; off sends no seeds.",
         read=_first_seed,
     ),
-    whole("min_chars", "Replace texts that are shorter.", most=_MOST_CHARS),
-    whole("max_chars", "Replace texts that are longer.", most=_MOST_CHARS),
+    whole("min_chars", "Replace texts shorter than N characters.", most=_MOST_CHARS),
+    whole("max_chars", "Replace texts longer than N characters.", most=_MOST_CHARS),
     flag(
         "schema",
         "FILE",
-        "Keep only JSON that is valid under this JSON Schema, or under "
-        "package.module:Model, a pydantic model; the output is that JSON.",
+        "Keep only texts with JSON that is valid under this JSON Schema, or under a pydantic "
+        "model, package.module:Model; the output is that JSON.",
     ),
     flag(
         "similarity",
         "SHARE|off",
         "Replace a text that has this much in common with an earlier one: the Jaccard index "
-        f"of runs of three words. Default: {_SIMILARITY}; off keeps them all.",
+        f"of their three-word sequences. Default: {_SIMILARITY}; off keeps all texts.",
         read=_similarity,
     ),
     whole("tries", f"Ask at most N times for one text. Default: {_TRIES}.", most=_MOST_TRIES),
@@ -90,8 +90,8 @@ PARAMS = (
 def synth(ctx: Context) -> int:
     r"""Generate texts from a prompt, without near-duplicates.
 
-    The prompt may use n (from 1), seed, and the columns of --vary and --rows-from. Interrupt it and
-    give the same command again: it continues, and a larger --count adds to the existing texts.
+    The prompt may use n (from 1), seed, and the columns of --vary and --rows-from. If it is
+    interrupted, the same command continues; a larger --count adds to the existing texts.
 
         redline synth --count 1000 --prompt 'Write a story about {{ topic }}.' \
             --vary topic=@topics.txt --vary temperature=0.7,1 \

@@ -38,14 +38,14 @@ _OWN = (
     flag(
         "schema",
         "FILE",
-        'What a tag is, as JSON: ["a", "b"], or {"label": ["a", "b"], '
-        '"urgency": ["low", "high"]}, or a JSON Schema. Or a pydantic model: '
-        "package.module:Model.",
+        'A JSON file: labels ["a", "b"], or {"label": ["a", "b"], "urgency": ["low", "high"]}, '
+        "or a JSON Schema. Or a pydantic model: package.module:Model.",
         section="Tags",
     ),
     whole(
         "reasks",
-        f"How often an invalid answer is returned to the model, with the error. Default {_REASKS}.",
+        "How many times the model is asked to correct an invalid answer, given the error. "
+        f"Default {_REASKS}.",
         least=0,
         most=_MOST_REASKS,
     ),
@@ -64,7 +64,7 @@ _OWN = (
     flag(
         "export",
         "FILE",
-        "Write the rows with their tags as a table, too: "
+        "Also write the rows with their tags as a table: "
         f"{' or '.join(f'*{suffix}' for suffix in SUFFIXES)}.",
     ),
 )
@@ -88,7 +88,7 @@ def tag(ctx: Context, rows: str) -> int:
     r"""Tag every row with labels, or with any JSON that a schema describes.
 
     If an answer is not valid, the model is asked again; a row without a valid answer is among the
-    failures, with the reason. `output` of a result line is the tag.
+    failures, with the reason. The field `output` of a result line is the tag.
 
         redline tag tickets.csv --schema labels.json --model gpt-4o-mini \
             --rpm 500 -o tagged.jsonl
@@ -145,7 +145,7 @@ def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
 
 
 def _table_path(given: Flags, output: Output | None, rows: str) -> Path | None:
-    """Returns the path of --export. Raises ConfigError, before anything is sent, if not usable."""
+    """Returns the path of --export. Raises ConfigError, before anything is sent, if it is wrong."""
     for name in ("gold", "export"):
         if output is None and name in given:
             raise ConfigError(
@@ -184,6 +184,6 @@ def _tell(
     if table is not None:
         count = write_table(output.path, table) if output.path.exists() else 0
         left = f"; without the {found.failed:,} that failed" if found.failed else ""
-        more = ", and with those that the last run did not read" if found.unread else ""
+        more = "; with rows of earlier runs that the last run did not read" if found.unread else ""
         notes.append(f"table: {table}, {counted(count, 'row')}{left}{more}")
     say(found.text(*notes))

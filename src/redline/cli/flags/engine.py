@@ -33,7 +33,7 @@ def _number(key: str, about: str, **facts: Any) -> Option:
 def _model(text: str, flag: str) -> str:
     if not text:
         raise ConfigError(f"{flag} names no model", hint="leave it out")
-    # No shell has processed what follows `engine:`.
+    # No shell has expanded the text after `engine:`.
     return expanduser(text)
 
 
@@ -42,32 +42,34 @@ def _is_off(stated: bool, flag: str) -> bool:
 
 
 ENGINE_FLAGS = (
-    _number("max_batch_size", "Sequences computed together. Default 32.", section="Size"),
+    _number("max_batch_size", "Maximum sequences computed together. Default 32.", section="Size"),
     _number(
         "max_step_tokens",
-        "Tokens that one step computes; a longer prompt takes several. Default 512.",
+        "Maximum tokens computed in one step; a longer prompt takes several. Default 512.",
     ),
     flag(
         "max_wait_time",
         "TIME",
-        "How long an idle engine waits for more requests before it begins, such as 5ms. "
-        "Default: not at all.",
+        "How long an idle engine waits for more requests before it begins, such as 5ms. Default 0.",
         field="max_wait_s",
         read=partial(values.duration, most_s=LONGEST_WAIT_S, may_be_0=True),
     ),
     _number(
         "max_model_len",
-        "Tokens of a prompt and its answer. Default: the model's own, 4096 at most.",
+        "Maximum tokens of a prompt and its answer together. Default: the model's own maximum, but "
+        "at most 4096.",
     ),
     _number(
         "max_cache_tokens",
-        "Tokens the cache has room for. Each sequence takes --max-model-len of them, so "
-        "fewer are computed together. Default: enough for --max-batch-size.",
+        "Tokens that fit into the KV cache. Each sequence takes --max-model-len of them, so a "
+        "small cache holds fewer sequences. Default: enough for --max-batch-size.",
     ),
-    _number("max_waiting", "Requests in the queue; further ones get 503. Default 1024."),
+    _number(
+        "max_waiting", "Maximum requests in the queue; further ones get HTTP 503. Default 1024."
+    ),
     switch(
         "no_prefix_reuse",
-        "Compute common beginnings of prompts again for each of them.",
+        "Compute a prefix that prompts share again for each prompt.",
         field="reuses_prefixes",
         read=_is_off,
     ),
@@ -80,17 +82,17 @@ ENGINE_FLAGS = (
     ),
     switch(
         "lookup",
-        "Draft the tokens that followed the latest ones when they last occurred.",
+        "Draft tokens by lookup: those that followed when the latest tokens last occurred.",
         field="has_lookup",
     ),
     _number(
         "draft_tokens",
-        "Most draft tokens at a time; their number adapts to what pays off. Default 4.",
+        "Maximum draft tokens at a time; the number adapts to how many are accepted. Default 4.",
     ),
     choice(
         "dtype",
         DTYPES,
-        "auto (the default: the model's own), float32, bfloat16 or float16.",
+        "Data type: auto (the default: the model's own), float32, bfloat16 or float16.",
         section="Processes",
     ),
     _number("threads", "Threads of PyTorch in each process. Default 1."),
@@ -100,15 +102,15 @@ ENGINE_FLAGS = (
     ),
     _number(
         "pipeline_parallel",
-        "Split the layers into N stages, each a process; N batches are under way at once. "
-        "With both, the product of the two is the number of processes.",
+        "Split the layers into N stages, each a process, with N batches under way at once. With "
+        "--tensor-parallel, there are as many processes as the product of both.",
     ),
 )
 _KNOWN = {option.key: option for option in ENGINE_FLAGS}
 
 
 def settings_in(text: str) -> EngineSettings:
-    """Parses the settings in `MODEL?name=value&...`, named as the flags of `redline engine`.
+    """Parses `MODEL?name=value&...`, whose names are those of the flags of `redline engine`.
 
     Raises ConfigError for an unknown name or a value that is not valid.
     """

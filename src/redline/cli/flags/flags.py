@@ -1,7 +1,7 @@
 """A command's parameters: positional arguments and flags.
 
-A flag is an `Option`, as the options of a job are. Its kind says what may be given: text once, a
-flag without a value, or text any number of times.
+A flag is an `Option`, as the options of a job are. Its kind determines its values: one text, none,
+or any number of texts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Flag(click.Option):
             metavar=option.metavar,
             help=option.help,
             is_flag=is_switch,
-            # Also for one text: click would take the last one, and lose the first in silence.
+            # Also for one text: click would silently use the last one and drop the others.
             multiple=not is_switch,
             default=False if is_switch else None,
         )

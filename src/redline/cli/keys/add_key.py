@@ -10,22 +10,22 @@ from redline.cli.session import say, tell
 
 _LONGEST_S = 3_650 * 86_400.0
 PARAMS = (
-    Word("tenant", "TENANT", "Who uses it and pays, such as team-a; [tenants.team-a] sets limits."),
+    Word("tenant", "TENANT", "Owner of the key, such as team-a; [tenants.team-a] sets its limits."),
     FILE,
     time(
         "expires",
         "Refuse the key after this time, such as 90d or 12h. Default: never.",
         most_s=_LONGEST_S,
     ),
-    flag("note", "TEXT", "What it is for, shown in lists."),
+    flag("note", "TEXT", "What the key is for, shown by redline keys list."),
 )
 
 
 def add_key(ctx: Context, tenant: str) -> None:
     """Make a key for a tenant, and print it once.
 
-    The key is the only line on stdout; the file keeps a hash of it, so that it cannot be shown
-    again. Clients send it as OpenAI's or Anthropic's SDK sends any key.
+    The key is the only line on stdout. The file keeps only a hash of it, so the key cannot be shown
+    again. Clients send it as the SDKs of OpenAI and Anthropic send any key.
 
         redline keys add team-a > team-a.key
         redline keys add team-a --expires 90d --note 'nightly jobs'

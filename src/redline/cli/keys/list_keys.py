@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PARAMS = (
     FILE,
-    switch("json", "Print them as JSON."),
+    switch("json", "Print the keys as JSON."),
 )
 
 
@@ -28,7 +28,7 @@ def list_keys(ctx: Context) -> None:
         redline keys list
         redline keys list --json
 
-    Exit status: 0 they were shown, 2 bad usage, or the file cannot be used, 3 a defect in redline.
+    Exit status: 0 keys shown, 2 bad usage, or the file cannot be used, 3 a defect in redline.
     """
     # Imported here, because the flags do not need it.
     from redline.serve import keys

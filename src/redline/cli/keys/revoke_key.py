@@ -9,15 +9,15 @@ from redline.cli.keys.file_flag import FILE, path_of
 from redline.cli.session import say
 
 PARAMS = (
-    Word("key_id", "ID", "As `redline keys list` shows it, such as k-7f3a9c1d."),
+    Word("key_id", "ID", "ID of the key, as `redline keys list` shows it, such as k-7f3a9c1d."),
     FILE,
 )
 
 
 def revoke_key(ctx: Context, key_id: str) -> None:
-    """Refuse a key from now on. Its line stays in the file, so that lists show it.
+    """Refuse a key from now on. Its line stays in the file, so `redline keys list` shows it.
 
-    A running gateway refuses it once it has read the file again, which SIGHUP makes it do at once.
+    A running gateway refuses the key once it has read the file again, at once after a SIGHUP.
 
         redline keys revoke k-7f3a9c1d
 

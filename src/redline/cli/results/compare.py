@@ -33,7 +33,7 @@ PARAMS = (
         most=_MOST_SAMPLED,
     ),
     SEED,
-    switch("json", "For programs: JSON."),
+    switch("json", "Print JSON, for programs."),
 )
 
 
@@ -47,15 +47,15 @@ def compare(ctx: Context, first: str, second: str) -> None:
         redline compare small.jsonl large.jsonl
         redline compare small.jsonl large.jsonl -o page.html
 
-    The page loads nothing and can be sent to anyone; it shows texts of both files.
+    The page is self-contained and can be sent to anyone; it shows texts of both files.
 
-    Exit status: 0 compared, 2 no such output, no row in common, or bad usage.
+    Exit status: 0 compared, 2 no such file, no row in common, or bad usage.
     """
     given = read_flags(ctx, PARAMS)
     page = None if "output" not in given else _page_path(given["output"])
     sample, seed = given.get("sample", _USUAL_SAMPLE), given.get("seed", 0)
     if page is None and ("sample" in given or "seed" in given):
-        raise ConfigError("only a page shows a sample of rows", hint="add -o page.html")
+        raise ConfigError("--sample and --seed need a page", hint="add -o page.html")
     with open_results(first) as one, open_results(second) as two:
         tariff, of_prices = priced()
         found = compare_outputs(one, two, tariff, sample=sample if page else 0, seed=seed)
@@ -94,7 +94,7 @@ def _is_page(path: Path) -> bool:
 
 
 def _notes(found: Opened, name: str) -> list[str]:
-    notes = ["a run is going on, and adds rows"] if found.is_running else []
+    notes = ["a run is still adding rows"] if found.is_running else []
     return [f"{name}: {note}" for note in [*notes, *notes_of(found, name)]]
 
 
@@ -109,9 +109,9 @@ def _lines(
     only = f"{found.only_first:,} in A only, {found.only_second:,} in B only"
     yield from folded(f"{counted(found.common, 'row')} in common; {only}", width, 2)
     if found.changed:
-        hold = "holds" if found.changed == 1 else "hold"
+        hold = "has" if found.changed == 1 else "have"
         yield from folded(
-            f"{found.changed:,} of these {hold} something else in B than in A", width, 2
+            f"{found.changed:,} of these {hold} different contents in A and B", width, 2
         )
     rows = [("", "A", "B"), *_table(found)]
     yield from ["", *aligned(rows, is_figures=True, least=_NARROW)]
@@ -124,7 +124,7 @@ def _lines(
     if scores:
         yield ""
     for line in scores.splitlines():
-        # The aligned columns of one that is narrow enough are kept.
+        # A line that fits keeps its aligned columns.
         yield from [line] if len(line) <= width else folded(line, width, 3)
     for note in notes:
         yield from ["", *folded(note, width, 5)]

@@ -20,16 +20,16 @@ from redline.store import local_path, url_of
 # A seed of samples.
 SEED = whole(
     "seed",
-    "Draw other rows; the same seed always draws the same. Default: 0.",
+    "Seed of the sample: the same seed always draws the same rows. Default: 0.",
     least=0,
     most=2**63 - 1,
 )
 
 
 def priced() -> tuple[Tariff, list[str]]:
-    """Returns the prices of redline.toml in the working folder, beside those that redline knows.
+    """Returns the prices of redline.toml in this folder and those that redline knows, and notes.
 
-    An unreadable file is not an error, because prices are optional; a note then says why.
+    An unreadable file is not an error, because prices are optional; a note then gives the reason.
     """
     try:
         settings = load(Path.cwd())
@@ -40,7 +40,10 @@ def priced() -> tuple[Tariff, list[str]]:
 
 
 def new_file(text: str, named: str, hint: str) -> Path:
-    """Returns the path of a file to be written. Raises ConfigError if there can be none."""
+    """Returns the path of a file to be written.
+
+    named: what the file is, for errors. Raises ConfigError if no file can be at that path.
+    """
     path = local_path(text)
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
@@ -50,7 +53,7 @@ def new_file(text: str, named: str, hint: str) -> Path:
 
 @contextmanager
 def open_results(name: str) -> Iterator[Opened]:
-    """Yields the output at a path or URL. Raises a ConfigError that explains a wrong name."""
+    """Yields the output at a path or URL. Raises ConfigError for a wrong name, with a hint."""
     url = url_of(name)
     if url is None:
         with opened(Output.at(results_path(name))) as found:
@@ -61,7 +64,9 @@ def open_results(name: str) -> Iterator[Opened]:
 
     with fetched(url) as copy:
         if not copy.path.exists():
-            raise ConfigError(f"{url.name} does not exist", hint="name the URL after -o of the run")
+            raise ConfigError(
+                f"{url.name} does not exist", hint="name the URL given to the run as -o"
+            )
         with opened(copy) as found:
             problem = found.problem.replace(f"{copy.path.parent}/", url.beside("").name)
             yield msgspec.structs.replace(found, name=url.name, problem=problem)
@@ -73,12 +78,12 @@ def notes_of(found: Opened, name: str) -> Iterator[str]:
     if lines.damaged:
         yield (
             f"{counted(lines.damaged, 'line is', 'lines are')} damaged and not counted: "
-            f"redline verify {name} names missing rows, redline repair {name} moves such lines out"
+            f"redline verify {name} names missing rows, redline repair {name} moves the lines out"
         )
     if lines.is_torn:
         yield (
-            "the last line is incomplete and is not counted: it is being written, or a crash has "
-            "cut it off, which the next run repairs"
+            "the last line is incomplete and is not counted: a run is writing it, or a crash cut "
+            "it off, which the next run repairs"
         )
     if lines.results.repeated:
         repeat = counted(lines.results.repeated, "line repeats", "lines repeat")
@@ -89,8 +94,8 @@ def notes_of(found: Opened, name: str) -> Iterator[str]:
     if lines.failures.contested:
         rows = counted(lines.failures.contested, "row has", "rows have")
         yield (
-            f"{rows} an answer and a failure of different contents, and the answer is counted: "
-            "the next run decides by the input"
+            f"{rows} an answer and a failure with different contents, and the answer is counted: "
+            "the next run keeps the one that matches the input"
         )
     if found.problem:
         yield f"the settings are unknown: {found.problem}"

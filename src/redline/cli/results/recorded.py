@@ -10,7 +10,7 @@ from redline.journal import Output, is_held
 from redline.store import url_of
 from redline.timeline import NAME, Timeline, read_timeline
 
-_HINT = "name the file after -o of the run"
+_HINT = "name the file given to the run as -o"
 
 
 def read_recorded(output: Output) -> tuple[Timeline, bool]:
@@ -28,9 +28,9 @@ def read_recorded(output: Output) -> tuple[Timeline, bool]:
         raise _unknown(output) from None
     if not timeline.runs:
         if timeline.damaged or timeline.is_cut:
-            hint = "move it away: the next run begins one"
+            hint = "move it away: the next run begins a new timeline"
             raise ConfigError(f"{path} is not a timeline", hint=hint)
-        raise ConfigError(f"{path} holds no run", hint="it is written as soon as a run begins")
+        raise ConfigError(f"{path} holds no run", hint="a run is recorded as soon as it begins")
     return timeline, _is_running(output, timeline)
 
 
@@ -65,5 +65,5 @@ def _unknown(output: Output) -> ConfigError:
         return ConfigError(f"{output.name} is not the output of a run", hint=_HINT)
     return ConfigError(
         f"{output.name} has no timeline: an older redline wrote it",
-        hint="redline verify says whether it is complete; a run that continues it keeps a timeline",
+        hint="redline verify says whether it is complete; the next run of it records a timeline",
     )

@@ -21,10 +21,10 @@ PARAMS = (Word("results", "OUT", "The results file of a run."),)
 def repair(ctx: Context, results: str) -> None:
     """Move the lines that a run refuses out of OUT and its failures.
 
-    These are lines that were damaged or cut short, lines of something else, and a second line for
-    a row in OUT, of which the first stays. They go into a file beside theirs, such as
-    labels.damaged-1.jsonl; all others stay as they are, byte for byte. Then run the same command
-    again: rows that now lack a line are sent again, and may be billed again.
+    These are lines that are damaged or cut short, lines that redline did not write, and repeated
+    lines for a row of OUT, whose first line stays. They are moved to a file beside the original,
+    such as labels.damaged-1.jsonl; all other lines stay, byte for byte. Then give the command of
+    the run again: rows that have no line now are sent again, and may be billed again.
 
         redline repair labels.jsonl
 
@@ -34,10 +34,11 @@ def repair(ctx: Context, results: str) -> None:
     if url is not None:
         copy = url.copy_path()
         raise ConfigError(
-            f"{url.name} is an object, and repair works on files",
+            f"{url.name} is in an object store, and repair works on local files",
             hint=(
-                f"run the same command again, which puts its copy into {copy} and reports what is "
-                f"wrong; then redline repair {shlex.quote(str(copy))}, and run it once more"
+                f"give the command of the run again: it copies the object to {copy} and reports "
+                f"what is wrong; then redline repair {shlex.quote(str(copy))}, and give it once "
+                "more"
             ),
         )
     repairs = take_out(Output.at(results_path(results)))
@@ -47,7 +48,7 @@ def repair(ctx: Context, results: str) -> None:
         out = " and ".join(counted(number, kind) for kind, number in counts if number)
         say(f"repair: {out} of {done.path} moved to {done.aside}, {done.kept:,} kept\n")
     if changed:
-        say("next: run the same command again; it does the rows that have no line now\n")
+        say("next: give the command of the run again; it sends the rows that have no line now\n")
     else:
         kept = sum(done.kept for done in repairs)
         say(f"repair: nothing to repair, {counted(kept, 'sound line')}\n")

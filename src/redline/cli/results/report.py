@@ -1,4 +1,4 @@
-"""`redline report`: a page about a job that can be shared, or the same as text, data or a chart."""
+"""`redline report`: a report of a job that can be shared, as a page, text, data or a chart."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ PARAMS = (
 def report(ctx: Context, results: Sequence[str] | None) -> None:
     """Report on a job: what bound it, how fast it was, what it cost, and what failed.
 
-    A page loads nothing and can be sent to anyone. It quotes the prompt and a few errors, but no
-    key. If the job is running, the report shows its present state.
+    A page is self-contained and can be sent to anyone. It quotes the prompt and a few errors, but
+    no key. If the job is running, the report shows its present state.
 
         redline report labels.jsonl -o page.html
         redline report labels.jsonl -o chart.svg
@@ -70,11 +70,11 @@ def report(ctx: Context, results: Sequence[str] | None) -> None:
         raise ConfigError("OUT is missing", hint="redline report labels.jsonl -o page.html")
     if len(results) > MOST_JOBS:
         raise ConfigError(
-            f"{len(results)} outputs are too many for one report", hint=f"name at most {MOST_JOBS}"
+            f"{len(results)} files are too many for one report", hint=f"name at most {MOST_JOBS}"
         )
     form = _format(given.get("format"), given.get("output"))
     if form == "svg" and len(results) > 1:
-        raise ConfigError("a chart shows one output", hint="name one, or make a page: -o page.html")
+        raise ConfigError("a chart shows one job", hint="name one, or make a page: -o page.html")
     path = None if "output" not in given else _checked_path(given["output"], form)
     reports = [_read(Output.at(name), points_each(len(results))) for name in results]
     text = _FORMATS[form](reports)
@@ -101,7 +101,7 @@ def _format(stated_format: str | None, output: str | None) -> str:
     form = _SUFFIXES.get(Path(output).suffix.lower())
     if form is None:
         raise ConfigError(
-            f"{output} does not say which format to write", hint=f"{_HINT}, or add --format"
+            f"the suffix of {output} is not that of a format", hint=f"{_HINT}, or add --format"
         )
     return form
 

@@ -29,27 +29,27 @@ from redline.journal import FAIL_ON
 from redline.process import counted, duration
 
 _MOST_SAMPLED = 100_000
-# In a sample of up to this many rows, each is shown with its request, if necessary from the input.
+# Rows of a sample up to this size are shown with their requests, if necessary from the input.
 _FEW = 100
 # The most lines of a folded text.
 _TEXT_LINES, _MESSAGE_LINES = 6, 3
 
 PARAMS = (
     Word("results", "OUT", "The results file of a run, or its URL."),
-    switch("failed", "The rows that failed.", section="Rows instead of numbers"),
-    switch("cut", "The rows whose answer was cut at the token limit."),
+    switch("failed", "Show the rows that failed.", section="Rows instead of numbers"),
+    switch("cut", "Show the rows whose answer was cut at the token limit."),
     flag(
         "row",
         "N",
-        "The row of this number in the input, from 1, or of this custom_id, with its whole text.",
+        "Show the row with this number in the input, from 1, or this custom_id, in full.",
     ),
     whole(
         "sample",
-        "At most N rows, drawn at random from all or from those of the other flags.",
+        "Show at most N rows, drawn at random from all, or from those that the other flags select.",
         most=_MOST_SAMPLED,
     ),
     SEED,
-    switch("json", "For programs: JSON, rows as they are in the file."),
+    switch("json", "Print JSON, for programs; rows as they are in the file."),
 )
 
 
@@ -64,7 +64,7 @@ def show(ctx: Context, results: str) -> None:
 
     Prices are those of redline.toml in this folder, and those that redline knows.
 
-    Exit status: 0 shown, 2 no such output or row, or bad usage.
+    Exit status: 0 shown, 2 no such file or row, or bad usage.
     """
     given = read_flags(ctx, PARAMS)
     selection = _selection(given)
@@ -86,7 +86,7 @@ def _selection(given: Mapping[str, Any]) -> Selection | None:
         if "row" in given and name in given:
             raise ConfigError(f"--row and --{name} cannot be combined", hint="leave one out")
     if "seed" in given and "sample" not in given:
-        raise ConfigError("--seed draws a sample", hint="add --sample 5")
+        raise ConfigError("--seed needs --sample", hint="add --sample 5")
     if not {"failed", "cut", "row", "sample"} & given.keys():
         return None
     return Selection(
@@ -131,7 +131,7 @@ def _missing(found: Opened, row: str) -> ConfigError:
     if number is not None and rows is not None and number > rows:
         hint = f"its input has {counted(rows, 'row')}"
     elif found.lines.damaged:
-        hint = "a damaged line may have been it: redline verify says which rows are missing"
+        hint = "a damaged line may be that row's: redline verify names the missing rows"
     elif rows is None or found.lines.rows < rows:
         hint = "it may not be done yet; rows are numbered from 1, as in the input"
     else:
@@ -183,7 +183,7 @@ def _sum(found: Opened, figures: Figures) -> str:
     if manifest is None:
         return line
     if manifest.rows is None:
-        now = "a run is going on" if found.is_running else "no run has finished yet"
+        now = "a run is in progress" if found.is_running else "no run has finished yet"
         return f"{line} so far; {now}"
     return f"{line}; of {manifest.rows:,} in the input" if manifest.rows > figures.rows else line
 
@@ -215,7 +215,7 @@ def _errors(figures: Figures) -> Iterator[tuple[Ending, str]]:
 
 
 def _counted(endings: Iterable[tuple[Ending, str]], total: int, width: int) -> Iterator[str]:
-    """Formats each as `  1,234   12.3 %  stop`, the most frequent first."""
+    """Formats each ending as `  1,234   12.3 %  stop`, the most frequent first."""
     for ending, text in sorted(endings, key=lambda pair: -pair[0].rows):
         share = 100 * ending.rows / total
         number = f"  {ending.rows:>{len(f'{total:,}')},}  {share:5.1f} %  "
@@ -289,10 +289,10 @@ def _spent_text(found: Opened, figures: Figures) -> str:
     spent = found.spent
     if spent is None:
         return ""
-    # The account books a server inside the run like any other, but it costs nothing.
+    # The account counts the calls of a built-in server like any others, but these cost nothing.
     costs = bool(spent.picodollars and (figures.cost.priced or figures.cost.unpriced))
     money = f"{dollars_text(spent.picodollars)} and " if costs else ""
-    return f"{money}{counted(spent.tokens, 'token')} by all runs, with failed and open calls"
+    return f"{money}{counted(spent.tokens, 'token')} by all runs, including failed and open calls"
 
 
 def latency_text(figures: Figures) -> str:

@@ -24,9 +24,10 @@ PARAMS = (
     Word("results", "OUT", "The results file of a run, or its URL."),
     switch(
         "watch",
-        "Show it again until the job ends: each second, or every 10 s as text without a terminal.",
+        "Refresh until the job ends: every second on a terminal or with --json, otherwise every "
+        "10 s.",
     ),
-    switch("json", "Print it as JSON, one line each time."),
+    switch("json", "Print the state as JSON, one line for each refresh."),
 )
 _EVERY_S, _PLAIN_EVERY_S = 1.0, 10.0
 _WIDEST = 120
@@ -41,7 +42,7 @@ def status(ctx: Context, results: str) -> int:
         redline status labels.jsonl
         redline status labels.jsonl --watch
 
-    Exit status: 0 it runs or is finished, 1 it has died or ended early, 2 nothing was recorded, or
+    Exit status: 0 the job runs or is finished, 1 it died or ended early, 2 nothing was recorded, or
     bad usage, 3 a defect in redline.
     """
     given = stated(ctx)
@@ -94,16 +95,16 @@ def _state(found: Status, *, is_held: bool) -> str:
     if found.state == "running":
         text = f"running for {duration(found.elapsed_s)}, process {found.pid}"
         if ago_s > SILENT_S:
-            text += f"; it has recorded nothing for {duration(ago_s)}: it is stopped or hangs"
-            text += ", or it was killed and another run begins"
+            text += f"; it has recorded nothing for {duration(ago_s)}: it is suspended or hangs"
+            text += ", or it was killed and another run is starting"
         return text
     if found.state == "dead":
-        what = f"process {found.pid} has died at {when}, {duration(ago_s)} ago"
+        what = f"process {found.pid} died at {when}, {duration(ago_s)} ago"
         return f"{what}; what is saved is safe, and the same command continues"
     after = f"at {when}, after {duration(found.elapsed_s)}"
     why = f": {found.stopped.rstrip('.')}" if found.stopped else ""
     if is_held:
-        held = "a process holds the output, to end this run or to begin another"
+        held = "a process still holds the output: it ends this run or begins another"
         return f"{found.state} {after}{why}; {held}"
     again = "" if found.state == "finished" else "; the same command continues"
     return f"{found.state} {after}{why}{again}"
@@ -115,7 +116,7 @@ def _facts(found: Status) -> Iterator[tuple[str, str]]:
     counts = msgspec.convert(totals, InputCounts, from_attributes=True)
     rows = counts.text(here=totals.done_here if found.runs > 1 else None)
     if found.state == "dead":
-        rows += "; what it saved in its last second may not be counted"
+        rows += "; rows saved in the last second may not be counted"
     yield "rows", rows
     yield "speed", ", ".join(_speed(found))
     for number, limit in enumerate(found.limits):

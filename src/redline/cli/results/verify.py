@@ -16,15 +16,15 @@ from redline.store import ObjectUrl, local_path, url_of
 
 PARAMS = (
     Word("results", "OUT", "The results file of a run, or its URL."),
-    flag("input", "FILE", "Its input. Default: the file it was made from."),
-    whole("limit", "Compare with the first N rows only."),
+    flag("input", "FILE", "The input of the run. Default: the file that the run read."),
+    whole("limit", "Compare with only the first N rows of the input."),
 )
 
 
 def verify(ctx: Context, results: str) -> int:
-    """Prove that every row of the input is in OUT, or in its failures, exactly once.
+    """Check that every row of the input is in OUT, or in its failures, exactly once.
 
-    Each line's checksum is verified as well.
+    The checksum of each line is checked as well.
 
         redline verify labels.jsonl
 
@@ -47,27 +47,31 @@ def _verify_object(url: ObjectUrl, rows: str | None, limit: int | None) -> Verif
 
     with fetched(url) as copy:
         if not copy.path.exists() and not copy.failed_path.exists():
-            raise ConfigError(f"{url.name} does not exist", hint="name the URL after -o of the run")
+            raise ConfigError(
+                f"{url.name} does not exist", hint="name the URL given to the run as -o"
+            )
         return check(copy, rows, limit)
 
 
 def results_path(name: str) -> Path:
     """Returns the path of an existing results file.
 
-    Raises ConfigError if there is no such file, with the nearest name in its folder, and for the
-    state or the failures of an output.
+    Raises ConfigError if there is no such file, with the nearest name in its folder, or if the path
+    is that of an output's state or failures.
     """
     path = local_path(name)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         if (owner := _owner_of_state(path)) is not None:
             raise ConfigError(f"{path} holds the state of {owner}", hint=f"name {owner}")
-        raise ConfigError(f"{path} {what}", hint=_near(path) or "name the file after -o of the run")
+        raise ConfigError(
+            f"{path} {what}", hint=_near(path) or "name the file given to the run as -o"
+        )
     failed = owner_of_failures(path)
     if failed is not None and failed.path.exists():
         raise ConfigError(
             f"{path} holds the failures of {failed.path}",
-            hint=f"name {failed.path}: its failures belong to it",
+            hint=f"name {failed.path}: the failures are read with it",
         )
     return path
 

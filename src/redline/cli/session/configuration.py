@@ -34,7 +34,7 @@ from redline.observe import AlertSettings
 FILE = "redline.toml"
 _TABLES = ("alerts", "endpoints", "otel", "prices", "run", "serve", "tenants")
 _NAME_THE_KEY = (
-    f"--api-key-env NAME sends the key in NAME there, also if it is {KEY_VARIABLE}; "
+    f"--api-key-env NAME sends the key in NAME there, even if NAME is {KEY_VARIABLE}; "
     f"{KEY_VARIABLE}= before the command sends none"
 )
 
@@ -45,7 +45,7 @@ RUN_KEYS = {
     "quiet": Kind.FLAG,
     "log": Kind.TEXT,
 }
-# The settings of [endpoints.NAME]. A list of `NAME: VALUE` is a table there.
+# The settings of [endpoints.NAME]. There, headers are a table and not a list of `NAME: VALUE`.
 ENDPOINT_KEYS = {
     **kinds_of(OF_ENDPOINT.values()),
     "headers": Kind.TABLE,
@@ -169,7 +169,7 @@ def _endpoint(name: str, table: dict[str, Any], file: str) -> dict[str, Any]:
     where = _where(f"endpoints.{name}", file)
     if name == SIM:
         raise ConfigError(
-            f"no endpoint can be named {SIM}: that is the simulated provider",
+            f"no endpoint can be named {SIM}, the name of the simulated provider",
             where=where,
             hint="choose another name",
         )

@@ -1,4 +1,4 @@
-"""Texts on a screen: long ones folded at its width and cut after a few lines, tables aligned."""
+"""Texts on a screen: folded at its width and cut after a few lines; tables aligned."""
 
 from __future__ import annotations
 

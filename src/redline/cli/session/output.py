@@ -48,7 +48,7 @@ def say(text: str = "", *, clears: bool = False) -> None:
         return
     try:
         if text:
-            # Nothing may be written to a terminal that no longer exists, not even an empty text.
+            # Not even an empty text may be written to a terminal that no longer exists.
             sys.stdout.write((_HOME_AND_CLEAR if clears else "") + printable(text))
         sys.stdout.flush()
     except OSError as error:
@@ -66,7 +66,7 @@ def say_lines(lines: Iterable[str]) -> None:
 
 
 def say_json(data: bytes) -> None:
-    """Writes JSON to stdout as `say` does; what that would remove is escaped.
+    """Writes JSON to stdout as `say` does; characters that `say` would remove are escaped.
 
     data: one JSON value; a line feed follows it.
     """
@@ -91,7 +91,7 @@ def forget_stdout() -> None:
 def hold_standard_streams() -> None:
     """Opens the null device in place of a closed stdin, stdout or stderr.
 
-    Otherwise the next file or socket would take its number, and be read or written instead of it.
+    Otherwise the next file or socket would get its number, and be read or written in its place.
     sys.stderr is never None afterwards: with None, `print` would write to stdout. Characters that
     the encoding of stdout lacks are written as escapes.
     """
@@ -108,7 +108,7 @@ def hold_standard_streams() -> None:
 
 
 class Notes:
-    """Writes what happens in a run to stderr, and keeps its first failure for the summary.
+    """Writes the events of a run to stderr, and keeps its first failure for the summary.
 
     is_json: each line on stderr is a JSON object.
     """
@@ -122,7 +122,7 @@ class Notes:
             self.first_failure = result.outcome.error
 
     def tell(self, kind: str, line: str = "", /, **fields: Any) -> None:
-        """Writes the line, if it is not empty; as JSON, always an object of kind and fields."""
+        """Writes the line unless it is empty; with JSON, always an object of kind and fields."""
         if self.is_json:
             line = loose_json.encoded({"event": kind, **fields}).decode()
         if line:
@@ -145,7 +145,7 @@ class Lines:
 
     def __init__(self, stream: TextIO | None, lines: Output, notes: Notes) -> None:
         if stream is None:
-            raise ConfigError("stdout is closed, so results have no place", hint="give -o FILE")
+            raise ConfigError("stdout is closed, so results would be lost", hint="add -o FILE")
         self._stream = stream
         self._is_terminal = stream.isatty()
         self._turn = asyncio.Lock()

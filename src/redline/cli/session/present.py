@@ -27,7 +27,7 @@ _TOLD = (
     *("output_tokens", "spent_usd", "expected_usd", "spent_tokens", "elapsed_s"),
     *("errors_by_kind", "found_limits", "is_input_done"),
 )
-# The same of those that are left out if they are None, 0 or empty.
+# The fields that are left out if they are None, 0 or empty.
 _REPEATED = ("repeated", "failovers")
 _ADDED = (
     *("outages", "endpoints", "abandoned", "not_traced", "not_recorded"),
@@ -41,7 +41,7 @@ _JOINED = re.compile("(?P<flag>--[^=]+=|-[a-z])(?P<value>.+)", re.DOTALL)
 
 
 def error_text(error: RedlineError, saved: str = "") -> str:
-    """Formats an error in three short parts: what and where, what is safe, what to do."""
+    """Formats an error in three short parts: what went wrong and where, what is saved, a remedy."""
     lines = [f"error: {error.what}"]
     if error.where:
         lines.append(f"where: {error.where}")
@@ -81,7 +81,7 @@ def _summary(report: Report, argv: Sequence[str], notes: Notes) -> Iterator[str]
     if report.failovers:
         yield (
             f"{counted(report.failovers, 'request')} sent to another endpoint after a failed "
-            "attempt; may have been billed twice"
+            "attempt, which may have been billed as well"
         )
     if report.input_tokens or report.output_tokens:
         yield f"{counted(report.input_tokens, 'token')} in, {report.output_tokens:,} out"
@@ -141,7 +141,7 @@ def _if_any(report: Report, names: Collection[str]) -> dict[str, object]:
 
 
 def _flaw_lines(report: Report, argv: Sequence[str]) -> Iterator[str]:
-    """Yields how many successes are cut, empty or refused, and what to do about them."""
+    """Yields the number of successes that are cut, empty or refused, and a remedy."""
     if not report.flawed:
         return
     line = f"{report.results:,} succeeded, of them {flaws_text(report.flawed)}"
@@ -153,7 +153,7 @@ def _flaw_lines(report: Report, argv: Sequence[str]) -> Iterator[str]:
 
 
 def _endpoint_lines(report: Report) -> Iterator[str]:
-    """Yields which endpoints answered, which were taken out, and how long each was down."""
+    """Yields the endpoints that answered, those that were taken out, and each one's downtime."""
     each = report.endpoints
     if any(one.answered for one in each):
         yield f"answered by: {', '.join(f'{one.name} {one.answered:,}' for one in each)}"
@@ -165,7 +165,7 @@ def _endpoint_lines(report: Report) -> Iterator[str]:
 
 
 def _cache_lines(report: Report) -> Iterator[str]:
-    """Yields the calls that the cache saved, why it did not save more, and its notes."""
+    """Yields the calls that the cache saved, the calls that it could not save, and its notes."""
     use = report.cache
     if use is not None and (use.spared or use.misses):
         yield (
@@ -182,7 +182,7 @@ def _cache_lines(report: Report) -> Iterator[str]:
 
 
 def _trace_lines(report: Report) -> list[str]:
-    """Returns the parts of the run that were not recorded, or not sent on, and why."""
+    """Returns the records of the run that are incomplete or were not delivered, with reasons."""
     ends = "ends early, results are not affected:"
     lines = (
         report.not_traced and f"the trace {ends} {report.not_traced}",
@@ -202,9 +202,9 @@ def _batch_lines(report: Report) -> Iterator[str]:
     yield f"batches: {use.made:,} made, {counted(use.answered, 'row')} answered{again}"
     if use.running:
         yield (
-            f"still at the provider: {counted(use.running, 'batch', 'batches')} of "
-            f"{counted(use.rows, 'row')}; the same command reads their answers, or cancels them "
-            "with --via live"
+            f"still at the provider: {counted(use.running, 'batch', 'batches')}, "
+            f"{counted(use.rows, 'row')} in all; the same command collects the answers, and with "
+            "--via live it cancels instead"
         )
 
 
@@ -226,7 +226,7 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
         )
         if plan.is_batched:
             lines.append(
-                "the provider determines the time of batches, which no rate limit concerns"
+                "the provider determines how long batches take; rate limits do not apply to them"
             )
         elif plan.bound is None:
             lines.append("no limit is set: the server and the concurrency determine the time")
@@ -265,7 +265,7 @@ def _sum(report: Report) -> str:
         parts.append(f"{report.failed_before:,} failed before")
     parts += untried
     if not report.is_input_done:
-        parts.append("the input is not read to its end")
+        parts.append("the input was not read to its end")
     return "; ".join(parts)
 
 
@@ -315,7 +315,7 @@ def _saved(report: Report) -> str:
     )
     of = f" of {counts.rows:,}" if report.is_input_done else ""
     results = "result" if counts.done == 1 and not of else "results"
-    # Their number is unknown: --retry-failed counts rows that it has not tried again as left.
+    # The number of failures is unknown: --retry-failed counts rows that it did not retry as left.
     failures = ", failures beside it" if report.output.failed_path.exists() else ""
     is_here = report.output.url is None or report.not_uploaded is not None
     place = report.output.path if is_here else report.output.name
@@ -346,6 +346,6 @@ def without_secret(word: str, flag: str = "") -> str:
         return _CREDENTIALS.sub("//...@", word)
     if (joined := _JOINED.fullmatch(word)) is not None:
         return joined["flag"] + without_secret(joined["value"], joined["flag"].rstrip("="))
-    # A prompt may begin with a URL, too; but it continues with a space.
+    # A prompt may begin with a URL, too, but a space follows.
     url = None if " " in word else url_of(word)
     return word if url is None else _PASSWORD.sub(r"\1...", url.name)

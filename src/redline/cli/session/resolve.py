@@ -37,7 +37,7 @@ from redline.sources import open_source, opened, stream_of
 from redline.store import local_path, url_of
 
 _ENGINE = "engine:"
-# One of a pair on the command line replaces the other in redline.toml.
+# If one of a pair is on the command line, the other one in redline.toml is ignored.
 _RIVALS = (
     *(("endpoint", "base_url"), ("body", "prompt"), ("body", "system")),
     *(("cache", "no_cache"), ("cache_dir", "no_cache")),
@@ -61,8 +61,8 @@ class _Server(msgspec.Struct, frozen=True, kw_only=True):
     """A chosen endpoint.
 
     base_url: None for the default, and for a built-in server. origin: the place where the URL was
-    stated, for errors. name, table: those of its settings in redline.toml, if it has any. embedded:
-    the built-in server that is started for the run.
+    stated, for errors. name, table: of the endpoint in redline.toml, if it is there. embedded: the
+    built-in server that is started for the run.
     """
 
     base_url: str | None = None
@@ -95,7 +95,7 @@ def resolve_run(
     with settings.located(servers[0]):
         _check_needs(flags, settings.stated)
         if len(servers) == 1:
-            # Checked first: a missing key is reported before anything else that is missing.
+            # Resolved first: a missing key is reported before other missing settings.
             options, _ = settings.of_server(flags, servers[0])
         else:
             options = settings.of_several(flags, servers)
@@ -115,11 +115,11 @@ def resolve_run(
 def resolve_endpoints(
     given: Flags, configuration: Configuration
 ) -> tuple[tuple[Endpoint, ...], Embedded | None]:
-    """Returns the endpoints of a gateway: those that --endpoint names, otherwise all in the file.
+    """Returns the endpoints of a gateway, and the built-in server if one is the only endpoint.
 
-    And the built-in server that is started as the only endpoint, if one is named. given: the flags
-    on the command line; `configuration.run` has those of the gateway's own table. Raises
-    ConfigError as `resolve_run` does.
+    The endpoints are those that --endpoint names, otherwise all in the file. given: the flags on
+    the command line; `configuration.run` has those of the gateway's own table. Raises ConfigError
+    as `resolve_run` does.
     """
     settings = _Settings(given, configuration)
     chosen = settings.flags({})
@@ -205,14 +205,15 @@ class _Settings:
                     f"the endpoints {first.label} and {endpoint.label} name different models: "
                     f"{one} and {two}",
                     where=f"{' and '.join(names)}, model",
-                    hint="name one with --model, and in [endpoints.NAME.models] what each calls it",
+                    hint="choose one with --model, and set each endpoint's name for it in "
+                    "[endpoints.NAME.models]",
                 )
         endpoints = tuple(endpoint for _, endpoint in made)
         return dataclasses.replace(options_in(flags), endpoint=endpoints, model=of_first.model)
 
     @contextmanager
     def located(self, server: _Server) -> Iterator[None]:
-        """Adds to a ConfigError the place at which the setting that it names was stated."""
+        """Adds to a ConfigError the place where the setting in its message was stated."""
         try:
             yield
         except ConfigError as error:
@@ -241,9 +242,9 @@ class _Settings:
 
 
 def _check_needs(flags: Flags, stated: Flags) -> None:
-    """Raises ConfigError for a flag without the one that it needs, or with one that it excludes.
+    """Raises ConfigError for a flag that lacks another, or that another one excludes.
 
-    Raises it as well if no file can be at the path of the output.
+    Also raises it if no file can be at the output's path.
     """
     place = flags.get("output", "-")
     for name in _NEED_OUTPUT:
@@ -314,7 +315,7 @@ def _server(name: str, configuration: Configuration) -> _Server:
         raise ConfigError(
             f"unknown endpoint: {name}",
             hint=nearest(name, (*configuration.endpoints, SIM))
-            or "name a URL such as http://127.0.0.1:8000/v1, one of redline.toml's, sim, or "
+            or "name a URL such as http://127.0.0.1:8000/v1, an endpoint of redline.toml, sim, or "
             "engine:MODEL",
         )
     origin = configuration.where_endpoint(name)

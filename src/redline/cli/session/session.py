@@ -90,7 +90,7 @@ class Session:
 def _display(resolved: Resolved, *, is_json: bool) -> Display:
     if is_json:
         return JsonProgress(sys.stderr)
-    # A redrawn line needs a terminal that supports it and does not show results as well.
+    # A redrawn line needs a terminal that supports it, and that does not also show the results.
     is_shared = resolved.job.output is None and sys.stdout is not None and sys.stdout.isatty()
     if is_shared or not can_redraw(sys.stderr):
         return PlainProgress(sys.stderr)
@@ -115,7 +115,7 @@ def _run(resolved: Resolved, display: Display | None, notes: Notes) -> Report:
         lost = group
     while isinstance(lost, ExceptionGroup):
         lost = lost.exceptions[0]
-    raise lost_stdout(lost, "make room; with -o FILE the same command continues where it stopped")
+    raise lost_stdout(lost, "make room; a run with -o FILE can be continued by the same command")
 
 
 def _status(report: Report) -> int:
@@ -123,6 +123,6 @@ def _status(report: Report) -> int:
         return INTERRUPTED
     if report.stopped is not None:
         return STOPPED
-    # Failures that an earlier run left in the file count, too: not all is done.
+    # Failures that earlier runs left in the file count as well.
     has_old = report.output is not None and report.output.failed_path.exists()
     return SOME_FAILED if report.failed or report.unfinished or has_old else ALL_DONE

@@ -1,4 +1,4 @@
-"""A line on stderr that states how things are: drawn again in place, if that is a terminal."""
+"""A status line on stderr: redrawn in place on a terminal, otherwise written anew each time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COLUMNS = 80
 
 
 class StatusLine:
-    """The last line on stderr. is_live: changes are drawn in place; otherwise each is written."""
+    """The last line on stderr. is_live: it is redrawn in place; otherwise each change is a line."""
 
     def __init__(self) -> None:
         self._stream = lasting(sys.stderr)
@@ -20,7 +20,7 @@ class StatusLine:
         self._drawn = ""
 
     def show(self, text: str) -> None:
-        """Shows this text in place of the one before, or after it."""
+        """Shows the text in place of the previous one; without a live line, below it."""
         if not self.is_live:
             self.write(text)
             return
@@ -48,7 +48,7 @@ class StatusLine:
 
 def _columns() -> int:
     try:
-        # 0 if it is not stated.
+        # 0 if the terminal does not state it.
         return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
     except OSError:
         return _COLUMNS

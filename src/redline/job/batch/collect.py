@@ -32,11 +32,11 @@ from redline.process import in_thread, telling
 
 @dataclass
 class Rest:
-    """Rows of a part that have no outcome, once its reader has been worked through.
+    """The rows of a part that have no outcome once its results have been read.
 
-    offsets: in its file. worst: what they may cost. spent: what the others have cost. attempts: the
-    most batches that one of them was in. is_counted: the batch counts against their retries.
-    is_cancelled: the batch was cancelled. stopped: an error of a row that ends the run.
+    offsets: in the part's file. worst: their worst-case cost. spent: the cost of the other rows.
+    attempts: the most batches that any of them was in. is_counted: the batch counts against their
+    retries. is_cancelled: the batch was cancelled. stopped: an error of a row that ends the run.
     """
 
     part: Part
@@ -142,7 +142,7 @@ class Collector:
             if not (may_wait or self.is_leaving):
                 raise ConfigError(
                     f"the provider does not show the results of the batch {batch.id}: {error.what}",
-                    hint="the same command looks again; --via live does its rows live",
+                    hint="the same command tries again; --via live sends its rows live",
                 ) from error
             return False
         return True

@@ -1,4 +1,4 @@
-"""Rows become parts: they are read from the input, put into files by path and model, and noted."""
+"""Fills parts: reads rows, puts them into files by path and model, and notes the parts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from redline.job.batch.plan import fits
 from redline.job.batch.spool import Kept, PartWriter
 from redline.job.batch.world import World
 
-# Parts that are not done; more rows are not read until one is.
+# The most parts that are not done; at this number, no rows are read.
 _MOST_PARTS = 100
-# A file of requests has one path and one model, so each pair fills one of its own. All are open at
-# a time: with more pairs in turn, files would be closed with few rows.
+# A file of requests has one path and one model, so each pair fills a file of its own. All of them
+# are open at a time: if more pairs take turns, files are closed with few rows.
 _MOST_ROUTES = 100
 
 Route = tuple[str, str]
@@ -42,11 +42,11 @@ class Filler:
 
     @property
     def rows(self) -> int:
-        """The number of rows in parts that are not whole yet."""
+        """The number of rows in parts that are still being filled."""
         return sum(writer.rows for _, writer in self._writers.values())
 
     async def fill(self) -> None:
-        """Reads rows until a part is whole, or there are no more for now. Raises BudgetSpent."""
+        """Reads rows until a part is full, or there are none for now. Raises BudgetSpent."""
         if len(self._ledger.parts) >= _MOST_PARTS:
             return
         metered = self._world.metered
@@ -72,9 +72,9 @@ class Filler:
             await self._close(route)
 
     async def leave(self) -> None:
-        """Makes parts of all rows that were read, also of one that the budget had no room for.
+        """Makes parts of all rows that were read, even of a row that exceeds the budget.
 
-        Nothing is reserved for that one.
+        Nothing is reserved for that row.
         """
         if self._waiting is not None:
             (kept, route), self._waiting = self._waiting, None
@@ -83,15 +83,15 @@ class Filler:
         await self.close()
 
     def drop(self) -> None:
-        """Gives up rows that are in no part yet. Blocks."""
+        """Drops rows that are in no part yet. Blocks."""
         for _, writer in self._writers.values():
             writer.drop()
         self._writers.clear()
 
     async def _next(self) -> tuple[Kept, Route] | None:
-        """Returns the next row that can be asked.
+        """Returns the next row that can be sent.
 
-        None if the row that was read has its outcome, or there is no other one.
+        None if the row that was read has its outcome already, or if no row is left.
         """
         runner, metered = self._world.runner, self._world.metered
         picked = await runner.next_row()
@@ -116,7 +116,7 @@ class Filler:
         return None
 
     async def _add(self, kept: Kept, route: Route) -> bool:
-        """Puts the row into the part of its route; returns whether that made a part whole."""
+        """Puts the row into the part of its route; returns whether that closed a full part."""
         is_whole = False
         if route in self._writers:
             writer = self._writers[route][1]
@@ -134,7 +134,7 @@ class Filler:
         return is_whole
 
     async def _close(self, route: Route) -> None:
-        # Taken out before: once it is noted, its file must not be dropped, whatever happens here.
+        # Removed first: once the part is noted, `drop` must not remove its file.
         number, writer = self._writers.pop(route)
         await self._store.announce(number, writer, *route)
 

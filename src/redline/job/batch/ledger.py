@@ -1,7 +1,7 @@
 """The state of batches, in a file that outlives the process: labels.redline/batches.jsonl.
 
-A part is a group of rows that travel in one batch. Each note is written and synced before what
-follows from it is done.
+A part is a group of rows that are sent in one batch. Each note is written and synced before the
+next step is taken.
 
   a part is   from the note    its rows are                         after a restart it is
   spooled     part             in a local file, durable             uploaded
@@ -11,9 +11,9 @@ follows from it is done.
   uploaded    refused          in no batch: there was no room       made into a batch
   done        done             in the journal, in a later part, or to be asked again
 
-The first note names the run, so that its batches are known by their metadata; another one follows
-when the output continues at another provider. A row that is in two parts belongs to the later one:
-it was sent again, and the process died before `done`.
+The first note names the run, so that its batches can be recognized by their metadata; another such
+note follows when the output continues at another provider. A row that is in two parts belongs to
+the later one: it was sent again, and the process died before `done`.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from redline.job.batch.plan import MOST_SILENCE_S, Pace, next_look_s
 from redline.journal import Output
 from redline.process import free_name, sync_name, telling, unwritable, write_all
 
-_HINT = "see which batches the provider has of this run, and start over with --restart"
+_HINT = "look up the batches of this run at the provider, then start over with --restart"
 # The state of a part after a note on it.
 _STATES = {"file": "uploaded", "making": "making", "batch": "running", "refused": "uploaded"}
 
 
 class DamagedLedger(JournalError):
-    """The notes of an output are damaged; starting over puts them aside."""
+    """The ledger of an output is damaged; --restart renames it."""
 
 
 class Note(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One line. at: its kind, see above.
 
-    run, place: of a run note. rows, url, model, worst: of a part; worst is reserved for it, in
-    picodollars and tokens. wall_s: when a batch was about to be made. spent: by a part that is
-    done. row_s, row_tokens: the cost of a row that was asked live, for --via auto.
+    run, place: of a run note. rows, url, model, worst: of a part; worst is reserved for the part,
+    in picodollars and tokens. wall_s: when a batch was about to be made. spent: by a part that is
+    done. row_s, row_tokens: seconds and tokens of a row that was sent live, for --via auto.
     """
 
     at: str
@@ -70,10 +70,10 @@ class Part(msgspec.Struct, kw_only=True):
 
     The other fields are not in the file. due_s: when it is next made into a batch, or its batch is
     polled. wait_s: the wait before that poll. seen, finished: the state of the batch and its
-    finished rows, as last polled. silent_since_s: since when the provider has not answered, or not
-    passed on the results of a batch that is over. over_since_s: since when the batch is over and
-    the provider answers. is_gone: the provider does not know the batch any more. moved: of a
-    part from an earlier run, the rows that a later part holds.
+    finished rows, as last polled. silent_since_s: since when the provider has not answered, or has
+    not returned the results of a batch that is over. over_since_s: since when the batch is over
+    while the provider answers. is_gone: the provider no longer knows the batch. moved: in a part
+    from an earlier run, the rows that a later part holds.
     """
 
     number: int
@@ -100,14 +100,14 @@ class Part(msgspec.Struct, kw_only=True):
         return self.url, self.model
 
     def begin_polls(self, now_s: float) -> None:
-        """Waits for the first poll of a batch."""
+        """Schedules the first poll of a batch."""
         self.seen, self.finished = "sent", 0
         self.silent_since_s = self.over_since_s = None
         self.wait_s = next_look_s(None)
         self.due_s = now_s + self.wait_s
 
     def is_silent(self, now_s: float) -> bool:
-        """Notes that the provider does not answer; returns whether it has not for an hour."""
+        """Notes that the provider does not answer; returns whether it has been silent an hour."""
         self.silent_since_s = self.silent_since_s or now_s
         return now_s - self.silent_since_s >= MOST_SILENCE_S
 
@@ -116,7 +116,7 @@ class Ledger:
     """The notes of one output, whose lock the caller holds.
 
     place: the provider that has the batches; empty if none was noted. Opening reads the file and
-    makes nothing. Raises DamagedLedger, or JournalError if it cannot be read.
+    creates nothing. Raises DamagedLedger, or JournalError if the file cannot be read.
     """
 
     def __init__(self, output: Output) -> None:
@@ -146,15 +146,15 @@ class Ledger:
         return [self.folder / f"part-{number}.{kind}" for kind in ("output", "errors")]
 
     def next_number(self) -> int:
-        """Returns the number of a new part; each is given once, also over restarts."""
+        """Returns the number of a new part; no number recurs, even after a restart."""
         self._last_part += 1
         return self._last_part
 
     def begin(self, place: str) -> None:
         """Opens the file for writing, and names the run if it has no name at this place. Blocks.
 
-        Removes all files in the folder but those of open parts. With open parts, the place is that
-        of the notes.
+        Removes all files in the folder but those of open parts. place: the provider; with open
+        parts, the ledger keeps its own.
         """
         with telling(self.path):
             self.folder.mkdir(exist_ok=True)
@@ -221,7 +221,7 @@ class Ledger:
             note = _note(line)
             if note is None:
                 if self._size + len(line) == len(data) and not line.endswith(b"\n"):
-                    # A death cut it short: nothing that follows from it was done.
+                    # The process died while it wrote this line, so no step followed.
                     return
                 raise DamagedLedger(f"line {number} of {self.path} is damaged", hint=_HINT)
             self._size += len(line)
@@ -232,7 +232,7 @@ class Ledger:
         self._last_part = max(self._last_part, number)
         match note.at:
             case "run":
-                # What is known of another provider does not hold at this one.
+                # The pace at another provider does not apply at this one.
                 self.run, self.place, self.pace = note.run, note.place, None
             case "pace":
                 self.pace = Pace(note.row_s, note.row_tokens)
@@ -256,7 +256,7 @@ def _path_of(output: Output) -> Path:
 
 
 def _note(line: bytes) -> Note | None:
-    """Returns the note of a line; None if its checksum does not hold or its end is missing."""
+    """Returns the note of a line; None if its checksum is wrong or its end is missing."""
     text, _, check = line.rstrip(b"\n").rpartition(b" ")
     if not line.endswith(b"\n") or check != b"%08x" % zlib.crc32(text):
         return None

@@ -1,4 +1,4 @@
-"""Rows for the workers of a run that asks some live: the first, or those left by batches."""
+"""Rows that a run with batches sends live: the first ones, or those that batches have left."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ROWS_AT_ONCE = 256
 
 @dataclass(eq=False, repr=False)
 class _Rows:
-    """The base of both: they hand out rows of the input, and count those read."""
+    """The base of both supplies: hands out rows of the input, and counts the rows read."""
 
     _world: World
 
     def __post_init__(self) -> None:
-        # Always empty: each row is asked for.
+        # Always empty: workers call `next` for each row.
         self.ready: deque[Picked] = deque()
         self._supply: Supply = self._world.feed
 
@@ -55,7 +55,7 @@ class FirstRows(_Rows):
     async def next(self) -> Picked | None:
         if self.handed >= self._most_rows:
             return None
-        # Counted before it is waited for: other workers ask meanwhile.
+        # Counted before the wait, because other workers call this meanwhile.
         self.handed += 1
         picked = await self._next()
         if picked is None:
@@ -66,9 +66,9 @@ class FirstRows(_Rows):
 class LeftRows(_Rows):
     """The rows of the input, then those that batches have left without an outcome; a Supply.
 
-    In this order, because a row that the input has contained with other content is left out; for
-    an input of unknown length, which may not end, the other way round. The run has counted the
-    latter as offered when it took them in hand for a batch.
+    In this order, because a row of a batch is skipped if the input now has it with other content.
+    If the length of the input is unknown, it may not end, and the order is reversed. The rows of
+    batches already count as offered, since the run took them for a batch.
     """
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ class LeftRows(_Rows):
                 return None
             picked = self._own.popleft()
             self._world.runner.offer(-1)
-            # From here on, it counts by itself: also if the input then contains other content.
+            # From here on, the row counts as offered here, even if the input has other content.
             self._world.held.ended.add(picked.key)
             return picked
 

@@ -1,10 +1,10 @@
-"""The life of a part, each of whose steps is durable before the next begins.
+"""The steps in the life of a part; each is durable before the next begins.
 
-A part ends in this order: rows that are sent again are put into a new part, lines of the others are
-in the journal and synced, the ledger notes that the part is done, its own file is removed, the
-provider's are. After a death the part is read again from the beginning: rows that have a line, or
-are in a later part, are passed over. A batch whose creation was not confirmed is looked up before
-it is created again.
+A part ends in this order: rows to send again are put into a new part; the lines of all others are
+in the journal and synced; the ledger notes that the part is done; its file is removed, then the
+provider's files. If the process dies, the next run reads the part from the beginning and skips rows
+that have a line or are in a later part. A batch whose creation was not confirmed is looked up
+before it is created again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from redline.job.work import BatchUse
 from redline.journal import Journal
 from redline.process import in_thread
 
-# Providers' clocks may be off by some of this.
+# The clock of a provider may be wrong by up to this.
 _CLOCK_SLACK_S = 3600.0
 # The provider has not answered, or a proxy before it has given up.
 _UNCONFIRMED = (None, 502, 504)
@@ -38,7 +38,7 @@ _MOST_PAGES = 1000
 class PartStore:
     """The parts of one output: on disk, in the ledger, and as files of the provider.
 
-    use: counts rows that are sent again. max_retries: for a batch that cannot be made.
+    use: counts rows that are sent again. max_retries: of the creation of a batch.
     """
 
     _ledger: Ledger
@@ -84,15 +84,15 @@ class PartStore:
         await self.note(Note(at="batch", part=number, batch=batch.id))
 
     async def _upload(self, part: Part) -> None:
-        """Uploads the part's requests; a file of them from before no longer counts."""
+        """Uploads the part's requests; an earlier upload no longer counts."""
         data = await in_thread(upload_of, self._ledger.part_path(part.number))
         file_id = await self._api.upload(f"redline-{self._ledger.run}-{part.number}.jsonl", data)
         await self.note(Note(at="file", part=part.number, file=file_id))
 
     async def made(self, part: Part) -> Batch | None:
-        """Returns the batch that was made of the part and not noted, waiting while it may appear.
+        """Returns the batch that was made of the part and not noted; None if there is none.
 
-        None for none.
+        Waits while the batch may still appear.
         """
         wait_s = None
         while True:
@@ -104,11 +104,11 @@ class PartStore:
             await asyncio.sleep(min(wait_s, left_s))
 
     async def find(self, part: Part) -> Batch | None:
-        """Returns the batch of the part that is not noted and that the provider lists."""
+        """Returns a batch of the part that the provider lists and that is not noted, or None."""
         wanted = _metadata(self._ledger.run, part.number)
         oldest_s = part.making_wall_s - _CLOCK_SLACK_S
         after = None
-        # Some servers ignore `after`, and show one page again and again.
+        # Some servers ignore `after` and return the same page each time.
         ends = set[str]()
         while True:
             batches, has_more = await self._api.page(after)
@@ -124,7 +124,7 @@ class PartStore:
             ends.add(after)
 
     async def _make(self, part: Part) -> Batch:
-        """Creates a batch of the part; returns it, or one whose creation was not confirmed."""
+        """Creates a batch of the part; returns it, or an earlier one that was not confirmed."""
         metadata = _metadata(self._ledger.run, part.number)
         attempt = 0
         while True:
@@ -150,8 +150,8 @@ class PartStore:
     ) -> int:
         """Puts these rows into new parts; returns the number of the last one.
 
-        most_rows: of each new part; the batch that the rows were in then does not count against
-        their retries. 0 puts all into one.
+        most_rows: the most rows of each new part; the batch that the rows were in then does not
+        count against their retries. 0: all rows go into one part.
         """
         size, number = most_rows or len(offsets), 0
         for begin in range(0, len(offsets), max(1, size)):
@@ -167,8 +167,8 @@ class PartStore:
     async def finish(self, part: Part, spent: Amount, *, keeps_rows: bool = False) -> None:
         """Notes that a part is done, once the journal is synced, and removes its files.
 
-        Every row of the part must have its outcome in the journal, or be elsewhere. keeps_rows:
-        keeps the file of its rows.
+        Every row of the part must have its outcome in the journal or be in a later part, unless
+        keeps_rows, which keeps the file of its rows.
         """
         await self._journal.saved()
         await self.note(Note(at="done", part=part.number, spent=spent))
@@ -184,7 +184,7 @@ class PartStore:
             try:
                 await self._api.delete(file_id)
             except Rejected:
-                # It is gone; the others may be there.
+                # This file is gone; the others may exist.
                 continue
             except (CallError, NoEndpoint):
                 return

@@ -3,7 +3,7 @@
 a batch that is     its finished lines   its other lines
 completed           are results          are looked for again, then sent again, at most twice
 expired             are results          are sent again, at most --max-retries times
-cancelled by us     are results          are done live
+cancelled by us     are results          are sent live
 cancelled otherwise are results          are left for the next run, and this one ends
 failed for want of room                  wait until another batch is over, or are halved
 failed by lines                          those lines are failures, the others are sent again
@@ -26,34 +26,34 @@ from redline.limits import Limits
 from redline.limits.rule import KINDS, last_send_s
 from redline.process import counted
 
-# OpenAI's own bounds are 50,000 requests and 200 MB. Servers of its form that were made earlier
-# take 100 MB, and a file is in memory while it is sent.
+# OpenAI's bounds are 50,000 requests and 200 MB. Older servers with its API take 100 MB, and a file
+# is in memory while it is sent.
 MOST_ROWS = 50_000
 MOST_BYTES = 100 * 10**6
-# A batch of your own server is over in seconds, one of a provider in minutes to hours. So polls
+# A batch at a server of your own ends in seconds, one at a provider in minutes to hours. So polls
 # become rarer: 13 in the first two minutes, then one a minute.
 FIRST_LOOK_S, LOOK_GROWTH, MOST_LOOK_S = 0.25, 1.5, 60.0
-# Servers that say `completed` before their results can be read get this long to show them. Rows
-# that are sent again are paid for again.
+# A server that reports `completed` before its results can be read has this long to return them:
+# rows that are sent again are paid for again.
 MOST_RESULTS_S = 30.0
-# A batch whose creation was not confirmed may appear this long after it was asked for: a provider
-# continues with a request whose connection is lost. A second batch would be paid for as well.
+# A batch whose creation was not confirmed may appear this long after the request, because a
+# provider may finish a request whose connection is lost. A second batch would be paid for as well.
 MOST_MAKING_S = 30.0
 # A provider that cannot be reached for this long ends the run; its batches continue.
 MOST_SILENCE_S = 3600.0
-# For --via auto: rows that are asked live first. They show what a row takes, and a wrong prompt
-# before it waits for hours.
+# For --via auto: rows that are sent live first. They show the time and tokens of a row, and reveal
+# a wrong prompt before its rows wait for hours.
 PROBE_ROWS = 20
 # OpenAI lets a batch be `cancelling` for up to 10 minutes.
 CANCEL_S = 600.0
 _CANCEL_SHARE = 0.25
-# The beginning may be faster than the rest of the run.
+# The first rows may be faster than the others.
 _LIVE_FACTOR = 1.5
 _BAD_REPLIES = 2
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """The pace of rows that are asked live.
+    """The pace of rows that are sent live.
 
     row_s: seconds of one row while all slots are in use. row_tokens: its tokens.
     """
@@ -65,15 +65,15 @@ class Pace(msgspec.Struct, frozen=True):
 def next_look_s(before_s: float | None) -> float:
     """Returns the seconds until a batch is polled again.
 
-    before_s: the wait before, None for the first.
+    before_s: the previous wait, None for the first poll.
     """
     return FIRST_LOOK_S if before_s is None else min(MOST_LOOK_S, before_s * LOOK_GROWTH)
 
 
 def appears_s(making_wall_s: float, wall_s: float) -> float:
-    """Returns for how many seconds more a batch that was asked for, and not confirmed, may appear.
+    """Returns for how many more seconds a batch may appear whose creation was not confirmed.
 
-    0 also if the clock was set back meanwhile.
+    Also 0 if the clock was set back meanwhile.
     """
     since_s = wall_s - making_wall_s
     return MOST_MAKING_S - since_s if 0 <= since_s < MOST_MAKING_S else 0.0
@@ -125,8 +125,8 @@ def is_answered(line: ResultLine) -> bool:
 def without_line(status: str, unread: int) -> CallError:
     """Returns the error of a row without a line in a batch of this status.
 
-    unread: lines that name no row. The lines of a completed batch were answered, and paid for: they
-    are sent again less often.
+    unread: lines that name no row. Rows of a completed batch were answered and paid for, so they
+    are sent again fewer times.
     """
     why = "no line for the row"
     if unread:
@@ -143,7 +143,7 @@ def unfinished(code: object = None, message: object = None) -> ServerFailed:
 
 
 def is_sent_again(error: Exception | None, attempts: int, max_retries: float) -> bool:
-    """Whether the row goes into another batch, after this many attempts."""
+    """Whether the row is put into another batch. attempts: the batches that it was in."""
     if not isinstance(error, Retryable):
         return False
     most = min(max_retries, _BAD_REPLIES) if isinstance(error, BadReply) else max_retries
@@ -179,8 +179,8 @@ def _reason(problem: Problem) -> str:
 def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
     """Returns about how many seconds `rows` rows take live.
 
-    The maximum of the times that the slots and each stated limit need; all tokens of a row count
-    in the limits of input and of output tokens, so that this is rather too long.
+    The maximum of the times that the slots and each stated limit require. All tokens of a row count
+    in the limits of input and of output tokens, so this is an upper estimate.
     """
     requests, tokens = float(max(0, rows - 1)), rows * pace.row_tokens
     times = [math.ceil(rows / slots) * pace.row_s]

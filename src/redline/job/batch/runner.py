@@ -1,13 +1,13 @@
 """The run through the provider's Batch API: rows go up in parts, their results come down.
 
-  via    rows are asked
+  via    rows are sent
   batch  in batches
-  auto   the first ones live, then in batches; what is unfinished when the deadline comes near is
-         cancelled there and asked live
-  live   live, after the batches that earlier runs have left were cancelled and read
+  auto   the first ones live, the others in batches; when the deadline is near, unfinished batches
+         are cancelled and their rows are sent live
+  live   live, after the open batches of earlier runs were cancelled and their answers saved
 
-One task does all of it, a step at a time, so that the ledger is the state. It is cancelled whenever
-the run is drained: whatever it was doing is done again, or found done, by the next run.
+A single task takes all steps, one at a time, so that the ledger is the state. A drain cancels it:
+the next run repeats the interrupted step, or finds it done.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class BatchRunner:
         self._collector = Collector(world, ledger, api)
         self._filler = Filler(world, ledger, self._store)
         self._left = LeftRows(world)
-        # The provider takes no further batch until one is over.
+        # Whether the provider takes no further batch until one is over.
         self._is_full = False
-        # Why the provider takes no batch, by path and model.
+        # Why the provider refuses batches, by path and model.
         self._refused: dict[Route, RedlineError] = {}
 
     async def prepare(self) -> None:
@@ -100,7 +100,7 @@ class BatchRunner:
         runner.stop_if_input_failed()
 
     async def aclose(self) -> None:
-        """Closes connections. Rows that are in no part yet are read again by the next run."""
+        """Closes connections. The next run reads rows again that are in no part yet."""
         await in_thread(self._filler.drop)
         await self._api.aclose()
 
@@ -135,7 +135,7 @@ class BatchRunner:
         await self._store.note(pace)
 
     async def _by_batches(self) -> None:
-        """Runs `_work` until it ends or the run is drained. A RedlineError of it stops the run."""
+        """Runs `_work` until it ends or the run is drained. Its RedlineErrors stop the run."""
         runner = self._world.runner
         work = asyncio.create_task(self._work(), name="redline batches")
         try:
@@ -156,7 +156,7 @@ class BatchRunner:
         while not self._is_late():
             if not self._is_full:
                 await self._filler.fill()
-            # First: what is sent may end the run, which may have the answers of others.
+            # Before sending, which may end the run: answers may already be ready.
             await self._look()
             await self._send()
             if self._filler.is_read and not self._ledger.parts:
@@ -190,16 +190,16 @@ class BatchRunner:
                 self._count()
 
     def _refuse(self, part: Part, error: RedlineError) -> None:
-        """Makes no batch with the part's path and model any more; the others continue."""
-        error.hint = "fix that, then run the same command again; --via live sends rows live"
+        """Stops making batches with the part's path and model; other batches continue."""
+        error.hint = "fix that, then run the same command again; --via live sends the rows live"
         self._refused.setdefault(part.route, error)
         self._count()
 
     def _send_later(self, part: Part, error: Retryable | NoEndpoint) -> None:
         """Raises the error if the provider has no Batch API, or has not answered for an hour.
 
-        Later the part continues after the last noted step, as after a death: a batch that may exist
-        is looked for first.
+        Later, the part continues after the last noted step, as after a crash: a batch that may
+        exist is looked up first.
         """
         now_s = SYSTEM.now_s()
         if not self._is_known:
@@ -211,7 +211,7 @@ class BatchRunner:
             self._wait_for_others()
             return
         else:
-            # An answer is no silence, though other runs may use the whole quota for long.
+            # The provider has answered, though other runs may use up its quota for long.
             part.silent_since_s = None
         part.due_s = now_s + MOST_LOOK_S
 
@@ -220,12 +220,12 @@ class BatchRunner:
         self._is_full = True
         for waiting in self._ledger.parts.values():
             if waiting.state != "running":
-                # Nothing is sent until then, which is no silence of the provider.
+                # Nothing is sent until then, so the provider does not count as silent.
                 waiting.silent_since_s = None
 
     @property
     def _is_known(self) -> bool:
-        """Whether the provider has taken a file before, so that it has a Batch API."""
+        """Whether the provider is known to have a Batch API: it has accepted a file before."""
         return self._use.made > 0 or any(part.file for part in self._ledger.parts.values())
 
     def _open(self) -> list[Part]:
@@ -239,7 +239,7 @@ class BatchRunner:
         return [part for part in self._ledger.parts.values() if part.state == "running"]
 
     def _pause_s(self) -> float:
-        """Returns the seconds until a batch is to be made or polled, or it is late; at most 1."""
+        """Returns the seconds until a batch is made or polled, or until `_late_s`; at most 1."""
         now_s = SYSTEM.now_s()
         dues = [part.due_s for part in self._open() if part.state == "running" or not self._is_full]
         return max(0.0, min([now_s + _LONGEST_PAUSE_S, self._late_s(), *dues]) - now_s)
@@ -266,9 +266,9 @@ class BatchRunner:
             self._count()
 
     async def _seen(self, part: Part) -> Batch | None:
-        """Returns the current state of the batch; None if the provider does not answer at present.
+        """Returns the current state of the batch; None if the provider does not answer now.
 
-        Raises its last error if it has not answered for an hour.
+        Raises the last error if the provider has not answered for an hour.
         """
         batch_id = part.batches[-1]
         try:
@@ -284,12 +284,12 @@ class BatchRunner:
             if error.status != 404:
                 raise
             if self._collector.is_leaving:
-                # Its results are lost, so its rows run live here. The batch may have been billed.
+                # The results of the batch are lost, so its rows are sent live. It may be billed.
                 part.is_gone = True
                 return Batch(id=batch_id, status="cancelled")
             raise ConfigError(
                 f"the provider no longer knows the batch {batch_id}: {error.what}",
-                hint="look for it with the key that created it; --via live does its rows live",
+                hint="give the key that created it; --via live sends its rows again, live",
             ) from error
         if not batch.is_over:
             part.silent_since_s = None
@@ -298,7 +298,7 @@ class BatchRunner:
     async def _end(self, part: Part, batch: Batch, *, may_wait: bool) -> None:
         """Ends the batch: saves its answers, and passes its other rows on.
 
-        may_wait: not yet, if its results cannot all be seen.
+        may_wait: postpone that if not all of its results can be read yet.
         """
         is_leaving = self._collector.is_leaving
         if batch.status == "failed" and not is_leaving and is_full(batch.problems):
@@ -331,13 +331,13 @@ class BatchRunner:
         if is_foreign and rest.offsets:
             raise ConfigError(
                 f"the batch {batch.id} was cancelled at the provider",
-                hint="what it had finished is saved; the same command sends its other rows again",
+                hint="its finished rows are saved; the same command sends the others again",
             )
 
     async def _pass_on(
         self, part: Part, rest: Rest, reader: PartReader, *, is_sent: bool = False
     ) -> RedlineError | None:
-        """Puts the rest of a part into a new one, or leaves it; the part is then done.
+        """Puts the rest of a part into a new part, or leaves it to be sent live; ends the part.
 
         Returns an error that ends the run.
         """
@@ -362,7 +362,7 @@ class BatchRunner:
         return rest.stopped or over
 
     async def _wait_for_room(self, part: Part, batch: Batch) -> None:
-        """Makes a part wait for others, or halves it: the provider holds too much already."""
+        """Makes a part wait for others, or halves it: the provider holds too many tokens."""
         if len(self._running()) > 1:
             await self._store.note(Note(at="refused", part=part.number))
             part.due_s = 0.0
@@ -376,8 +376,8 @@ class BatchRunner:
                 await self._store.note(Note(at="refused", part=part.number))
                 why = reasons_of(batch.problems)
                 raise ConfigError(
-                    f"the provider has no room for one row in a batch: {why}",
-                    hint="wait for other batches of the account; --via live sends rows live",
+                    f"the provider has no room even for a batch of one row: {why}",
+                    hint="wait until other batches of the account end; --via live sends rows live",
                 )
             if self._world.metered is not None:
                 self._world.metered.settle(part.worst.minus(rest.worst), NOTHING)
@@ -397,16 +397,16 @@ class BatchRunner:
             reader.close()
 
     def _in_time(self) -> asyncio.Timeout:
-        """With `auto`, what it encloses must not take the time that the rows need live."""
+        """With `auto`, ends the block when unfinished rows must be sent live, for the deadline."""
         left_s = self._late_s() - SYSTEM.now_s()
         return asyncio.timeout(None if left_s == math.inf else left_s)
 
     def _is_late(self) -> bool:
-        """Whether the rows that are for sending live must be sent now."""
+        """Whether unfinished rows must now be sent live to meet the deadline."""
         return SYSTEM.now_s() >= self._late_s()
 
     def _late_s(self) -> float:
-        """Returns when no more time is left than the unfinished rows may take live; inf: never.
+        """Returns when the remaining time is what unfinished rows may take live; inf: never.
 
         Once batches are cancelled, only the rows that they have left count.
         """
@@ -421,7 +421,7 @@ class BatchRunner:
         return runner.ends_s - margin_s(rest_s, 0.0 if is_leaving else job.deadline_s)
 
     async def _end_batches(self) -> None:
-        """Cancels all batches and saves what they have answered; the other rows are left."""
+        """Cancels all batches and saves their answers; rows without one are sent live."""
         self._collector.leave_rest()
         await self._filler.leave()
         for part in list(self._ledger.parts.values()):
@@ -447,9 +447,9 @@ class BatchRunner:
             await self._answered(part, partial(self._api.cancel, part.batches[-1]))
 
     async def _answered(self, part: Part, ask: Callable[[], Awaitable[T]]) -> T:
-        """Returns what the provider answers, if need be after an outage.
+        """Returns the provider's answer, if necessary after an outage.
 
-        Raises its last error if it has not answered for an hour.
+        Raises the last error if the provider has not answered for an hour.
         """
         wait_s = None
         while True:
@@ -478,13 +478,13 @@ class BatchRunner:
 def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
     """Returns the ledger of the batches that earlier runs of the output have made. Blocks.
 
-    is_new: there are no results yet. Raises ConfigError if their batches are running and this run
-    cannot continue them, JournalError if the ledger is damaged.
+    is_new: there are no results yet. Raises ConfigError if batches are open and this run cannot
+    continue them, JournalError if the ledger is damaged.
     """
     try:
         ledger = Ledger(output)
     except DamagedLedger:
-        # Its hint says to start over, once the provider was asked for batches.
+        # The error's hint is to look up the batches at the provider, then to start over.
         if not job.restart:
             raise
         Ledger.put_aside(output)
@@ -494,21 +494,22 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
         if is_anew:
             ledger.forget()
         with telling(ledger.folder):
-            # Of a run that died before it noted a part.
+            # Files of a run that died before it noted a part.
             ledger.remove_strays()
         return ledger
     path = output.path
     are = counted(len(ledger.parts), f"batch of {path} is", f"batches of {path} are")
-    what = f"{are} with the provider"
+    what = f"{are} still at the provider"
     if is_anew:
         raise ConfigError(
             f"{what}, and would be lost",
-            hint="with --via live and without --restart, a run cancels them first",
+            hint="cancel them first, by a run with --via live and without --restart",
         )
     if not job.via:
         raise ConfigError(
             what,
-            hint="--via batch continues with them, --via live cancels them and continues live",
+            hint="--via batch waits for the answers, --via live cancels and sends the other rows "
+            "live",
         )
     if ledger.place != place_of(job):
         raise ConfigError(f"{what}: {ledger.place}", hint="give the same --base-url")
@@ -521,19 +522,20 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
 def goes_by_batches(job: Job, ledger: Ledger) -> bool:
     """Whether the run uses batches, or must end those that earlier runs have left.
 
-    Raises ConfigError if it has several endpoints, and there are such batches.
+    Raises ConfigError if the run has several endpoints and there are such batches.
     """
     if ledger.parts and len(job.endpoints) > 1:
         raise ConfigError(
-            "batches of this output are with a provider, and a run with several endpoints cannot "
-            "end them",
-            hint="first finish with that endpoint alone: --via batch, or --via live cancels them",
+            "batches of this output are still at a provider, and a run with several endpoints "
+            "cannot end them",
+            hint="first run with that endpoint alone: --via batch finishes them, --via live "
+            "cancels them",
         )
     return job.endpoint is not None and (job.via in BATCHING or bool(ledger.parts))
 
 
 def batches_of(world: World, ledger: Ledger) -> BatchRunner:
-    """Returns the runner of a job that goes by batches. Blocks."""
+    """Returns the runner of a job that sends batches, or ends earlier ones. Blocks."""
     job = world.job
     assert job.endpoint is not None
     ledger.begin(place_of(job))
@@ -541,6 +543,6 @@ def batches_of(world: World, ledger: Ledger) -> BatchRunner:
 
 
 def place_of(job: Job) -> str:
-    """Returns a name of the provider, so that batches are not looked for at another one."""
+    """Returns a name of the provider, so that batches are not looked up at another provider."""
     assert job.endpoint is not None
     return job.embedded.place if job.embedded is not None else job.endpoint.base_url

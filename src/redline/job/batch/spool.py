@@ -1,8 +1,8 @@
 """Rows that are with the Batch API, on disk: one file for each part, in the output's state folder.
 
-A line is one row: its identity, the batches it was in, its worst cost, and its request as the
-provider gets it. So the input is not needed again when the results come, and memory holds the keys
-of one part at a time, about 100 bytes a row.
+A line is one row: its identity, the number of batches it was in, its worst-case cost, and its
+request as the provider gets it. So the results can be read without the input, and memory holds the
+keys of only one part at a time, about 100 bytes a row.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _MARK_FROM = _KEY_TO + len(_MARKED)
 
 
 class Kept(msgspec.Struct, kw_only=True):
-    """One row. key: in hex, also its custom_id towards the provider. attempts: batches it was in.
+    """One row. key: in hex; also its custom_id at the provider. attempts: batches it was in.
 
     mark: of its content, in hex, see `identity`; lines of older versions have none. worst:
-    picodollars and tokens that are reserved for it. request: its line of the uploaded file.
+    picodollars and tokens that are reserved for the row. request: its line in the uploaded file.
     """
 
     key: str
@@ -105,7 +105,7 @@ class PartWriter:
         self.worst = self.worst.plus(kept.worst)
 
     def finish(self) -> None:
-        """Makes the file durable, but for its name. Blocks."""
+        """Makes the contents of the file durable, not its name. Blocks."""
         with telling(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -113,7 +113,7 @@ class PartWriter:
 
     def drop(self) -> None:
         """Removes the file: its rows are to be read again."""
-        # Closing writes the rest of the buffer, which a full disk does not take.
+        # Closing writes the rest of the buffer, which fails on a full disk.
         with suppress(OSError):
             self._file.close()
         self.path.unlink(missing_ok=True)
@@ -158,7 +158,7 @@ class PartReader:
         return offsets
 
     def read(self, offset: int) -> Kept:
-        """Returns the row at this offset. A read of one line, mostly from the system's cache."""
+        """Returns the row at this offset; reads one line, mostly from the system's cache."""
         self._file.seek(offset)
         return _KEPT.decode(self._file.readline())
 
@@ -205,7 +205,7 @@ def count_lines(paths: Iterable[Path]) -> int:
 
 
 def is_torn(path: Path) -> bool:
-    """Whether the last line of a file of results stops in the middle. Blocks."""
+    """Whether the last line of a file of results is incomplete. Blocks."""
     last = b"{}"
     for lines in chunks_of(path):
         last = lines[-1]
@@ -213,6 +213,6 @@ def is_torn(path: Path) -> bool:
 
 
 def drop(paths: Iterable[Path]) -> None:
-    """Removes these files, if they are there. Blocks."""
+    """Removes those of these files that exist. Blocks."""
     for path in paths:
         path.unlink(missing_ok=True)

@@ -13,9 +13,9 @@ from redline.journal import Journal, KeySet
 class HeldRows:
     """Rows in parts from earlier runs, which need not be in the input.
 
-    changed: those that the input has contained with other content. ended: those that had their line
-    at the start, or that were left and are asked live. succeeded, failed: those whose batch has
-    given them an outcome in this run.
+    changed: those that the input has with other content. ended: those that had their line at the
+    start, or that batches left and the run sends live. succeeded, failed: those with an outcome
+    from their batch in this run.
     """
 
     def __init__(self) -> None:
@@ -55,10 +55,10 @@ class World:
     held: HeldRows
 
     def begin(self, picked: Picked) -> None:
-        """Takes a row of the input in hand.
+        """Begins a row of the input.
 
-        If a part holds it with other content, its batch's answer for that no longer counts. The row
-        was counted with the part.
+        If a part holds the row with other content, the answer of its batch no longer counts. The
+        row was already counted with the part.
         """
         key, held = picked.key, self.held
         if key not in held or held.holds(key, picked.mark):
@@ -68,7 +68,7 @@ class World:
         if key not in held.ended:
             self.runner.offer(-1)
         if key in held.succeeded:
-            # From here on, its line is as one of an earlier run.
+            # From here on, its line counts as one of an earlier run.
             self.tally.rows_saved(-1, 0, {})
             self.journal.answers.adopt()
         elif key in held.failed:

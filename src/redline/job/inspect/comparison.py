@@ -1,7 +1,7 @@
-"""Two outputs by the rows they have in common: which ended, or were answered, differently.
+"""Compares two outputs by their common rows: which of them ended, or were answered, differently.
 
-Rows are matched as a run knows them: by their custom_id, otherwise by their content. Of each answer
-are kept a hash of 64 bits and where its line begins; only those of the sample are read again.
+Rows are matched as in a run: by their custom_id, otherwise by their content. For each answer, a
+64-bit hash and the offset of its line are kept; only the lines of the sample are read again.
 """
 
 from __future__ import annotations
@@ -138,11 +138,11 @@ def compare_outputs(
     found = _Pairing(first, second, tariff, sample, seed).comparison
     if not found.common:
         hint = (
-            "rows are matched by custom_id, otherwise by their content: give the rows of both "
-            "inputs a custom_id"
+            "rows are matched by custom_id, otherwise by their content: add a custom_id to the "
+            "rows of both inputs"
         )
         if first.settings.get("samples") != second.settings.get("samples"):
-            hint = "their numbers of samples differ: redline eval compare matches questions"
+            hint = "their numbers of samples differ; redline eval compare matches questions instead"
         raise ConfigError(f"{names} have no row in common", hint=hint)
     found.only_first = first.lines.rows - found.common
     found.only_second = second.lines.rows - found.common

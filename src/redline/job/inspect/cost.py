@@ -26,11 +26,11 @@ class Tariff(msgspec.Struct, frozen=True, kw_only=True):
 class Cost:
     """The cost of an output's answers, added up.
 
-    asked_model: the one that the job has named. judge: another model that judges the answers, or
+    asked_model: the model that the job names. judge: another model that judges the answers, or
     empty. is_free: no answer costs anything.
-    picodollars: of `priced` answers. unpriced: answers by the model, theirs or the judge, that has
-    no price. unstated: answers whose usage does not say how many tokens they, or the judge, took.
-    Answers from the cache, and of servers inside the run, cost nothing and are in none of these.
+    picodollars: of `priced` answers. unpriced: answers by the model without a price, theirs or the
+    judge. unstated: answers whose usage does not state their tokens or the judge's. Answers from
+    the cache, and of servers inside the run, cost nothing and are in none of these counts.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Cost:
         self._asked_model, self._judge = asked_model, judge
         self._is_free = is_free
         self._prices = Prices(tariff.own)
-        # Endpoints with other names or prices have no influence on what an answer of others costs.
+        # An endpoint's own names or prices do not affect the cost of answers of other endpoints.
         models = {name: tariff.models.get(name, {}) for name in {*tariff.models, *tariff.tariffs}}
         self._own_prices = dict.fromkeys(models, Prices(tariff.own, models, tariff.tariffs))
 

@@ -1,15 +1,15 @@
 """The current lines of an output: at most one for each row, over the results and failures.
 
-A row may have several lines: it was repeated, changed, tried again, or is in both files because a
-run ended early. The rules are those of the journal:
+A row may have several lines: it was repeated, changed or retried, or a run that ended early left it
+in both files. The current line is chosen by the rules of the journal:
 
   two results of equal content      the first; `redline repair` moves the second out
-  two results of different content  the later one: the row was changed and asked again
+  two results of different content  the later one: the row was changed and sent again
   two failures                      the later one
   a result and a failure            the result: the row was retried
 
-Both files may be written to meanwhile. The failures are opened before the results are: so a row
-that moves from one to the other is seen. What is appended later is not.
+A run may write to both files meanwhile. The failures are opened before the results, so a row that
+moves from one to the other is not missed. Lines appended later are not read.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class FileIndex:
 
     fd: of the file, which stays open as long as this is used; None for no file.
     takes_later: returns whether the later of two lines of a row is current, from their marks.
-    above: the file whose lines come before those of this one, if a row has lines in both.
+    above: the file whose lines take precedence if a row has lines in both files.
 
-    keys: of all rows in it; a key's mark is 1 + the number of its last line that was current.
-    current, repeated, outdated, damaged: numbers of lines. repeated: the row has an earlier one
-    that is current. outdated: the row has a later one, or one in the file above. damaged: without a
-    checksum that holds. contested: those that are outdated by a line of other content in the file
-    above. is_torn: the last line has no end: it is being written, or a sudden death cut it.
+    keys: of all rows in the file; a key's mark is 1 + the number of its last line that was current.
+    current, repeated, outdated, damaged: numbers of lines. repeated: the row has an earlier line
+    that is current. outdated: the row has a later line, or one in the file above. damaged: the
+    checksum is wrong. contested: outdated lines whose line in the file above has other content.
+    is_torn: the last line has no end: it is being written, or a crash cut it off.
 
     Memory: 30 to 60 bytes a line.
     """
@@ -72,7 +72,7 @@ class FileIndex:
 
     @property
     def lines(self) -> int:
-        """The number of all lines, also those that are not current."""
+        """The number of all lines, including those that are not current."""
         return len(self._is_current)
 
     def mark_of(self, key: int) -> int:
@@ -86,7 +86,7 @@ class FileIndex:
         for stretch in self._stretches():
             last = number + len(stretch.lines)
             numbers, begins = range(number, last), stretch.offsets()
-            # A line that is not sound has no key.
+            # A damaged line has no key.
             found = zip(numbers, stretch.keys, begins, stretch.lines, strict=False)
             # Lines appended since the index was made have no flag, and are left out.
             yield from map(Place._make, compress(found, self._is_current[number:last]))
@@ -134,7 +134,7 @@ class FileIndex:
         """Adds a line of a row that has one already."""
         earlier = self.keys.mark_of(key)
         if self._takes_later(self._marks[earlier - 1], self._marks[number - 1]):
-            # It is already counted if the row is in the file above.
+            # If the row is in the file above, the earlier line is already counted.
             self.outdated += self._is_current[earlier - 1]
             self._is_current[earlier - 1] = 0
             self.keys.mark((key,), (number,))

@@ -1,4 +1,4 @@
-"""Some lines of an output in numbers: how they ended, their tokens, cost and latency."""
+"""Figures of an output's lines: how they ended, their tokens, cost and latency."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Ending(msgspec.Struct):
 class Figures:
     """Adds up lines.
 
-    reasons: results by finish reason, None for one without. errors: failures by kind and HTTP
-    status. models: results by the model that has answered. cached, batched: results from the cache,
-    and from batches. endpoints: results by endpoint. input_tokens, output_tokens: of results, as
-    their usage states them; stated, unstated: results with a usage, and without. These leave out
-    results from the cache, whose usage is what they cost when they were given. cost: of results.
-    latencies: of results that were answered live. verdicts: graded answers, by verdict. dropped:
-    texts that were not kept, by the reason. reasks: None if no line states them. unreadable: lines
-    of which only the row is known.
+    reasons: results by finish reason, None for a result without one. errors: failures by kind and
+    HTTP status. models: results by the model that answered. cached, batched: results from the
+    cache, and from batches. endpoints: results by endpoint. input_tokens, output_tokens: of
+    results, as their usage states them; stated, unstated: results with a usage, and without. These
+    four leave out results from the cache, whose usage is that of the original answer. cost: of
+    results. latencies: of results that were answered live. verdicts: graded answers, by verdict.
+    dropped: texts that were not kept, by the reason. reasks: None if no line states them.
+    unreadable: lines of which only the row is known.
     """
 
     def __init__(self, cost: Cost) -> None:

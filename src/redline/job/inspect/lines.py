@@ -1,4 +1,4 @@
-"""A line of an output read back, whatever its format, and its answer as text and as a hash."""
+"""Lines of an output, read in any of its formats; their answers as text and as a hash."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Line(msgspec.Struct, kw_only=True):
 
     @property
     def reason(self) -> str | None:
-        """The finish reason; of several choices all that occur, the worst first."""
+        """The finish reason; for several choices, all of their reasons, the worst first."""
         found = self.finish_reason
         if not isinstance(found, list):
             return found

@@ -26,9 +26,9 @@ _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
     """An output that can be read.
 
-    name: its name for people. manifest: None for results that were copied without their folder, or
-    if it is damaged; problem then says so. spent: the amounts that all runs with a budget have
-    spent, None without a budget.
+    name: as shown to the user. manifest: None for results that were copied without their folder, or
+    if the manifest is damaged; problem then states the reason. spent: the amounts that all runs
+    with a budget have spent, None without a budget.
     """
 
     output: Output
@@ -52,27 +52,27 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def judge(self) -> str:
-        """The model that `redline eval` has named as a judge, if it is another one, or empty."""
+        """The judge's model of `redline eval` if it differs from `model`; otherwise empty."""
         settings = self.settings.get("judge")
         found = settings.get("model") if isinstance(settings, dict) else None
         return found if isinstance(found, str) and found != self.model else ""
 
     @property
     def input_name(self) -> str:
-        """The input as a person in this folder would write it; empty if there is none."""
+        """The input, relative to this folder if it is below it; empty if there is none."""
         return "" if self.manifest is None else near(self.manifest.input)
 
     @property
     def is_running(self) -> bool:
-        """Whether a run writes to it at this moment."""
+        """Whether a run holds the output at this moment."""
         try:
             return bool(is_held(self.output))
         except OSError:
-            # There is no lock, as in a copy.
+            # There is no lock file, as beside a copy.
             return False
 
     def cost(self, tariff: Tariff) -> Cost:
-        """Returns a new cost of its answers. Answers of a user's own function are free."""
+        """Returns an empty `Cost` for the answers. Those of a user's own function are free."""
         return Cost(tariff, self.model, judge=self.judge, is_free="call" in self.settings)
 
     def rows_asked(self, keys: Iterable[int]) -> Iterator[tuple[int, msgspec.Raw]]:
@@ -147,7 +147,7 @@ def _check(output: Output) -> None:
     path = output.path
     if manifests.path_of(output).exists() or has_sound_line(path):
         return
-    hint = f"no line of it is, and there is no {manifests.path_of(output)}"
+    hint = f"redline wrote none of its lines, and there is no {manifests.path_of(output)}"
     with path.open("rb") as file:
         if file.read(4).startswith(_PACKED):
             hint = "it is compressed: unpack it first"

@@ -1,7 +1,7 @@
 """A comparison as one page of HTML: the figures, and sampled outputs side by side.
 
-The page loads nothing and runs no script. Texts of others are escaped by the template, lose what
-is not printable, and each has its own direction.
+The page loads nothing and runs no script. The template escapes texts from outside; unprintable
+characters are removed, and each text has its own writing direction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redline.process import printable
 
 # At most this many characters of a text are shown: a few screens.
 _MOST_CHARACTERS = 4000
-# A row that was asked is folded up if it is longer.
+# A longer row is collapsed.
 _SHORT_CHARACTERS = 600
 
 

@@ -22,10 +22,10 @@ _MOST_DIGITS = 18
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """The rows to select: those that one of these settings names, or all rows if none does.
 
-    failed: rows with a failure. cut: rows whose answer was cut at the token limit. row: the rows of
-    this number, or of this custom_id; failed and cut are then ignored. sample: at most this many of
-    these; see `Sample`. adds_input: the selected rows get what was asked from the input, if need
-    be, with row or sample.
+    failed: rows with a failure. cut: rows whose answer was cut at the token limit. row: the rows
+    with this number or custom_id; failed and cut are then ignored. sample: at most this many of the
+    selected rows; see `Sample`. adds_input: with row or sample, reads the rows' requests from the
+    input if their lines do not contain them.
     """
 
     failed: bool = False

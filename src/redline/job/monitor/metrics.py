@@ -1,8 +1,9 @@
 """The metrics of a job on its page: their names, labels and values.
 
-Names and units are those of Prometheus' rules: base units, `_total` for what only grows. Every
-label has few values: endpoints and the model are named as in the settings, kinds of errors, tokens
-or rows as in the code. Counters are of this process's run; `redline_job_rows` is of the whole job.
+Names and units follow Prometheus' rules: base units, and `_total` for metrics that only grow. Every
+label has few values: names of endpoints and the model are those of the settings, kinds of errors,
+tokens and rows those of the code. Counters are of this process's run; `redline_job_rows` is of the
+whole job.
 https://prometheus.io/docs/practices/naming/
 """
 
@@ -44,8 +45,8 @@ class Histogram(msgspec.Struct, frozen=True):
 class Family(msgspec.Struct, frozen=True, kw_only=True):
     """One metric.
 
-    name: without the `_total` of a counter. samples: labels and values. unit: with which it goes to
-    OpenTelemetry, empty for none; None for a metric that does not.
+    name: without the `_total` of a counter. samples: labels and values. unit: in OpenTelemetry,
+    empty for none; None for a metric that is not sent there.
     """
 
     name: str
@@ -70,7 +71,7 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def families(view: View, whole: Window) -> list[Family]:
-    """Returns the current metrics of a run, those that it has figures for.
+    """Returns the current metrics of a run, without those that have no figures.
 
     whole: all windows of the run as one.
     """
@@ -167,7 +168,7 @@ def _about_load(seen: _Seen) -> Iterator[Family]:
     )
     yield gauge(
         "redline_request_slots",
-        "Requests that may be in flight at once, 0 if there is no bound.",
+        "Maximum requests in flight, 0 if there is no bound.",
         [(of_job, last.slots)],
         "{request}",
     )

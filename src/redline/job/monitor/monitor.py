@@ -34,10 +34,10 @@ def alerts_of(job: Job) -> Alerts:
 
 @dataclass(eq=False, repr=False)
 class Monitor:
-    """Follows one run. listener: is notified when an alert changes, as the webhook is.
+    """Follows one run. listener, webhook: notified when an alert changes.
 
-    webhook: None if no alert is sent. on_figures: gets the metrics of the run when a window has
-    ended.
+    webhook: None if no alert is sent. on_figures: gets the metrics of the run at the end of each
+    window.
     """
 
     _view: View

@@ -1,7 +1,7 @@
-"""Alerts on their way to a webhook: one after the other, each tried again for a while.
+"""Sends alerts to a webhook, one after the other, each with retries for about a minute.
 
 A body is `{"event": "alert", "id": ..., "state": "firing" or "ended", "text": ..., ...}`. If the
-server has taken it but the answer is lost, it is sent again, with the same `id`.
+server accepts it but the answer is lost, the same body is sent again, with the same `id`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TIMEOUT_S = 10.0
 # Seven attempts in a little more than a minute.
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 MOST_WAITING = 100
-# The end of a job waits this long for notifications in transit, which its caller does not notice.
+# The end of a job waits this long for notifications in transit, too short for its caller to notice.
 LAST_S = 3.0
 _AGAIN = frozenset({408, 425, 429})
 
@@ -29,7 +29,7 @@ _AGAIN = frozenset({408, 425, 429})
 class Webhook:
     """Sends alerts to a URL, from a task of its own: `put` neither waits nor fails.
 
-    waited_s: for how long the end of the job has waited for it.
+    waited_s: seconds for which the end of the job has waited for the webhook.
     """
 
     def __init__(self, url: str, clock: Clock = SYSTEM) -> None:
@@ -50,9 +50,9 @@ class Webhook:
 
     @property
     def failure(self) -> str | None:
-        """The number of notifications that did not arrive, and why the last did not, in words.
+        """The number of lost notifications, and the reason of the last loss, in words.
 
-        None if all arrived.
+        None if all were delivered.
         """
         if not self._lost:
             return None
@@ -109,7 +109,7 @@ class Webhook:
             self._task = None
 
     async def _send(self, backend: HttpBackend, body: dict[str, Any]) -> str | None:
-        """Sends a notification; returns None once it is taken, otherwise why it was given up."""
+        """Sends a notification; returns None if it is accepted, otherwise the reason."""
         for pause_s in (*PAUSES_S, None):
             error = await _posted(backend, self._path, body)
             if error is None:
@@ -127,7 +127,7 @@ class Webhook:
 async def _posted(
     backend: HttpBackend, path: str, body: dict[str, Any]
 ) -> CallError | NoEndpoint | None:
-    """Makes one attempt; returns the error if it was not taken, None if it was."""
+    """Makes one attempt; returns its error, None if the notification was accepted."""
 
     async def drop(chunk: bytes) -> None:
         pass

@@ -33,9 +33,9 @@ def module(name: str) -> Any:
 class Reach:
     """The state of the receiver; exporter threads write it, and the event loop reads it.
 
-    host: of the last request. reason: why the last failed request failed. outages: their number so
-    far. outage: why the present one began, None if there is none. outage_host: the host when the
-    last one began. back_s: when it ended.
+    host: of the last request. reason: of the last failed request. outages: the number of outages so
+    far. outage: the reason of the current outage, None if there is none. outage_host: the host when
+    the last outage began. back_s: when the last outage ended.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ def session_of(reach: Reach) -> Any:
 
 @dataclass(eq=False, repr=False)
 class CountedSpans:
-    """A span exporter that counts the spans which the exporter inside has delivered."""
+    """A span exporter that counts the spans that its inner exporter has delivered."""
 
     _inner: Any
     _success: Any

@@ -37,7 +37,7 @@ from redline.process import DaemonThreads, counted
 
 # The end of a job waits this long for data in transit.
 LAST_S = 3.0
-# The seconds for which the progress shows that an outage is over, and the most that it reports.
+# The seconds for which the progress shows that an outage is over, and the most outages it reports.
 _BACK_S = 30.0
 _MOST_TOLD = 10
 _NS = 1e9
@@ -149,7 +149,7 @@ class MetricExport:
 class Telemetry:
     """Measures a job's calls, and sends the measurements and the job's figures.
 
-    `note` neither waits nor fails; data that the receiver does not take is counted. waited_s:
+    `note` neither waits nor fails; data that the receiver does not accept is counted. waited_s:
     seconds that `aclose` took, which are not part of the job's time.
     """
 
@@ -196,7 +196,7 @@ class Telemetry:
 
     @property
     def failure(self) -> str | None:
-        """After `aclose`: the data that did not arrive, and why; None if all did."""
+        """After `aclose`: the data that was not delivered, and why; None if all was."""
         lost = []
         if self._span_export is not None and self._spans is not None:
             missing = self._spans.ended - self._span_export.exporter.delivered

@@ -21,7 +21,9 @@ from redline.journal import Output
 from redline.process import replace_file
 
 _LINE_BYTES = 160
-_HINT = "see what the provider has billed, and start over with --restart, or run without a budget"
+_HINT = (
+    "look up what the provider has billed; then start over with --restart, or run without a budget"
+)
 
 
 class _Line(msgspec.Struct):
@@ -33,8 +35,8 @@ class _Line(msgspec.Struct):
 class AccountFile:
     """The file of one output, whose lock the caller holds.
 
-    is_new: nothing is spent yet, whatever an earlier output has left. Raises JournalError for a
-    file that is damaged or cannot be opened: the amount spent is then unknown.
+    is_new: nothing is spent yet, even if the file of an earlier output exists. Raises JournalError
+    for a file that is damaged or cannot be opened: the amount spent is then unknown.
     """
 
     def __init__(self, output: Output, *, is_new: bool) -> None:
@@ -69,7 +71,7 @@ class AccountFile:
         try:
             self.sync()
         finally:
-            # A call that was left behind settles later: another file may get this descriptor.
+            # An abandoned call settles later, when another file may have this descriptor.
             fd, self._fd = self._fd, -1
             os.close(fd)
 

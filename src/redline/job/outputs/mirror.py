@@ -1,17 +1,17 @@
-"""An output in an object store: its files are on this machine, and objects are made of them.
+"""An output in an object store: a run writes files on this machine and uploads them at its end.
 
-A store has no append, no fsync and no lock. So a run writes files, as it always does, and they
-become objects as a whole: when the run ends, however it ends. Before a run, the results and the
+A store has no append, no fsync and no lock. Therefore a run writes files, as any run does, and each
+is uploaded as a whole when the run ends, for whatever reason. Before a run, the results and the
 failures are compared with their objects:
 
-  the file has all of the object    the file stays, and becomes the object at the end
+  the file has all of the object    the file stays, and is uploaded at the end
   the object has all of the file    the object is fetched
-  neither has all of the other      refused
+  neither has all of the other      the run is refused
 
-Results are only appended, so one that begins with all bytes of the other has all of it. An object
-that is as it was when the file was uploaded needs no reading: the file has all of it. If the file
-is as it was then, but the object is another one, the output was rewritten elsewhere, as by
---ordered: the object is fetched, and the file kept aside.
+Results are only appended: if the bytes of one begin with all bytes of the other, it has all of the
+other. If the object has not changed since the upload, it is not read: the file has all of it. If
+the file has not changed since then but the object has, the output was rewritten elsewhere, as by
+--ordered: the object is fetched, and the file is kept under another name.
 """
 
 from __future__ import annotations
@@ -122,13 +122,12 @@ class Mirror:
             raise JournalError(
                 f"cannot upload to {self.url.name}: {error.reason}",
                 hint=f"{error.hint.partition('; ')[0]}; every result is in {output.path}: "
-                "run the same command again, and it is uploaded",
+                "run the same command again to upload it",
             ) from error
         except InterruptedError as error:
             raise JournalError(
                 f"the upload to {self.url.name} was interrupted",
-                hint=f"every result is in {output.path}: run the same command again, and it is "
-                "uploaded",
+                hint=f"every result is in {output.path}: run the same command again to upload it",
             ) from error
 
     def _upload(self, path: Path, found: Found | None) -> None:
@@ -168,8 +167,8 @@ class Mirror:
             if found is not None and found.size_bytes and not has_manifest and not is_forced:
                 raise ConfigError(
                     f"{self.url.name} exists and is not a results file of redline",
-                    hint="choose another -o, put that object aside with --restart, or continue "
-                    "with it by --force if its lines are redline's",
+                    hint="choose another -o, rename that object with --restart, or continue it "
+                    "with --force if redline wrote its lines",
                 )
             is_fetched |= self._reconcile(path, found)
         if has_manifest and (is_fetched or not manifest.exists()):
@@ -184,7 +183,7 @@ class Mirror:
         if self._store.find(older) is not None:
             raise ConfigError(
                 f"{self._url(self.output.state_path).name} belongs to {older.name}, which an older "
-                "redline has begun",
+                "redline began",
                 hint="choose another -o",
             )
 
@@ -273,8 +272,8 @@ class Mirror:
         except OSError as error:
             raise ConfigError(
                 f"cannot make the folder {folder}: {error.strerror}",
-                hint=f"run it in a folder that can be written: the run's files for {self.url.name} "
-                "stay there until they are uploaded",
+                hint=f"run redline in a writable folder, where the run's files for {self.url.name} "
+                "stay until they are uploaded",
             ) from error
 
     def _url(self, path: Path) -> ObjectUrl:
@@ -284,10 +283,10 @@ class Mirror:
     def _refusal(self, kind: type[ConfigError] | type[JournalError]) -> ConfigError | JournalError:
         path = self.output.path
         return kind(
-            f"{self.url.name} was changed by something else, and holds what {path} does not",
+            f"{self.url.name} was changed by something else, and has content that {path} lacks",
             hint=f"both are kept: to continue from the object, move {path.parent}/{path.stem}* "
             "away; "
-            "to keep what is here, move the object away; then run the same command again",
+            "to continue from the file, move the object away; then run the same command again",
         )
 
     def _load(self) -> None:
@@ -299,7 +298,7 @@ class Mirror:
         if state.url != self.url.name:
             raise ConfigError(
                 f"{self.output.path} belongs to {state.url}, not to {self.url.name}",
-                hint=f"move {self.output.path.parent} away, or run it in another folder",
+                hint=f"move {self.output.path.parent} away, or run redline in another folder",
             )
         self._state = state
 

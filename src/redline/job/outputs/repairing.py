@@ -1,8 +1,8 @@
-"""Takes the lines out of a results file that a run refuses, and keeps every other one.
+"""Moves the lines that a run refuses out of a results file, and keeps all others.
 
-For each file: scan -> copy what goes out to a file beside it -> put a new file of the kept lines in
-its place. Both copies are durable before the next step, so that death at any moment leaves the old
-file whole or the new one, and no byte is ever in neither.
+For each file: scan -> copy the refused lines to a file beside it -> replace it by a new file of the
+kept lines. Each copy is durable before the next step. So if the process dies at any moment, either
+the old or the new file is whole, and no byte is lost.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Repair(msgspec.Struct, kw_only=True):
 def repair(output: Output) -> list[Repair]:
     """Repairs an output so that a run can continue it; returns a Repair for each file. Blocks.
 
-    Repeated failures stay: a run itself drops all but the last of a row. The rows of lines that
-    were damaged have no line afterwards, so the next run does them again.
+    Repeated failures stay: a run itself drops all but the last one of a row. Rows whose line was
+    damaged have no line afterwards, so the next run sends them again.
     Raises ConfigError if there is no results file of redline, or while a run writes to it,
     JournalError if a file cannot be read or written.
     """
     if not manifests.path_of(output).exists() and not has_sound_line(output.path):
         raise ConfigError(
             f"{output.path} is not a results file of redline",
-            hint=f"no line of it is, and there is no {manifests.path_of(output)}",
+            hint=f"redline wrote none of its lines, and there is no {manifests.path_of(output)}",
         )
     with OutputLock(output):
         repairs = [_repaired(output.path, is_unique=True)]
@@ -69,7 +69,7 @@ def _repaired(path: Path, *, is_unique: bool) -> Repair:
         if out:
             done.aside = take_out(path, file.fd, out)
         else:
-            # A repair may have died before the name of the file it made was durable.
+            # An earlier repair may have died before the name of its new file was durable.
             with telling(path):
                 sync_name(path)
     return done
@@ -83,7 +83,7 @@ def _to_take_out(fd: int, done: Repair, is_unique: bool) -> array[int]:
     known = KeySet()
     out = array("Q")
     for stretch in read_stretches(fd):
-        # A line of other content is of a row that has changed: a run keeps the newer one.
+        # Lines for one row with different contents: the row has changed, and a run keeps the newer.
         repeated = known.add_marked(stretch.keys, stretch.marks())[0] if is_unique else []
         done.kept += len(stretch.keys) - len(repeated)
         done.repeated += len(repeated)

@@ -42,9 +42,10 @@ def open_journal(job: Job, output: Output, acknowledge: Acknowledge) -> tuple[Jo
             if not job.force:
                 manifests.check(old, new, output)
         elif old.settings != new.settings and not job.retry_failed and stream_of(job.rows) is None:
-            # Nothing has succeeded yet, so nothing can be mixed: what failed under the old
-            # settings, such as a wrong model, is done again under these. The lines are kept, as a
-            # pipe may not bring their rows again. A stream never does: its failures stay failures.
+            # Nothing has succeeded yet, so no results of different settings can mix: rows that
+            # failed with the old settings, such as a wrong model, are sent again with the new ones.
+            # The lines are kept, because a pipe may not bring their rows again. A stream never
+            # does, so its failures stay failures.
             set_all_aside(output.failed_path, output.state_path / output.failed_path.name)
         new.begun, new.others = old.begun, manifests.other_inputs(old, new.input)
     for path in (output.path, output.failed_path):
@@ -78,12 +79,12 @@ def _begun(job: Job, output: Output) -> Manifest | None:
         if has_sound_line(output.path):
             raise ConfigError(
                 f"{output.path} holds results, but {manifests.path_of(output)} is missing",
-                hint=f"put {output.state_path} back, or continue with these results by --force; "
-                "choose another -o if this is not a results file of redline to continue",
+                hint=f"put {output.state_path} back, or continue these results with --force; if "
+                "they are not those of this job, choose another -o",
             )
         raise ConfigError(
             f"{output.path} exists and is not a results file of redline",
-            hint="choose another -o, or put that file aside with --restart",
+            hint="choose another -o, or rename that file with --restart",
         )
     return old
 
@@ -108,7 +109,7 @@ def another_input(job: Job, output: Output) -> str | None:
     if is_sending and _has_no_row_of(job, output):
         raise ConfigError(
             f"{output.name} was made from {near(old.input)}, and has no row of {near(now)}",
-            hint="choose another -o, or add these rows to it with --force",
+            hint="choose another -o, or add these rows to that output with --force",
         )
     return near(old.input)
 
@@ -133,7 +134,7 @@ def _has_no_row_of(job: Job, output: Output) -> bool:
 
 
 def near(path: str) -> str:
-    """Returns the path as a person in this folder would write it; URLs and no path unchanged."""
+    """Returns the path relative to this folder if it is below it; a URL or no path unchanged."""
     short = os.path.relpath(path) if path and "://" not in path else path
     return path if short.startswith("..") else short
 

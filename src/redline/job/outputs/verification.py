@@ -1,4 +1,4 @@
-"""Proof that a results file has every row of the input exactly once; surplus lines are counted."""
+"""Checks that a results file has every row of the input exactly once; counts surplus lines."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Verification(msgspec.Struct, kw_only=True):
 
     rows: of the input. succeeded + failed + missing = rows. first_missing: a row's number; None if
     none is missing.
-    repeated: lines for a row that has one already. changed: lines that answer what a row held
-    before it was changed. strange: lines whose row is not in the input. damaged: lines whose
-    checksum does not hold.
+    repeated: lines for a row that has one already. changed: lines for the former content of a row
+    that has changed. strange: lines whose row is not in the input. damaged: lines whose checksum is
+    wrong.
     """
 
     rows: int = 0
@@ -62,7 +62,7 @@ class Verification(msgspec.Struct, kw_only=True):
                 parts.append(f"{counted(self.repeated, 'line repeats', 'lines repeat')} a row")
             if self.changed:
                 answers = counted(self.changed, "line answers", "lines answer")
-                parts.append(f"{answers} what a row held before it was changed")
+                parts.append(f"{answers} the former content of a row that has changed")
             if self.damaged:
                 parts.append(f"{counted(self.damaged, 'line is', 'lines are')} damaged")
         if self.strange:
@@ -75,7 +75,7 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
     """Compares an output with its input. Blocks; reads both once.
 
     rows: the input; None takes the path that the manifest names. limit: only the first N rows must
-    be there; the others are read to distinguish their lines from lines of no row.
+    have a line; the others are read to distinguish their lines from lines of no row.
     Raises ConfigError if there is no such output, or no input to compare with, JournalError if the
     output cannot be read.
     """
@@ -105,7 +105,7 @@ def _without_folder(output: Output, *, is_input_named: bool) -> manifests.Manife
         )
     if not is_input_named:
         raise ConfigError(
-            f"{output.path} does not say what it was made from, for {missing} is missing",
+            f"the input of {output.path} is unknown, because {missing} is missing",
             hint="name the input with --input",
         )
     return manifests.Manifest(settings={})

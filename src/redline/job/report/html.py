@@ -1,7 +1,7 @@
 """A report as one page of HTML that loads nothing: data, template, and plotly's packaged script.
 
-Its policy (Content-Security-Policy) forbids the page to load or to send anything. Texts of others
-are escaped by the template, or in JSON, which the page's script sets as text.
+Its Content-Security-Policy forbids the page to load or send anything. Texts from outside are
+escaped by the template, or are in JSON, which the page's script inserts as text.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _plotly() -> str:
     except ImportError as error:
         raise ConfigError(
             "a page needs plotly, which is not installed",
-            hint="pip install 'redline[report]'; or --format md, json or svg, which need nothing",
+            hint="pip install 'redline[report]'; or --format md, json or svg, which do not need it",
         ) from error
     script: str = get_plotlyjs()
     return script

@@ -79,15 +79,15 @@ def read_files(output: Output, timeline: Timeline, *, is_running: bool) -> JobFi
         files.notes.append(f"failures are left out: {what}")
     if timeline.damaged:
         lines = counted(timeline.damaged, "damaged line")
-        files.notes.append(f"{lines} of the timeline left out")
+        files.notes.append(f"{lines} of the timeline left out of the figures")
     return files
 
 
 def _failed_rows(output: Output) -> list[FailedKind]:
     """Returns the kinds of errors with which rows failed, most frequent first; at most 50.
 
-    Counts each row once, by its current line, and leaves out rows that have a result, so that both
-    files are read. Lines that cannot be read are passed over. Raises JournalError and OSError.
+    Counts each row once, by its current line. Rows that have a result do not count, so both files
+    are read. Lines that cannot be read are skipped. Raises JournalError and OSError.
     """
     if not output.failed_path.exists():
         return []

@@ -10,13 +10,13 @@ import msgspec
 from redline.observe import Binding, bindings, summary_of
 from redline.timeline import Timeline, Window, errors_of, merged, merged_phases
 
-# Of one output: the data of a page is then some 300 kB at most.
+# For one output: a page then has at most some 300 kB of data.
 MOST_POINTS = 600
-# Limits, and kinds of errors.
+# The most lines in the chart of limits, and in that of kinds of errors.
 _MOST_LINES = 6
 # A phase has a line if it takes at least this share of all time.
 _LEAST_PHASE = 0.01
-# A pause between two runs is at most this share of all running time long on the axis.
+# On the axis, a pause between two runs takes at most this share of all running time.
 _LONGEST_PAUSE = 0.04
 # Windows that are further apart have a gap between them.
 LEAST_GAP_S = 0.05
@@ -39,12 +39,12 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     """Columns of equal length, with a value for each point, None if it is unknown.
 
     begin_s, end_s: on the axis, on which runs follow each other, and long pauses between two of
-    them are shortened. If a point begins after the end of the one before, nothing was recorded in
+    them are shortened. If a point begins after the end of the previous one, nothing was recorded in
     between. Means over a point: rows_per_s (done and failed), in_flight and slots (calls in flight,
-    and those that may be), input_tokens_per_s, output_tokens_per_s, retries_per_s, errors (failed
-    attempts per second, by kind), phases (calls in each phase: the seconds that those which ended
-    spent in it, per second). Of its answers: latency_p50_s, latency_p95_s. spent_usd: until its
-    end, by all runs. limits: those that held calls back most often first.
+    and their maximum), input_tokens_per_s, output_tokens_per_s, retries_per_s, errors (failed
+    attempts per second, by kind), phases (calls in each phase: the seconds that ended calls spent
+    in it, per second). Of a point's answers: latency_p50_s, latency_p95_s. spent_usd: until a
+    point's end, by all runs. limits: those that held calls back most often first.
     """
 
     begin_s: tuple[float, ...] = ()

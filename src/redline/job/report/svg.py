@@ -37,7 +37,7 @@ def svg_of(report: JobReport) -> str:
         f'<text x="24" y="56" class="quiet">{_text(subtitle, _LONGEST_TITLE)}</text>',
     ]
     if not report.series.begin_s:
-        parts.append(f'<text x="24" y="{_TOP + 40}">no window was recorded</text></svg>')
+        parts.append(f'<text x="24" y="{_TOP + 40}">nothing was recorded</text></svg>')
         return "\n".join(parts) + "\n"
     panels = (("rows/s", report.series.rows_per_s), ("calls in flight", report.series.in_flight))
     for place, (title, column) in enumerate(panels):

@@ -15,11 +15,11 @@ from redline.errors import ConfigError
 KEY_VARIABLE = "OPENAI_API_KEY"
 URL_VARIABLE = "OPENAI_BASE_URL"
 _OPENAI_HOST = "openai.com"
-# A header of one of these names carries credentials: no key is sent with it.
+# A header with one of these names carries credentials, so no key is sent with it.
 _CREDENTIALS = re.compile(
     r"(proxy-)?authorization|(.*-)?api-?key|(.*-)?(access-|auth-)?token", re.I
 )
-# Keys have small letters, dashes or dots as well.
+# The usual form of a variable's name; keys also have small letters, dashes or dots.
 _USUAL_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _NAME_THE_KEY = f'api_key=os.environ["{KEY_VARIABLE}"] sends it there, api_key="" sends none'
 
@@ -27,8 +27,8 @@ _NAME_THE_KEY = f'api_key=os.environ["{KEY_VARIABLE}"] sends it there, api_key="
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The variables in which a server and a key are looked up.
 
-    environ: variables by name, those of `.env` included. dotenv: the ones that `.env` alone sets.
-    key_hint: a hint how to name a key for another host.
+    environ: variables by name, including those of `.env`. dotenv: the variables that only `.env`
+    sets. key_hint: a hint on how to state a key for another host.
     """
 
     environ: Mapping[str, str]
@@ -41,10 +41,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_key(key: str | None, base_url: str, headers: Iterable[str], hint: str) -> str | None:
-    """Returns the key if it may go to `base_url`; None if there is none, or a header holds another.
+    """Returns the key if it may go to `base_url`; None without a key, or if a header holds another.
 
-    headers: their names. hint: for the error. Raises ConfigError for any other host. A text that is
-    not a URL gets no key: Endpoint has an error of its own for it.
+    headers: their names. hint: for the error. Raises ConfigError if the key may not go to the host.
+    A text that is not a URL gets no key: Endpoint raises its own error for it.
     """
     if not key or not is_http_url(base_url):
         return None
@@ -54,7 +54,7 @@ def default_key(key: str | None, base_url: str, headers: Iterable[str], hint: st
     if any(_CREDENTIALS.fullmatch(name) for name in headers):
         return None
     raise ConfigError(
-        f"the key in {KEY_VARIABLE} goes to OpenAI and to this machine only, not to {host}",
+        f"the key in {KEY_VARIABLE} is sent to OpenAI and to this machine only, not to {host}",
         hint=hint,
     )
 
@@ -62,8 +62,8 @@ def default_key(key: str | None, base_url: str, headers: Iterable[str], hint: st
 def key_in(variable: str, said: str, environ: Mapping[str, str], hint: str = "") -> str:
     """Returns the value of the variable that the setting `said` names.
 
-    hint: what may be done instead of exporting it. Raises ConfigError if it is not set. The error
-    quotes what is usual as a name, and nothing else: it may be the key itself.
+    hint: an alternative to exporting the variable. Raises ConfigError if it is not set. The error
+    quotes `variable` only if it has the usual form of a name: otherwise it may be the key itself.
     """
     value = environ.get(variable)
     if value:
@@ -73,8 +73,8 @@ def key_in(variable: str, said: str, environ: Mapping[str, str], hint: str = "")
             f"{said} names {variable}, which is not set", hint=f"export {variable}=...{hint}"
         )
     raise ConfigError(
-        f"{said} takes the name of a variable that is set, and this is none",
-        hint=f"export a variable with the key, and state its name, such as {KEY_VARIABLE}",
+        f"{said} takes the name of a variable that is set, and no variable has this name",
+        hint=f"export a variable that holds the key, and give its name, such as {KEY_VARIABLE}",
     )
 
 

@@ -28,10 +28,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Keywords(TypedDict, total=False):
-    """The keyword arguments. All are optional; each means what its flag means.
+    """The keyword arguments. All are optional; each has the meaning of the flag of its name.
 
     Options:
-        prompt: Jinja template of the user message over the row's columns.
+        prompt: Jinja template of the user message, filled from the row's columns.
         system: Template of the system message.
         body: Template of the whole JSON body, instead of a prompt.
         url: Path to call, such as /v1/embeddings; may be a template.
@@ -39,52 +39,55 @@ class Keywords(TypedDict, total=False):
         model: The model to ask, for rows that name none.
         params: Other fields of the body, such as temperature and max_tokens.
         output_path: Where a plain JSON answer holds the output, such as result.items.0.text.
-        constant_prompt: The prompt uses no column on purpose: every row asks the same.
-        call: A coroutine function of one row that answers instead of an endpoint.
-        endpoint: A URL, an Endpoint, "sim" (a simulated server inside), a LocalEngine, or a list of
-            URLs and Endpoints.
+        constant_prompt: Allow a prompt that uses no column, so that every row asks the same.
+        call: A coroutine function that takes a row and returns the answer, in place of an endpoint.
+        endpoint: A URL, an Endpoint, "sim" (a built-in simulated server), a LocalEngine, or a list
+            of URLs and Endpoints.
         balance: Which of several endpoints gets a row, such as "p2c", the default.
-        api_key: Default: OPENAI_API_KEY, for OpenAI and this machine; empty sends none.
+        api_key: Default: that in OPENAI_API_KEY, sent to OpenAI and this machine only; "" sends
+            none.
         headers: Sent with every request.
         proxy: URL of an HTTP proxy. Default: from HTTP_PROXY, HTTPS_PROXY and NO_PROXY.
-        limits: All limits of each endpoint, as a Limits; the short forms below are added to it.
+        limits: All limits of each endpoint, as a Limits; the short forms below add to them.
         rps: Requests per second; may be a fraction: 2.5 becomes 3 per 1.2 s.
         rpm: Requests per minute.
         tpm: Tokens per minute, input and output together; also as text: "200k".
-        concurrency: Most requests in flight, at all endpoints together; "auto" finds each server's
-            best.
-        rate: "auto" reads the limits that you do not state from the headers of the server, or
-            searches for them.
+        concurrency: Maximum requests in flight, at all endpoints together; "auto" searches for the
+            best number for each server.
+        rate: "auto" finds the limits that you do not state, in the server's headers or by a search.
         cache: Keep answers and reuse them for equal requests: True, a folder, or a Cache.
         output: File or URL of the results, which the same call continues.
         format: "redline", or "batch" for lines of the OpenAI Batch API.
         ordered: Put the finished file in input order.
-        keep_input: Repeat the row in its result line.
+        keep_input: Include the row in its result line.
         raw: Keep the whole reply in the result line.
-        trace: File that records when each call came, where it went and how long it took.
+        trace: File that records when each call arrived, where it went and how long it took.
         metrics_port: Port of the job's metrics for Prometheus; 0 for a free one.
         alerts: Alerts: thresholds by rule, and a webhook.
         otel: Send metrics and sampled spans to OpenTelemetry: {} for the default settings.
-        budget: What all runs of the output may spend, such as "5usd".
-        budget_tokens: The same in tokens, also as text: "2m".
+        budget: The most that all runs of the output together may spend, such as "5usd".
+        budget_tokens: The most tokens that they may use; also as text: "2m".
         prices: Dollars per million tokens, by model: input, cached_input and output.
-        timeout_s: Longest time of one attempt, in seconds. Default: 600.
-        max_retries: Attempts after the first. Default: 8.
-        row_deadline_s: Longest time of a row with all its retries, in seconds.
-        deadline_s: Longest time of the run, in seconds. The same call continues it.
-        limit: Only the first N rows.
-        via: "live", "batch" (the Batch API), or "auto".
-        follow: Rows that are written to the file later are done, too.
+        timeout_s: Longest time for one attempt, in seconds. Default: 600.
+        max_retries: Attempts at a row after the first. Default: 8; ten times as many after HTTP
+            429.
+        row_deadline_s: Longest time for a row with all its retries, in seconds.
+        deadline_s: The run ends after this time, in seconds. The same call continues it.
+        limit: Send only the first N rows.
+        via: "live" (cancels open batches), "batch" (the Batch API), or "auto" (batches while
+            deadline_s allows, the rest live). Default: live if no batch is open.
+        follow: After the last row of a file, wait for rows that are appended to it.
         until_empty: End when all messages of a stream are acknowledged.
         fail_on: Answers to count as failures: length, empty, content_filter, refusal.
         strict: End the run at the first row that fails.
-        stop_at_error_rate: Share of the last 1,000 rows that, if failed, ends the run: "20%".
-        longest_wait_s: The run ends instead of waiting longer for a limit or a Retry-After.
-        retry_failed: Do only the rows that failed before.
+        stop_at_error_rate: End the run once this share of the last 1,000 rows has failed: "20%".
+        longest_wait_s: End the run instead of waiting longer than this for a limit or a
+            Retry-After, in seconds.
+        retry_failed: Send only the rows that failed before.
         restart: Start over; the old files are kept.
-        force: Continue an output that was begun with another prompt, model or parameter.
-        before: Function that gets the row and returns the row to send.
-        after: Function that gets the output and returns the output to keep.
+        force: Continue an output even if it was begun with another prompt, model or parameter.
+        before: Function that takes the row and returns the row to send.
+        after: Function that takes the output and returns the output to keep.
         executor: Runs before and after. Default: threads.
         progress: Show progress. Default: on a terminal, and in a notebook.
     """
@@ -150,7 +153,7 @@ _NAMED = [
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
     for name in Keywords.__annotations__
 ]
-# A function of the user's has no use for the first group; an `Endpoint` contains the second.
+# The first group does not apply to a user's function; an `Endpoint` contains the second.
 _NOT_WITH_CALL = ("endpoint", "balance", "api_key", "headers", "proxy")
 _NOT_WITH_ENDPOINT = (
     *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),
@@ -158,7 +161,7 @@ _NOT_WITH_ENDPOINT = (
 )
 # Options whose values may hold a key or a password, which no error shows.
 _SECRET = ("endpoint", "api_key", "headers", "proxy", "limits", "alerts", "otel")
-# Options that take anything, or whose values are checked elsewhere.
+# Options whose values are checked elsewhere.
 _UNCHECKED = ("cache", "fail_on")
 
 
@@ -217,18 +220,18 @@ def _check_types(given: Mapping[str, Any]) -> None:
             # Its coroutine would be kept as the output, or fail a row that is paid for.
             raise ConfigError(
                 f"{name} must not be a coroutine function: it runs in a thread",
-                hint="write `def`; for code that awaits there is `call`",
+                hint="write `def`; code that awaits can be passed as `call`",
             )
 
 
 @cache
 def _kinds() -> dict[str, tuple[type, ...]]:
-    """Returns the classes that each keyword's annotation names; none for an unchecked one."""
+    """Returns the classes that each keyword's annotation names; () for an unchecked keyword."""
     found: dict[str, tuple[type, ...]] = {}
     for name, hint in get_type_hints(Keywords).items():
         parts = get_args(hint) if get_origin(hint) is UnionType else (hint,)
         kinds = [get_origin(part) or part for part in parts]
-        # A whole number is a number, too.
+        # An int is accepted for a float.
         wider = [each for kind in kinds for each in ((int, float) if kind is float else (kind,))]
         found[name] = () if name in _UNCHECKED else tuple(wider)
     return found
@@ -244,7 +247,7 @@ def _check_rivals(given: Mapping[str, Any]) -> None:
     is_list = isinstance(stated, Sequence) and any(isinstance(one, Endpoint) for one in stated)
     if is_one or is_list:
         for name in _NOT_WITH_ENDPOINT:
-            # The bound of a list together is not an endpoint's own.
+            # The concurrency of a whole list is not an endpoint's own.
             if name in given and not (is_list and name == "concurrency"):
                 raise ConfigError(
                     f"{name} and an Endpoint cannot be combined",
@@ -254,7 +257,7 @@ def _check_rivals(given: Mapping[str, Any]) -> None:
 
 
 def _endpoint(stated: Any) -> _Fields:
-    """Returns the option for one endpoint or several; an empty text counts as not given."""
+    """Returns the option of one endpoint or several; an empty text counts as not given."""
     if isinstance(stated, str) or not isinstance(stated, Sequence):
         return {"endpoint": stated or None}
     for one in stated:
@@ -316,12 +319,12 @@ def _fail_on(stated: object) -> _Fields:
     return {"fail_on": reasons}
 
 
-# Keywords whose values are read as those of a flag or of a table in redline.toml are.
+# Keywords whose values have the form of a flag's, or of a table in redline.toml.
 _AS_FLAGS = (
     *("rps", "rpm", "tpm", "metrics_port", "alerts", "otel"),
     *("budget", "budget_tokens", "stop_at_error_rate"),
 )
-# Readers of the other keywords that do not state the option of their own name by its value.
+# Readers of other keywords; a keyword without a reader sets the option of its name as it is.
 _READERS: dict[str, Callable[[Any], _Fields]] = {
     "params": lambda given: {"params": dict(given)},
     "endpoint": _endpoint,

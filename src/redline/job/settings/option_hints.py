@@ -49,13 +49,13 @@ _SYNONYMS = {
     "longest-wait-s": "max-wait longest-wait max-retry-after",
     "follow": "watch tail",
 }
-_CONTINUES = "nothing is needed to continue: the same command does the remaining rows"
-# For words that are no options: an option, and the hint that names it, given if it is known.
+_CONTINUES = "no flag is needed to continue: the same command sends the remaining rows"
+# For words that are no options: an option, and a hint, given if that option is known here.
 _SENTENCES = {
     **dict.fromkeys(("resume", "continue", "append"), ("restart", _CONTINUES)),
     **dict.fromkeys(
         ("seed", "top-p", "top-k", "n", "stop", "presence-penalty", "frequency-penalty"),
-        ("param", "it goes into the body by {option}"),
+        ("param", "set it as a field of the body: {option}"),
     ),
     **dict.fromkeys(
         ("input", "input-file", "in", "file", "dataset", "rows"),

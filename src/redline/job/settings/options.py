@@ -1,8 +1,8 @@
 """The options of a job, with their names on the command line, in redline.toml and in Python.
 
-An option is a field of `Options`, whose metadata is an `Option` that describes all but its type, so
-a new one is added here. `TABLE` holds them by field. `values` reads their texts, `keywords` the
-arguments of `redline.run`, and `resolve` makes the job.
+An option is a field of `Options`; the field's metadata is an `Option`, which describes everything
+but the type. New options are added here. `TABLE` holds the `Option`s by field. `values` reads the
+texts of flags and settings, `keywords` the arguments of `redline.run`, and `resolve` makes the job.
 """
 
 import os
@@ -51,13 +51,13 @@ class Kind(StrEnum):
 class Option(msgspec.Struct, frozen=True, kw_only=True):
     """The names of one option, and the way it is read.
 
-    key: its name in redline.toml and, with dashes, on the command line; if empty, the field's name,
+    key: the name in redline.toml and, with dashes, on the command line; if empty, the field's name,
     without the unit of a time.
-    short: a flag of one letter. python: the argument of `redline.run` that states it; the field's
-    name if empty. field: what it sets; the key if empty. read: returns its value from that of a
-    flag or setting, whose type is kind. metavar, help, complete: for `--help` and a shell's
-    completion. section: of `--help`; that of the option before it if empty. of_endpoint: a table
-    [endpoints.NAME] may state it.
+    short: a flag of one letter. python: the argument of `redline.run` that states the option; the
+    field's name if empty. field: what the option sets; the key if empty. read: makes the value from
+    that of a flag or setting, whose type is kind. metavar, help, complete: for `--help` and a
+    shell's completion. section: of `--help`; the previous option's if empty. of_endpoint: whether a
+    table [endpoints.NAME] may state it.
     absent: the places where it cannot be stated, "flag", "toml" or "python", each with the reason.
     """
 
@@ -78,7 +78,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 def flag(key: str, metavar: str | None, about: str, **facts: Any) -> Option:
     """Returns an option with a flag.
 
-    facts: other fields of `Option`; without `section`, the flag is in that of the previous one.
+    facts: other fields of `Option`; without `section`, the flag joins the previous flag's section.
     """
     return Option(key=key, metavar=metavar, help=about, **facts)
 
@@ -107,7 +107,7 @@ def choice(key: str, known: Sequence[str], about: str, **facts: Any) -> Option:
 
 
 def _field(option: Option) -> Any:
-    """Returns the field of an option that is not given."""
+    """Returns a field with this option, None by default."""
     return field(default=None, metadata={"option": option})
 
 
@@ -136,7 +136,7 @@ def _choice(known: Sequence[str], about: str, **facts: Any) -> Any:
 
 
 def _of_each(metavar: str, about: str, **facts: Any) -> Any:
-    """Returns an option that [endpoints.NAME] has, too."""
+    """Returns a flag that [endpoints.NAME] may set, too."""
     return _flag(metavar, about, of_endpoint=True, **facts)
 
 
@@ -161,7 +161,7 @@ def _of_one_endpoint(**facts: Any) -> Any:
         of_endpoint=True,
         python="endpoint",
         absent={
-            "flag": "it belongs to one endpoint of several: set it in its table in redline.toml",
+            "flag": "it belongs to one endpoint: set it in the endpoint's table in redline.toml",
             "toml": "it is stated in [endpoints.NAME]",
         },
         **facts,
@@ -174,11 +174,11 @@ _OF_ONE_INPUT = {"toml": "it describes a single input, not a project"}
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Options:
-    """The options of a job, from any source. None: not given; `resolve` has the defaults."""
+    """The options of a job, from any source. None: not given, so that `resolve` sets a default."""
 
     prompt: str | None = _flag(
         "TEMPLATE",
-        "Jinja template of the user message over the row's columns: 'Classify: "
+        "Jinja template of the user message, filled from the row's columns: 'Classify: "
         "{{ text }}'. @FILE reads it from a file.",
         read=values.text_or_file,
         section=_PROMPT,
@@ -192,10 +192,11 @@ class Options:
     temperature: float | None = _flag(
         "T", "Sampling temperature.", read=values.number, python="params"
     )
-    max_tokens: int | None = _whole("Most tokens in an answer.", python="params")
+    max_tokens: int | None = _whole("Maximum tokens of an answer.", python="params")
     params: dict[str, Any] | None = _flag(
         "NAME=VALUE",
-        "Any other body field, with its value as JSON or text: seed=7. Repeatable.",
+        "Any other field of the request body, such as seed=7; the value is JSON, otherwise text. "
+        "Repeatable.",
         key="param",
         read=values.pairs,
         kind=Kind.LIST,
@@ -203,8 +204,8 @@ class Options:
     url: str | None = _flag(
         "PATH",
         "Path to call. Default /v1/chat/completions; /v1/completions, /v1/embeddings and "
-        "/v1/responses are known; any other takes and gives plain JSON. May be a template: "
-        "'/chat?q={{ text | urlencode }}'.",
+        "/v1/responses are known, too; any other path takes and returns plain JSON. May be a "
+        "template: '/chat?q={{ text | urlencode }}'.",
     )
     method: str | None = _flag(
         "METHOD", "HTTP method. Default POST. A GET sends no body.", complete=METHODS
@@ -217,17 +218,17 @@ class Options:
     )
     output_path: str | None = _flag(
         "PATH",
-        "The place of the output in the answer, such as result.items.0.text. Default: "
-        "that of the API, or all of a plain JSON answer.",
+        "Where the output is in the answer, such as result.items.0.text. Default: "
+        "where the API puts it, or the whole of a plain JSON answer.",
     )
     constant_prompt: bool | None = _switch(
-        "The prompt or body uses no column on purpose: every row asks the same."
+        "Allow a prompt or body that uses no column, so that every row asks the same."
     )
     endpoint: Endpoint | Embedded | str | Sequence[Endpoint | str] | None = _flag(
         "NAME",
         "A URL, a name from redline.toml, sim (a built-in simulated server, for trials), or "
-        "engine:MODEL (a built-in local model). Repeatable: each row goes to one of "
-        "several URLs or names.",
+        "engine:MODEL (a built-in local model). Repeatable: with several URLs or names, each "
+        "row goes to one of them.",
         read=values.one_or_more,
         kind=Kind.LIST,
         section=_ENDPOINT,
@@ -240,14 +241,14 @@ class Options:
     )
     base_url: str | None = _of_each(
         "URL",
-        "The server, ending in /v1 as in the openai SDK. Default: $OPENAI_BASE_URL, "
+        "URL of the server, ending in /v1 as in the openai SDK. Default: $OPENAI_BASE_URL, "
         "otherwise OpenAI.",
         python="endpoint",
     )
     api_key: str | None = _of_each(
         "NAME",
-        "The variable that holds the key, in the environment or in .env. Default "
-        "OPENAI_API_KEY, for OpenAI and this machine only.",
+        "Name of the variable that holds the API key, in the environment or in .env. Default "
+        "OPENAI_API_KEY, sent to OpenAI and this machine only.",
         key="api_key_env",
     )
     headers: Mapping[str, str] | None = _flag(
@@ -262,8 +263,8 @@ class Options:
         "HTTP proxy. Default: from HTTP_PROXY, HTTPS_PROXY and NO_PROXY.",
     )
     requests: Sequence[Rate] | None = _rates(
-        "Request limit, such as 2/1s or 10k/1d. Repeatable; all limits hold at once, and for "
-        "each of several endpoints.",
+        "Request limit, such as 2/1s or 10k/1d. Repeatable: all limits apply at once, and to "
+        "each endpoint separately.",
         _LIMITS,
     )
     tokens: Sequence[Rate] | None = _rates(
@@ -271,27 +272,29 @@ class Options:
     )
     input_tokens: Sequence[Rate] | None = _rates("Limit on input tokens alone. Repeatable.")
     output_tokens: Sequence[Rate] | None = _rates("Limit on output tokens alone. Repeatable.")
-    rps: Rate | None = _per(1.0, "Requests per second and endpoint: short for --requests N/1s.")
-    rpm: Rate | None = _per(60.0, "Requests per minute and endpoint: short for --requests N/60s.")
-    tpm: Rate | None = _per(60.0, "Tokens per minute and endpoint: short for --tokens N/60s.")
+    rps: Rate | None = _per(1.0, "Requests per second to each endpoint: short for --requests N/1s.")
+    rpm: Rate | None = _per(
+        60.0, "Requests per minute to each endpoint: short for --requests N/60s."
+    )
+    tpm: Rate | None = _per(60.0, "Tokens per minute at each endpoint: short for --tokens N/60s.")
     concurrency: int | str | None = _of_each(
         "N|auto",
-        "Most requests in flight, at all endpoints together; auto finds each server's "
-        "best. Default: 64 for each, or what a request limit can use.",
+        "Maximum requests in flight, at all endpoints together; auto searches for the best "
+        "number for each server. Default: 64 per endpoint, or more if a request limit needs it.",
         read=partial(values.whole_or, word=AUTO, least=1, most=MAX_CONCURRENCY),
         short="-c",
     )
     rate: str | None = _of_each(
         "auto",
-        "Limits that you do not state: auto reads them from the server's headers, and "
-        "searches for them if it sends none.",
+        "Find the limits that you do not state: in the server's headers, or by a search if it "
+        "sends none.",
         read=partial(values.choice, known=RATES),
         complete=RATES,
     )
     profile: str | None = _choice(
         PROFILES,
-        "How the server counts: any (safe with all, the default), or fixed or moving "
-        "window, sliding-window counter, or token bucket.",
+        "How the server counts: any (the default, safe with all of these), fixed or moving "
+        "(windows), counter (sliding-window counter), or bucket (token bucket).",
         of_endpoint=True,
         python="limits",
     )
@@ -302,42 +305,46 @@ class Options:
         python="limits",
     )
     guard_s: float | None = _time(
-        "Added to each window against jitter, such as 50ms. Default: measured.",
+        "Margin added to each window for network jitter, such as 50ms. Default: measured.",
         most_s=MAX_GUARD_S,
         of_endpoint=True,
         python="limits",
     )
     charge: str | None = _choice(
         CHARGES,
-        "What the provider charges against a token limit: actual usage, or prompt and "
-        "max_tokens for good. Default auto: depends on the provider.",
+        "What counts against a token limit: actual (the usage), reserved (prompt and max_tokens, "
+        "with nothing given back), or auto (the default: reserved for providers known to do so, "
+        "otherwise actual).",
         of_endpoint=True,
         python="limits",
     )
     share: str | None = _of_each(
         "FILE|URL",
-        "Processes that name the same file, or the same redis:// server, share the limits.",
+        "Share the limits with all processes that name the same file, or the same redis:// server.",
         python="limits",
     )
     budget: int | None = _flag(
         "MONEY",
-        "The most that all runs of this output may spend, such as 5usd. Never exceeded "
+        "The most that all runs of this output together may spend, such as 5usd. Never exceeded "
         "if --max-tokens bounds the answers.",
         read=parse_money,
         section=_COST,
     )
     budget_tokens: int | None = _flag(
-        "N", "The same in tokens, input and output together, such as 2m.", read=values.count
+        "N",
+        "The most input and output tokens that all runs of this output together may use, such "
+        "as 2m.",
+        read=values.count,
     )
     via: str | None = _choice(
         VIAS,
-        "live; batch: rows go through the provider's Batch API, at half the price and "
-        "within a day; or auto: in batches while --deadline allows, and the rest live. "
-        "Default: live.",
+        "live (which cancels open batches), batch (the provider's Batch API: half the price, "
+        "within a day), or auto (batches while --deadline allows, the rest live). Default: live "
+        "if no batch is open.",
     )
     cache: bool | None = _switch(
         "Keep answers and reuse them for equal requests, in this run and in later ones. Only "
-        "if they are determined: --temperature 0, a seed, or embeddings.",
+        "deterministic ones: with --temperature 0 or a seed, or embeddings.",
         section=_CACHE,
     )
     no_cache: bool | None = _switch(
@@ -345,13 +352,14 @@ class Options:
     )
     cache_dir: str | os.PathLike[str] | None = _flag(
         "DIR",
-        "--cache in this folder. Default: redline/answers in ~/.cache.",
+        "Cache answers, as --cache does, in this folder. Default: ~/.cache/redline/answers.",
         read=values.local,
         python="cache",
     )
     cache_size: int | None = _flag(
         "SIZE",
-        "Most bytes to keep, such as 500m; the least recently used answers go first. Default 1g.",
+        "Maximum size of the cache, such as 500m; the least recently used answers are removed "
+        "first. Default 1g.",
         read=values.size,
         python="cache",
     )
@@ -360,8 +368,8 @@ class Options:
     )
     output: str | os.PathLike[str] | None = _flag(
         "FILE",
-        "Results, one JSON line each. The same command continues it. A URL such as "
-        "s3://bucket/labels.jsonl is written when the run ends; until then its file is in "
+        "File of results, one JSON line each. The same command continues it. A URL such as "
+        "s3://bucket/labels.jsonl is uploaded when the run ends; until then the results are in "
         "s3.redline/. Default: stdout, which cannot be continued.",
         read=values.place,
         short="-o",
@@ -371,38 +379,40 @@ class Options:
         FORMATS, "redline (the default), or batch: lines of the OpenAI Batch API."
     )
     ordered: bool | None = _switch("Put the finished file in input order.")
-    keep_input: bool | None = _switch("Repeat the row in its result line.")
+    keep_input: bool | None = _switch("Include the row in its result line.")
     raw: bool | None = _switch("Keep the whole reply in the result line.")
     trace: str | os.PathLike[str] | None = _flag(
         "FILE",
-        "Record when each call came, where it went and how long it took, without its texts, "
-        "for redline route replay FILE. Another run is appended.",
+        "Record when each call arrived, where it went and how long it took, but no texts, for "
+        "redline route replay FILE. Later runs are appended.",
         read=values.local,
     )
     metrics_port: tuple[str, int] | None = _flag(
         "[HOST:]PORT",
-        "Serve the metrics of the job to Prometheus at http://127.0.0.1:PORT/metrics while it "
-        "runs; 0 picks a free port and prints it.",
+        "Serve the job's metrics to Prometheus at http://127.0.0.1:PORT/metrics while it runs; "
+        "0 picks a free port and prints it.",
         read=values.address,
     )
-    retry_failed: bool | None = _switch("Do only the rows that failed before.", section=_AGAIN)
-    restart: bool | None = _switch("Start over. The old files are kept: labels.old-1.jsonl.")
+    retry_failed: bool | None = _switch("Send only the rows that failed before.", section=_AGAIN)
+    restart: bool | None = _switch(
+        "Start over. The old files are renamed, such as to labels.old-1.jsonl."
+    )
     force: bool | None = _switch(
-        "Continue an output that was begun with another prompt, model or parameter."
+        "Continue an output even if it was begun with another prompt, model or parameter."
     )
     max_retries: int | None = _whole(
-        "Attempts after the first. Default 8.",
+        "Attempts at a row after the first. Default 8; ten times as many after HTTP 429.",
         least=0,
         most=_MOST_RETRIES,
         section=_END,
     )
     timeout_s: float | None = _time(
-        "Longest time of one attempt: 30, 500ms or 5m. Default 10m.",
+        "Longest time for one attempt: 30 (seconds), 500ms or 5m. Default 10m.",
         most_s=_LONGEST_TIMEOUT_S,
         of_endpoint=True,
     )
     connect_timeout_s: float | None = _time(
-        "Longest time to connect. Default 10.",
+        "Longest time to connect. Default 10s.",
         most_s=_LONGEST_TIMEOUT_S,
         of_endpoint=True,
         python="endpoint",
@@ -414,10 +424,10 @@ class Options:
         python="endpoint",
     )
     row_deadline_s: float | None = _time(
-        "Longest time of a row with all its retries. Default: none."
+        "Longest time for a row with all its retries. Default: no limit."
     )
-    deadline_s: float | None = _time("Longest time of the run. The same command continues it.")
-    limit: int | None = _whole("Only the first N rows.")
+    deadline_s: float | None = _time("End the run after this time. The same command continues it.")
+    limit: int | None = _whole("Send only the first N rows.")
     fail_on: Sequence[str] | None = _flag(
         "REASONS",
         "Count these answers as failures: length (cut at the token limit), empty, "
@@ -429,13 +439,13 @@ class Options:
     strict: bool | None = _switch("End the run at the first row that fails.")
     stop_at_error_rate: float | None = _flag(
         "SHARE",
-        "End the run once this share of the last 1,000 rows has failed, such as 20%; of fewer "
-        "from row 100 on. Default: only if the first 100 rows all fail.",
+        "End the run once this share of the last 1,000 rows has failed, such as 20%; checked from "
+        "row 100 on. Default: only if the first 100 rows all fail.",
         read=values.part,
     )
     longest_wait_s: float | None = _time(
         "End the run instead of waiting longer than this for a limit or a Retry-After, such as "
-        "10min. The same command continues it. Default: wait.",
+        "10min. The same command continues it. Default: wait however long it takes.",
     )
     follow: bool | None = _switch(
         "After the last row of a JSONL file, wait for more, as tail -F does. Ctrl-C ends it.",
@@ -504,17 +514,17 @@ OF_ENDPOINT = {name: option for name, option in TABLE.items() if option.of_endpo
 
 
 def options_in(given: values.Flags, shown: Callable[[str], str] = values.flag_of) -> Options:
-    """Returns the options that flags and settings state; see `read`."""
+    """Returns the options that the given flags and settings state; see `read`."""
     return Options(**read({**FLAGS, **OF_ENDPOINT}.values(), given, shown))
 
 
 def read(
     options: Iterable[Option], given: values.Flags, shown: Callable[[str], str] = values.flag_of
 ) -> dict[str, Any]:
-    """Returns what the given ones of these options set, by field.
+    """Returns the values that `given` sets among these options, by field.
 
-    given: values by key. shown: the name of a key in errors. Raises ConfigError that names the
-    option.
+    given: values by key. shown: turns a key into its name in errors. Raises ConfigError that names
+    the option.
     """
     return {
         option.field or option.key: option.read(given[option.key], shown(option.key))
@@ -524,5 +534,5 @@ def read(
 
 
 def kinds_of(options: Iterable[Option]) -> dict[str, Kind]:
-    """Returns the types of their values in a settings file, by key."""
+    """Returns the type of each option's value in a settings file, by key."""
     return {option.key: option.kind for option in options}

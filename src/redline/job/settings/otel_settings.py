@@ -92,7 +92,7 @@ def _check_endpoint(url: str) -> None:
     if parts.query or parts.fragment:
         raise ConfigError("endpoint must not have a query or fragment", hint=_URL_HINT)
     if parts.path.rstrip("/").endswith(("/v1/traces", "/v1/metrics", "/v1/logs")):
-        raise ConfigError("endpoint is a base URL, without the path of one signal", hint=_URL_HINT)
+        raise ConfigError("endpoint must not have the path of one signal", hint=_URL_HINT)
 
 
 def fits_header(value: str) -> bool:

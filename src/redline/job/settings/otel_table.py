@@ -16,7 +16,7 @@ from redline.job.settings.values import as_share
 def parse_otel(table: Mapping[str, Any], where: str) -> OtelSettings:
     """Returns the settings that the table states.
 
-    where: the table's name in errors. Raises ConfigError for an unknown key and an invalid value.
+    where: the table's name in errors. Raises ConfigError for an unknown key or an invalid value.
     """
     if "sample" in table:
         table = {**table, "sample": _sample(table["sample"], where)}
@@ -44,7 +44,7 @@ def _sample(stated: object, where: str) -> float:
     share = as_share(stated)
     if not 0 <= share <= 1:
         raise ConfigError(
-            f"sample is not a share of the calls, 0 to 1: {stated}",
+            f"sample must be a share of the calls, 0 to 1, not {stated}",
             where=where,
             hint='write it like sample = 0.01, or "1%"',
         )

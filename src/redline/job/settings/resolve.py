@@ -1,4 +1,4 @@
-"""Makes one job of options from any source; nothing below sees an option or the environment."""
+"""Makes one job from options of any source; nothing below sees an option or the environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from redline.store import local_path, url_of
 SIM = "sim"
 OPENAI = "https://api.openai.com/v1"
 _OUTPUT = ("format", "ordered", "keep_input", "raw")
-# The fields that options state as they are.
+# Fields whose values are those of the options of their names.
 _PROMPTING = [name for name in Prompting.__struct_fields__ if name in TABLE]
 _MADE = ("cache", "output", "trace", "otel")
 _JOB = [name for name in Job.__struct_fields__ if name in TABLE and name not in _MADE]
@@ -83,7 +83,7 @@ def embedded_in(endpoint: object) -> Embedded | None:
 
 
 def memory_path(environ: Mapping[str, str]) -> Path | None:
-    """Returns the file of limits that were found, by the XDG base directories.
+    """Returns the file for the limits that were found, in the XDG cache directory.
 
     None without a home folder.
     """
@@ -94,7 +94,7 @@ def memory_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def _given(options: Options, *names: str) -> dict[str, Any]:
-    """Returns the given options among these names; their receiver has defaults for the others."""
+    """Returns those of the named options that are given; their receiver has defaults for others."""
     found = {name: getattr(options, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -102,14 +102,14 @@ def _given(options: Options, *names: str) -> dict[str, Any]:
 def _prompting(options: Options, embedded: Embedded | None) -> Prompting:
     fields = _given(options, *_PROMPTING)
     if embedded is not None:
-        # It has one model, so none need be named.
+        # An embedded server has one model, so none need be named.
         fields.setdefault("model", embedded.model)
     fields["params"] = {**(options.params or {}), **_given(options, "temperature", "max_tokens")}
     return Prompting(**fields)
 
 
 def _limits(options: Options) -> Limits:
-    """Returns all limits at once, with the short forms added to them."""
+    """Returns all limits, including those stated in short form."""
     fields = _given(options, *Limits.__struct_fields__)
     short = {"requests": (options.rps, options.rpm), "tokens": (options.tpm,)}
     for kind, rates in short.items():
@@ -181,8 +181,8 @@ def _key(
 ) -> str | None:
     """Returns the key to send: the stated one or that of the environment; None for no key.
 
-    An empty key is stated to send none. Raises ConfigError if the key of the environment may not
-    go to the URL.
+    An empty text states that no key is sent. Raises ConfigError if the key of the environment may
+    not go to the URL.
     """
     if options.api_key is not None:
         return options.api_key or None
@@ -191,7 +191,7 @@ def _key(
     key = environment.environ.get(KEY_VARIABLE) or None
     is_pair = environment.is_pair(URL_VARIABLE, KEY_VARIABLE)
     if base_url is None and environment.environ.get(URL_VARIABLE) and is_pair:
-        # Both are stated in the same place: they belong together.
+        # Both are set in the same place, so the key belongs to the URL.
         return key
     headers = options.headers or {}
     return default_key(key, base_url or _usual_url(environment), headers, environment.key_hint)
@@ -221,7 +221,7 @@ def _cache(options: Options, environ: Mapping[str, str]) -> Cache | None:
         beside = memory_path(environ)
         if beside is None:
             raise ConfigError(
-                "there is no home folder to keep answers in", hint="name a folder: --cache-dir DIR"
+                "there is no home folder for the cache", hint="name a folder: --cache-dir DIR"
             )
         folder = beside.with_name("answers")
     size = {} if options.cache_size is None else {"max_bytes": options.cache_size}

@@ -28,14 +28,16 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 VIAS = ("live", "batch", "auto")
 # The values that send rows through the Batch API.
 BATCHING = ("batch", "auto")
-# Formats that suffixes promise, as used for tables and archives.
+# The formats that other suffixes promise.
 _OTHER_KINDS = {
     **dict.fromkeys((".csv", ".tsv"), "a table"),
     **dict.fromkeys((".parquet", ".arrow", ".feather", ".avro", ".orc"), "a table"),
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "a spreadsheet"),
     **dict.fromkeys((".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz"), "compressed"),
     **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "a database"),
-    **dict.fromkeys((".html", ".xml", ".yaml", ".yml", ".md", ".pdf", ".pkl"), "of its kind"),
+    **dict.fromkeys(
+        (".html", ".xml", ".yaml", ".yml", ".md", ".pdf", ".pkl"), "a file of that kind"
+    ),
 }
 # Methods of requests that carry no body.
 BODILESS = ("GET", "HEAD")
@@ -84,8 +86,7 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
         if self.url is not None and not self.url.startswith(("/", "{")):
             raise ConfigError(
                 f"not a path: {self.url}",
-                hint="the path begins with /, as in /v1/embeddings; the server is the base URL's "
-                "part",
+                hint="a path begins with /, as in /v1/embeddings; the base URL states the server",
             )
 
 
@@ -122,8 +123,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: of one attempt. row_deadline_s: of a row with its retries. deadline_s: of the run;
     rows that are unfinished then remain for the next run. longest_wait_s: the run ends if no call
     can be sent for longer. stop_at_error_rate: the run ends once at least this share of the latest
-    rows has failed; above 0, at most 1. strict: the first bad row ends the run. ends_if_hopeless:
-    so do the first rows together if all of them fail.
+    rows has failed; above 0, at most 1. strict: the first failed row ends the run.
+    ends_if_hopeless: the run ends if its first rows all fail.
 
     retry_failed: runs only the rows that failed before; retries_failures: runs these besides the
     new ones. fail_on: finish reasons that make a result a failure. allowance: the budget of all
@@ -184,7 +185,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         self._check_model()
         if self.call is not None and self.cache is not None:
             raise ConfigError(
-                "answers of a function of your own are not cached: its code decides them, too",
+                "answers of a function of your own are not cached: they depend on its code, too",
                 hint="leave the cache out, or cache inside the function",
             )
         if self.samples > 1 and self.cache is not None and self.cache.includes_sampled:
@@ -220,7 +221,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def call_limits(self) -> tuple[Limits, ...]:
-        """The limits of the job's calls: each endpoint's, or its own without one."""
+        """The limits of the job's calls: those of each endpoint; without one, the job's own."""
         return tuple(one.limits for one in self.endpoints) or (self.limits,)
 
     @property
@@ -238,7 +239,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attempt_s(self) -> float:
-        """Seconds after which an attempt is given up, at any endpoint."""
+        """The longest timeout of an attempt, in seconds, over all endpoints."""
         return max((one.timeouts.attempt_s for one in self.endpoints), default=self.timeout_s)
 
     def price_table(self) -> Prices:
@@ -257,7 +258,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         settings = {
             "call": call,
             **msgspec.to_builtins(self.prompting),
-            # It permits a constant prompt, and changes no request.
+            # This permits a constant prompt, and changes no request.
             "constant_prompt": None,
             "format": self.output.format,
             "raw": self.output.raw,
@@ -268,13 +269,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return manifests.make(self.rows, settings)
 
     def _check_budget(self) -> None:
-        """Refuses a budget that could not be kept."""
+        """Refuses a budget that could not be enforced."""
         if self.allowance is None:
             return
         if self.call is not None:
             raise ConfigError(
                 "a budget cannot be enforced for a function of your own",
-                hint="give an endpoint instead of a function, or limit its rows",
+                hint="use an endpoint instead, or limit the number of rows",
             )
         model = self.prompting.params.get("model", self.prompting.model)
         if self.allowance.picodollars is not None and isinstance(model, str):
@@ -294,7 +295,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _check_via(self) -> None:
-        """Refuses what batches cannot do."""
+        """Refuses settings that do not work with batches."""
         if self.via:
             check_known("way to send rows", self.via, VIAS)
         if self.via not in BATCHING:
@@ -303,21 +304,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("batches need an output file", hint="name one: -o labels.jsonl")
         if self.via == "auto" and self.deadline_s is None:
             raise ConfigError(
-                "via auto needs a deadline until which it may wait", hint="set one: --deadline 6h"
+                "via auto needs a deadline, near which it sends the rest live",
+                hint="set one: --deadline 6h",
             )
         if self.task is not None and not getattr(self.task, "asks_once", False):
             raise ConfigError(
-                "a task that may repeat a row cannot use batches",
+                "a task that may ask again for a row cannot use batches",
                 hint="leave out --via",
             )
         for what, stated in (
             ("a function of your own", self.call is not None),
             ("several endpoints", len(self.endpoints) > 1),
-            ("other names for models", any(one.models for one in self.endpoints)),
+            ("an endpoint's own names for models", any(one.models for one in self.endpoints)),
             ("a cache of answers", self.cache),
             ("a deadline for each row", self.row_deadline_s),
-            ("rows that never end", self.follow or stream_of(self.rows)),
-            ("a trace of single calls", self.trace),
+            ("an endless input", self.follow or stream_of(self.rows)),
+            ("a trace of calls", self.trace),
         ):
             if stated:
                 raise ConfigError(
@@ -325,29 +327,31 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     def _check_continuous(self) -> None:
-        """Refuses settings that need the end of endless rows, or rows that are gone."""
+        """Refuses settings that need the end of an endless input, or rows that are gone."""
         stream, output = stream_of(self.rows), self.output
         if stream is None and self.until_empty:
             raise ConfigError(
                 "only a stream is read until it is empty",
-                hint="anything else is read to its end: leave out --until-empty",
+                hint="other inputs are read to their end: leave out --until-empty",
             )
         if output is not None and output.ordered and (stream is not None or self.follow):
             raise ConfigError(
-                "only a finished file can be put in order, and rows may always follow",
+                "only a finished file can be put in order, and this input does not end",
                 hint="leave out --ordered",
             )
         if stream is None:
             return
         if output is None:
             raise ConfigError(
-                "the messages of a stream are acknowledged once their outcomes are on a disk",
-                hint="name a file for them: -o labels.jsonl",
+                "a stream needs an output file: its messages are acknowledged once their outcomes "
+                "are on disk",
+                hint="name one: -o labels.jsonl",
             )
         if output.url is not None:
             raise ConfigError(
-                f"{output.name} would be written when the stream ends, after its messages are gone",
-                hint="write to a file of this machine",
+                f"{output.name} would be uploaded when the stream ends, after its messages are "
+                "acknowledged",
+                hint="write to a file on this machine",
             )
         if self.retry_failed:
             raise ConfigError(

@@ -36,7 +36,7 @@ class Ask:
         Raises nothing but CancelledError.
         """
         if self._call.deadline_s == NO_MORE_S:
-            # The run is ending: what was on the wire has come, and no attempt follows it. The row
+            # The run is ending: the call on the wire has ended, and no attempt follows. The row
             # stays unfinished.
             late = failed(TimedOut("row"))
             late.attempts = self._call.attempts
@@ -44,8 +44,8 @@ class Ask:
         outcome = await self._backend.send(request, self._call)
         self.tried = (self.tried + outcome.tried)[-MOST_TRIED:]
         if not self._has_asked:
-            # What a row asks next goes before the first calls of other rows: an end of the run
-            # then costs the answers of few rows, not of all that wait for a limit.
+            # Further calls of a row go before the first calls of other rows: if the run ends, few
+            # rows lose the answers that they already have, and not all that wait for a limit.
             self._has_asked = True
             self._call.priority -= 1
         if self._on_outcome is not None:
@@ -56,22 +56,21 @@ class Ask:
 class Task(Protocol):
     """The processing of each row.
 
-    A task that asks exactly once for a row, and states so by an attribute `asks_once` that is True,
-    can be done by batches, too: it is then called twice, with the answer the second time.
+    A task that sends exactly one request per row, and has an attribute `asks_once` that is True,
+    works with batches, too: it is then called twice, the second time with the answer.
     """
 
     def settings(self) -> Mapping[str, Any]:
         """Returns the settings that determine a result besides the prompt.
 
-        A resume with others is refused.
+        A run with other settings cannot continue the output.
         """
         ...
 
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
         """Returns the row's one outcome; its `fields` go into the result line.
 
-        request: the one that the prompt makes of the row. Must not raise: the row would fail with
-        it.
+        request: made from the row by the prompt. Must not raise: an exception fails the row.
         """
         ...
 

@@ -53,7 +53,8 @@ def table_in(value: object, name: str, file: str) -> Table:
 def settings_in(table: Table, kinds: Mapping[str, Kind], where: str) -> Table:
     """Returns the table with its values in the form of flags. A key may have dashes.
 
-    Raises ConfigError for an unknown key, one that is stated twice, and a value of the wrong kind.
+    Raises ConfigError for an unknown key, a key that is stated twice, and a value of the wrong
+    kind.
     """
     named = underscored(table, where)
     refuse_unknown(named, kinds, where)
@@ -79,9 +80,10 @@ def underscored(table: Mapping[str, Any], where: str) -> Table:
 
 
 def fields_in(table: object, name: str, file: str, options: Collection[Option]) -> Table:
-    """Returns what the options that the table of this name states set, by field.
+    """Returns the values that a table states for these options, by field.
 
-    Raises ConfigError that names the setting as the file does, and its place.
+    name: the table's name in the file. Raises ConfigError that names the setting as the file does,
+    and its place.
     """
     where = f"{file}, [{name}]"
     stated = settings_in(table_in(table, name, file), kinds_of(options), where)

@@ -1,8 +1,8 @@
 """Readers of flags and settings: text becomes a number, a time or pairs, or a named error.
 
 A reader takes a value and the name that errors show, and returns what the value means. It raises
-ConfigError for one that it cannot use. Settings of redline.toml arrive here as the texts that their
-flags would have, so both have the same form and the same errors.
+ConfigError for a value that it cannot use. Settings of redline.toml arrive here in the form of
+flags' texts, so both have the same errors.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def flag_of(name: str) -> str:
 
 
 def plain(stated: Any, flag: str) -> Any:
-    """Returns the setting unchanged: it needs no reading, or is checked elsewhere."""
+    """Returns the setting unchanged: it needs no conversion, or is checked elsewhere."""
     return stated
 
 
@@ -102,7 +102,7 @@ def one_or_more(texts: Sequence[str], flag: str) -> str | tuple[str, ...]:
 
 
 def weight(text: str, flag: str) -> float:
-    """Returns a number; `Endpoint` checks its size."""
+    """Returns a number; `Endpoint` checks its range."""
     try:
         return float(text)
     except ValueError:
@@ -154,7 +154,8 @@ def address(stated: int | str, flag: str) -> tuple[str, int]:
     if match is None or int(match["port"]) > _MOST_PORT:
         raise ConfigError(
             f"{flag} is not a port: {text}",
-            hint=f"write it like 9400 or 0.0.0.0:9400, at most {_MOST_PORT}; 0 picks a free one",
+            hint=f"write it like 9400 or 0.0.0.0:9400; a port is at most {_MOST_PORT}, and 0 picks "
+            "a free one",
         )
     return (match["ipv6"] or match["host"] or "127.0.0.1", int(match["port"]))
 
@@ -175,7 +176,7 @@ def size(text: str, flag: str) -> int:
 
 
 def local(text: str, flag: str) -> str:
-    """Returns a path on this machine, `~` and `file://` resolved."""
+    """Returns a path on this machine, with `~` and `file://` resolved."""
     return os.path.expanduser(local_path(text))
 
 
@@ -185,12 +186,12 @@ def path(text: str, flag: str) -> Path:
 
 
 def place(text: str, flag: str) -> str | None:
-    """Returns a path or a URL; None also for `-`, which is stdout."""
+    """Returns the path or URL; None for `-`, which is stdout."""
     return None if text == _STDOUT else text
 
 
 def words(texts: Sequence[str]) -> tuple[str, ...]:
-    """Returns the words in some texts, separated by commas."""
+    """Returns the words of the texts, in which commas separate them."""
     return tuple(word.strip() for text in texts for word in text.split(",") if word.strip())
 
 
@@ -259,9 +260,10 @@ def choice(text: str, flag: str, known: Sequence[str]) -> str:
     text = text.strip()
     if text in known:
         return text
-    raise ConfigError(f"{flag} is one of {', '.join(known)}, not {text}", hint=nearest(text, known))
+    what = f"{flag} must be one of {', '.join(known)}, not {text}"
+    raise ConfigError(what, hint=nearest(text, known))
 
 
 def choices(texts: Sequence[str], flag: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Returns the words in the texts, separated by commas; all are among `known`."""
+    """Returns the words of the texts, which are separated by commas and all in `known`."""
     return tuple(choice(text, flag, known) for text in words(texts))

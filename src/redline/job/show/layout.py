@@ -1,16 +1,16 @@
 """The lines of a terminal that show a run: a plain function of its state and of their width.
 
-Each line has a label and fields. Numbers that grow are padded, so that fields stay where they are;
-of fields that do not fit, the least important are left out, and texts are cut.
+Each line has a label and fields. Numbers that grow are padded, so that fields stay in place. If a
+line is too long, its least important fields are left out, and texts are cut.
 
-input   how far the whole input is, elapsed time, ETA
-rows    those done, failed, to be retried, left; answers that are cut or empty
-speed   rows and tokens a second, calls in flight, latency
-limits  what is used of each, and what binds, since when
-batch   what the provider says of the batches
-usage   tokens a row, money spent, a minute and in all, the cache
-errors  failed attempts by kind, and the last one in words
-then    what goes wrong, each in a sentence
+input   progress of the whole input, elapsed time, ETA
+rows    rows done, failed, to be retried, left; answers that are cut or empty
+speed   rows and tokens per second, calls in flight, latency
+limits  usage of each limit; what binds, and for how long
+batch   the provider's state of the batches
+usage   tokens per row; money spent, per minute and in all; the cache
+errors  failed attempts by kind, and the message of the last one
+then    each present problem, in a sentence
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHORTEST_BAR = 10
 # Shorter waits are over before they are read.
 _LEAST_WAIT_S = 0.5
 _LONGEST_NAME = 24
-# The meaning of a text, for which a display has a style.
+# Meanings of a text; each display has a style for them.
 WARN, BAD, STRONG = "warn", "bad", "strong"
 _UNITS = {
     "requests/s": "rps",
@@ -47,14 +47,14 @@ _FLAWS = {"length": "cut", "empty": "empty", "content_filter": "filtered", "refu
 
 
 class Span(NamedTuple):
-    """A piece of a line, and its meaning: WARN, BAD, STRONG, or nothing."""
+    """A piece of a line. style: WARN, BAD, STRONG, or empty."""
 
     text: str
     style: str = ""
 
 
 class Field(NamedTuple):
-    """A part of a line. rank: those of the highest are left out first."""
+    """A part of a line. rank: fields of the highest rank are left out first."""
 
     rank: int
     spans: tuple[Span, ...]
@@ -108,7 +108,7 @@ def _progress(snapshot: Snapshot, name: str, width: int, *, is_plain: bool) -> L
     if snapshot.fraction is None:
         return _cut([label, Span(f"{name}{_GAP}"), *time], width)
     share = [Span(f"{100 * snapshot.fraction:5.1f} %")]
-    # The same place is kept for an ETA that is not known yet, and for one on hold.
+    # The bar has the same width without an ETA, with one, and with one on hold.
     end = len(elapsed) + len(_GAP) + len("ETA ") + 9 + len(" on hold") + 7 + 2 * len(_GAP)
     bar = width - _LABEL - cells(name) - len(_GAP) - end
     if bar < _SHORTEST_BAR:
@@ -160,7 +160,7 @@ def _speed(snapshot: Snapshot) -> list[Field]:
 
 
 def _limits(snapshot: Snapshot) -> list[Field]:
-    """Returns the limits, those that bind marked, and anything else that binds."""
+    """Returns the limits, with a mark on those that bind, and any other constraint that binds."""
     bound, found = snapshot.bound, []
     since = "" if bound is None else f", for {duration(bound.for_s)}"
     for at, use in enumerate(snapshot.limits):
@@ -173,9 +173,9 @@ def _limits(snapshot: Snapshot) -> list[Field]:
     if bound is not None and since:
         label = "binds: " if snapshot.limits else ""
         text = _plain(f"{label}{bound.what}{since}")
-        # The first that is to be read, if the limits do not hold the run back.
+        # First on the line, because the limits do not hold the run back.
         found.insert(0, Field(0, (Span(text, STRONG),)))
-    # Of calls in flight, the line above says what was found.
+    # The line above shows the number of calls in flight that was found.
     known = [one for one in snapshot.found_limits if not one.endswith(" in flight")]
     if known:
         found.append(_field(3, f"found: {', '.join(known)}"))
@@ -209,11 +209,11 @@ def _batches(snapshot: Snapshot) -> list[Field]:
     states = ", ".join(f"{count:,} {_plain(state)}" for state, count in use.states.items())
     found = [
         _field(0, states or f"{counted(use.running, 'batch', 'batches')} running"),
-        _field(1, f"{counted(use.rows, 'row')} there"),
+        _field(1, f"{counted(use.rows, 'row')} submitted"),
         _field(2, f"{use.finished:,} of them finished"),
     ]
     if snapshot.look_in_s is not None:
-        found.append(_field(3, f"next look in {duration(snapshot.look_in_s)}"))
+        found.append(_field(3, f"next check in {duration(snapshot.look_in_s)}"))
     return found
 
 
@@ -262,7 +262,7 @@ def _field(rank: int, text: str, style: str = "") -> Field:
 
 
 def _plain(text: str) -> str:
-    """Returns the text on one line, with nothing in it that moves the cursor."""
+    """Returns the text on one line, without characters that move the cursor."""
     return " ".join(printable(text).split())
 
 
@@ -297,7 +297,7 @@ def _clipped(text: str, width: int) -> str:
 
 
 def _wrapped(text: str, width: int) -> Iterator[str]:
-    """Yields parts of the text that fit, divided at blanks if possible."""
+    """Yields parts of the text that fit, divided at spaces if possible."""
     while cells(text) > width:
         longest = len(_clipped(text, width))
         blank = text.rfind(" ", 0, longest + 1)

@@ -10,15 +10,15 @@ from redline.job.work import Outages
 from redline.journal import all_flawed
 from redline.process import counted, duration
 
-# One connection that fails among many is no outage.
+# A single failed connection among many is not an outage.
 _LEAST_OUTAGE_S = 1.0
 # A wait that is worth a line.
 _LEAST_WAIT_S = 1.0
 # Answers may take long: at least this long without one, and this many times the slowest so far.
 _LEAST_SILENCE_S, _SILENCE_FACTOR = 10.0, 2
-# Kinds of notices of a run at a standstill.
+# Kinds of notices that mean that the run is at a standstill.
 STANDSTILL = frozenset({"ending", "outage", "failing", "silence", "waiting"})
-# The beginnings of kinds of notices that are shown once: an endpoint was taken out; the receiver of
+# Prefixes of the kinds of notices that are shown once: an endpoint was taken out; the receiver of
 # telemetry is out of reach, or is back.
 OUT, TELEMETRY = "out ", "telemetry "
 ONCE = (OUT, TELEMETRY)
@@ -62,7 +62,7 @@ def notices(view: View, now_s: float) -> dict[str, str]:
         found[f"alert {alert.rule}"] = f"alert: {alert.text}"
     found |= view.telemetry_notices
     if found.get("outage") is not None:
-        # The reason for the notice.
+        # The outage is the reason for these.
         found |= {"failing": None, "silence": None}
     return {kind: notice for kind, notice in found.items() if notice is not None}
 
@@ -71,7 +71,8 @@ def outage_now(outages: Outages | None, *, tries_again: bool = True) -> str | No
     """Returns a notice that the endpoint takes no connections at the moment, or None."""
     if outages is None or outages.down_s < _LEAST_OUTAGE_S:
         return None
-    what = f"endpoint {_trouble(outages, 'refuses', 'is')}, for {duration(outages.down_s)} now"
+    trouble = _trouble(outages, "has refused", "has been")
+    what = f"endpoint {trouble} for {duration(outages.down_s)}"
     return f"{what}; retrying, nothing is lost" if tries_again else what
 
 
@@ -99,8 +100,8 @@ def failing_endpoint(failing: Outages | None, failing_now: int, count: int) -> s
     """Returns a notice that some of several endpoints fail, or None."""
     if failing is None or failing.down_s < _LEAST_OUTAGE_S:
         return None
-    what = f"endpoint {failing.endpoint} fails, for {duration(failing.down_s)} now: "
-    what += f"{failing.reason.rstrip('.')}; it gets few calls until it works"
+    what = f"endpoint {failing.endpoint} has failed for {duration(failing.down_s)}: "
+    what += f"{failing.reason.rstrip('.')}; it gets few calls until it recovers"
     return what if failing_now < 2 else f"{what}; {failing_now:,} of {count:,} endpoints fail"
 
 
@@ -124,14 +125,14 @@ def failing(failures: int, failing_s: float) -> str | None:
     """Returns a notice that the endpoint answers only with errors, or None."""
     if failures < 2 or failing_s < _LEAST_OUTAGE_S:
         return None
-    return f"every request fails, for {duration(failing_s)} now, {failures:,} in a row; retrying"
+    return f"every request has failed for {duration(failing_s)}, {failures:,} in a row; retrying"
 
 
 def silence(silent_s: float, calls: int, attempt_s: float) -> str | None:
     """Returns a notice that no call has ended for long, or None."""
     if silent_s < _LEAST_SILENCE_S:
         return None
-    what = f"no answer for {duration(silent_s)}, {calls:,} in flight"
+    what = f"no answer for {duration(silent_s)}, {counted(calls, 'call')} in flight"
     return f"{what}; a call times out after {duration(attempt_s)} (--timeout)"
 
 

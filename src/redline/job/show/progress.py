@@ -38,7 +38,7 @@ def line_of(snapshot: Snapshot) -> str:
         parts.append(f"{snapshot.cache.spared:,} cached ({100 * snapshot.cache.share:.0f} %)")
     if snapshot.batches is not None:
         use = snapshot.batches
-        parts.append(f"{use.rows:,} with {counted(use.running, 'batch', 'batches')}")
+        parts.append(f"{use.rows:,} in {counted(use.running, 'batch', 'batches')}")
     if snapshot.parked_s > 0:
         parts.append(f"asked to wait {duration(snapshot.parked_s)}")
     if snapshot.eta_s is not None:
@@ -60,7 +60,7 @@ class PlainProgress:
         meter = Meter(view)
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._every_s
-        # Kinds of notices since the last regular line: one that comes and goes is shown once.
+        # Kinds of notices since the last regular line: a notice that recurs is shown once.
         told: set[str] = set()
         while True:
             await asyncio.sleep(min(_REFRESH_S, self._every_s))
@@ -82,7 +82,7 @@ class PlainProgress:
 
 
 class JsonProgress(PlainProgress):
-    """The same as JSON objects, for programs."""
+    """The progress as lines of JSON objects, for programs."""
 
     def _line(self, snapshot: Snapshot) -> str:
         fields = {"event": "progress", **msgspec.to_builtins(snapshot)}

@@ -17,25 +17,25 @@ class Report(msgspec.Struct, kw_only=True):
     """The result of a run.
 
     offered = succeeded + failed + unfinished, always: the rows that this run took from the input.
-    skipped: rows that an earlier run has done; failed_before: those of them that failed. untried:
+    skipped: rows that an earlier run has done; failed_before: the failed ones among them. untried:
     rows that no run has tried, which `retry_failed` leaves out. results: successes of all runs of
-    the output; flawed: the number of those whose answer is cut, empty or refused, by finish reason,
-    one of FAIL_ON. input: the rows of the whole input, with what all runs have done. is_input_done:
-    the input was read to its end, or to the limit. outcomes: in input order; empty for a run with
-    an output, whose file has the results.
+    the output; flawed: how many of them are cut, empty or refused, by finish reason, one of
+    FAIL_ON. input: counts of the whole input, over all runs. is_input_done: the input was read to
+    its end, or to the limit. outcomes: in input order; empty for a run with an output, whose file
+    has the results.
 
-    stopped: the reason why the run ended early, None if it did not; interrupted: the user ended it.
-    abandoned: work that had not ended when the run was given up, one line per row.
+    stopped: the error that ended the run early, None if none did; interrupted: the user ended it.
+    abandoned: work that had not ended when the run was abandoned, one line per row.
 
     attempts: requests written; retries: those that were written again after a failure. failovers:
-    those retries that went to another endpoint than the failed attempt, which may have been billed
-    too. repeated: requests sent once more on a new connection because a kept one failed; the server
-    may have processed both; they count as requests, not as retries. errors_by_kind: failed attempts
-    by kind of error, including those that were retried. outages: times at which the endpoint took
-    no connections; of several endpoints, those of the one with the longest. endpoints: the use of
-    each of several; empty for a run with one. found_limits: the limits that were found, if any was
-    to be, such as `20/1s requests` or `45 in flight`. spent: the amounts that the run's budget has
-    paid, or the cost of its replies if prices are known. elapsed_s: in seconds.
+    retries at another endpoint than the failed attempt, which may have been billed too. repeated:
+    requests sent once more on a new connection because a reused one failed; the server may have
+    processed both; they count as requests, not as retries. errors_by_kind: failed attempts by kind
+    of error, including those that were retried. outages: times in which the endpoint took no
+    connections; with several endpoints, those of the endpoint that was down longest. endpoints:
+    the use of each of several endpoints; empty for a run with one. found_limits: the limits that
+    were searched for and found, such as `20/1s requests` or `45 in flight`. spent: the amounts that
+    count against the budget, or the cost of the replies if prices are known. elapsed_s: in seconds.
 
     cache: its lookups by result, None without any; cache_notes: its problems. batches: the use of
     the Batch API, None for a run without it.
@@ -85,7 +85,7 @@ class Report(msgspec.Struct, kw_only=True):
     outcomes: list[Outcome] = []
 
     def __repr__(self) -> str:
-        """Returns one line, whatever the number of outcomes: a notebook prints it."""
+        """Returns one line for any number of outcomes, because a notebook prints it."""
         return f"Report({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
@@ -109,7 +109,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def expected_usd(self) -> float | None:
-        """Dollars once all rows are done, the others at the cost of this run's; None if unknown."""
+        """Dollars once all rows are done, if the rest cost as much as these; None if unknown."""
         left = self.unfinished if self.is_input_done else None
         if self.input is not None and self.input.is_exact:
             left = self.input.left

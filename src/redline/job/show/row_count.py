@@ -10,7 +10,7 @@ import msgspec
 from redline.errors import RedlineError
 from redline.process import counted
 
-# Between two stretches of about a millisecond, so that the event loop need not wait for its turn.
+# The pause after each stretch of about a millisecond, so that the event loop is not kept waiting.
 _PAUSE_S = 0.001
 _LAST_READ_S = 1.0
 
@@ -18,7 +18,7 @@ _LAST_READ_S = 1.0
 class InputCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The whole input, by this run and earlier ones: rows = done + failed + left + untried.
 
-    rows: at least that many if `is_exact` is False, such as of a pipe; `left` likewise.
+    rows: a lower bound if `is_exact` is False, such as for a pipe; `left` likewise.
     untried: rows without an outcome that `retry_failed` leaves out.
     """
 
@@ -30,13 +30,13 @@ class InputCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left(self) -> int:
-        """Rows that this command would still do."""
+        """Rows that this command would still send."""
         return max(0, self.rows - self.done - self.failed - self.untried)
 
     def text(self, here: int | None = None) -> str:
         """Returns a text like `200,000 rows: 279 done, 42 failed, 199,679 left`.
 
-        here: rows done by this run, to state those done before; None to leave that out.
+        here: rows done by this run, to show how many were done before; None to leave that out.
         """
         least = "" if self.is_exact else "at least "
         done_before = 0 if here is None else self.done - here

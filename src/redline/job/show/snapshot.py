@@ -18,7 +18,7 @@ from redline.observe import Cause, Estimate, current, estimate, recent
 from redline.timeline import LimitUse, Window, merged_sketches
 from redline.waist import CacheUse
 
-# Rates are means over the last of these seconds, costs and latencies over more.
+# Rates are means over the last 10 s, costs and latencies over the last minute.
 _RATE_S, _LONG_S = 10.0, 60.0
 # For how long another constraint may interrupt what binds.
 _BRIDGED_S = 5.0
@@ -56,9 +56,9 @@ class Snapshot(msgspec.Struct, kw_only=True):
     values that are tried now. found_limits: those already found, in words. bound: what binds, None
     while it is unknown.
 
-    errors: failed attempts of this run by kind, including those that were retried; last_error: in
-    words. flawed: rows done whose answer is cut, empty or refused, by finish reason. notices: the
-    present problems by kind, each in one sentence.
+    errors: failed attempts of this run by kind, including those that were retried; last_error: the
+    message of the last one. flawed: rows done whose answer is cut, empty or refused, by finish
+    reason. notices: the present problems by kind, each in one sentence.
 
     spent: in words, empty while nothing is known; is_spent_here: it excludes the spending of
     earlier runs. spent_usd, expected_usd: dollars so far, and at the end. usd_per_min: over the
@@ -186,7 +186,7 @@ class Meter:
         counts, look_s = view.counts(), tally.batch_look_s
         left = counts.left if counts.is_exact else None
         if left is not None and counts.rows:
-            # Rows that are added while it is read must not send the bar back.
+            # Rows that are added to the input while it is read must not move the bar back.
             self._fraction = max(self._fraction or 0.0, (counts.rows - left) / counts.rows)
         found = notices(view, now_s)
         spent = view.bill.read()

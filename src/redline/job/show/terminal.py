@@ -1,4 +1,4 @@
-"""The live view on a terminal: lines that are drawn again in place."""
+"""The live view on a terminal: lines that are redrawn in place."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from redline.process import cells, in_thread, lasting
 
 _REFRESH_S = 0.5
 _USUAL_WIDTH, _USUAL_HEIGHT = 80, 24
-# Output of a program without an end of line, such as its own progress bar, is not kept without
-# bound.
+# The bound on kept output without an end of line, such as a progress bar of the user's code.
 _LONGEST_REST = 4_096
 # Select Graphic Rendition (ECMA-48, 8.3.117).
 _CODES = {BAD: "31", WARN: "33", STRONG: "1"}
 
 
 class TerminalProgress:
-    """The lines of `screen`, drawn again twice a second and removed when the run has ended.
+    """The lines of `screen`, redrawn twice a second and removed when the run has ended.
 
     Lines that the user's code prints meanwhile come above them.
     """
@@ -41,8 +40,8 @@ class TerminalProgress:
         encoding = getattr(self._stream, "encoding", None) or ""
         is_plain = not encoding.lower().replace("-", "").startswith("utf")
         drawing: asyncio.Future[None] | None = None
-        # A terminal that takes no more, as after Ctrl-S or behind a connection that hangs, must not
-        # hold up the run or its end: it gets the next lines once it has taken these.
+        # A blocked terminal, as after Ctrl-S or behind a connection that hangs, must not delay the
+        # run or its end: lines are drawn only once it has accepted the previous ones.
         try:
             with area.beside():
                 while True:
@@ -74,7 +73,7 @@ class _Area:
         self.lock = threading.RLock()
 
     def draw(self, lines: Sequence[Line], width: int) -> None:
-        """Draws these lines, of less than `width` cells each, in place of those before."""
+        """Draws these lines, of less than `width` cells each, in place of the previous ones."""
         with self.lock:
             frame = "\n".join(f"{self._painted(line)}\x1b[K" for line in lines)
             if self.is_over or (frame == self._frame and width == self._width):
@@ -119,12 +118,12 @@ class _Area:
                 sys.stderr = before[1]
 
     def end(self) -> None:
-        """Removes the lines for good, unless the terminal takes no more: then they stay."""
+        """Removes the lines for good, unless the terminal is blocked: then they stay."""
         is_free = self.lock.acquire(timeout=_REFRESH_S)
         if is_free:
             for stream in self._streams:
                 stream.end_line()
-        # The last lines may only now come to be drawn.
+        # A draw that is still waiting must not follow.
         self.is_over = True
         if is_free:
             self.erase()
@@ -133,7 +132,7 @@ class _Area:
     def _top(self, width: int) -> str:
         """Returns the codes that move the cursor from the last line to the beginning of the first.
 
-        A terminal that has become narrower has wrapped the lines that it had.
+        A terminal that has become narrower has wrapped the lines that were drawn.
         """
         rows = sum(max(1, -(-cells(text_of(line)) // width)) for line in self._lines[:-1])
         return f"\r\x1b[{rows}A" if rows else "\r"
@@ -153,7 +152,7 @@ class _Area:
 
 @dataclass(eq=False)
 class _Above:
-    """A stream of the user's, whose whole lines come above the view."""
+    """A stream of the user's code, whose complete lines are shown above the view."""
 
     _stream: TextIO
     _area: _Area
@@ -165,7 +164,7 @@ class _Above:
     def write(self, text: str) -> int:
         with self._area.lock:
             if self._area.is_over:
-                # The stream was kept by another object, such as a logger.
+                # Another object, such as a logger, still refers to this stream.
                 return self._stream.write(text)
             lines, end, self._rest = (self._rest + text).rpartition("\n")
             if len(self._rest) > _LONGEST_REST:

@@ -18,9 +18,9 @@ from redline.observe import Alerts
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a run that a display may read while it continues; `Run` has all of them.
 
-    found_limits: those that were found, in words. journal: None for a run without an output.
-    before: the rows of its input that earlier runs have done, None if the output may hold rows of
-    another one.
+    found_limits: the limits that were found, in words. journal: None for a run without an output.
+    before: the rows of the input that earlier runs have done, None if the output may hold rows of
+    another input.
     """
 
     job: Job
@@ -44,11 +44,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows_skipped(self) -> int:
-        """Rows of those read that need not be done, and are not with a batch."""
+        """Rows that were read, need not be done, and are not in a batch."""
         return self.feed.rows_skipped - self.selection.with_batches
 
     def counts(self) -> InputCounts:
-        """Returns the rows of the whole input: done and left."""
+        """Returns the counts of the whole input: rows done, failed and left."""
         feed, tally, total, selection = self.feed, self.tally, self.row_count, self.selection
         rows = feed.rows_read if feed.is_read else max(total.rows, feed.rows_read)
         seen = InputCounts(
@@ -67,7 +67,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             failed=tally.failed + before.failed,
             untried=rows - before.rows if self.job.retry_failed else 0,
         )
-        # Otherwise rows of the output no longer exist in the input.
+        # If it is not possible, some rows of the output are no longer in the input.
         is_possible = known.left >= feed.rows_read - self.rows_skipped - tally.saved
         return known if is_possible else seen
 

@@ -1,4 +1,4 @@
-"""The bound on the rows and lines that a run holds; while it is exceeded, no more rows are read.
+"""The bounds on the rows and lines that a run holds; while one is reached, no rows are read.
 
   what                       counts from                    until                  bound
   rows of 64 KiB and more    they are taken from the feed   they have their line   128 MiB
@@ -12,8 +12,8 @@ from __future__ import annotations
 from redline.journal import Journal
 from redline.process import Changes
 
-# Bytes as in the input. A row's values take as much again, and so does its request until the server
-# has read it. At most 128 rows of 1 MB are in flight at once.
+# Bytes as in the input. A row's values take as many bytes again, and so does its request until the
+# server has read it. At most 128 rows of 1 MB are in flight at once.
 MOST_ROW_BYTES = 128 * 1024 * 1024
 # Smaller rows are not counted: 1,000 calls in flight hold 2,000 of them, which are 125 MiB.
 LARGE_ROW_BYTES = 64 * 1024

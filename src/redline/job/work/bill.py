@@ -25,7 +25,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_all_runs(self) -> bool:
-        """Whether it includes the spending of earlier runs: there is a budget of its kind."""
+        """Whether it includes the spending of earlier runs, as with a budget in money."""
         return self.picodollars is None or self.allowance.picodollars is not None
 
     @property
@@ -70,7 +70,7 @@ class Bill:
         self.reads_replies = self._is_known and self._allowance.picodollars is None
 
     def add(self, reply: Reply, endpoint: str = "", *, is_batched: bool = False) -> bool:
-        """Adds the cost of a reply; False once the run's cost is unknown."""
+        """Adds the cost of a reply; returns False once the run's cost is unknown."""
         prices = self._prices
         price = prices.at(endpoint, reply.model) or prices.at(endpoint, self._model)
         usage = read_usage(reply.usage, has_output=False)

@@ -1,4 +1,4 @@
-"""Bodies that differ only in texts of the row: everything else is encoded once."""
+"""Bodies that differ only in texts from the row: everything else is encoded once."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from redline.errors import Rejected
 from redline.waist import COUNTED
 
 _ENCODER = msgspec.json.Encoder()
-# Separates strings that `encode_lines` has written; it occurs in none, since they escape quotes.
+# Separates the strings that `encode_lines` has written; none contains it, as they escape quotes.
 _SEAM = b'"\n"'
 
 
 class FixedBody:
     """The JSON of a body in which only some columns of the row are inserted, inside its strings.
 
-    make: makes the body of a row. columns: all that it takes from a row. kinds: types of a column's
-    value that the body contains as `str` writes them. others: columns that change the rest of the
-    body. asked: its fields by which answers are counted; None if a column is in one of them.
+    make: makes the body of a row. columns: all columns that it reads. kinds: types of values that
+    the body contains in the form of `str`. others: columns that change the rest of the body. asked:
+    the body's fields that determine the number of answers; None if a column is in one of them.
     Raises ValueError if `make` does not return such a body.
     """
 
@@ -48,7 +48,7 @@ class FixedBody:
         if not self._columns:
             raise ValueError("the body has no column")
         self._format = b"%b".join(part.replace(b"%", b"%%") for part in fixed[::2])
-        # The only column; None if there are several, which is the name of no column.
+        # The only column; None if there are several, since no column has that name.
         self._only: Any = self._columns[0] if len(self._columns) == 1 else None
         self._before, self._after = fixed[0], fixed[-1]
         asked = {name: body[name] for name in COUNTED.intersection(body)}
@@ -58,7 +58,7 @@ class FixedBody:
         self._other = next(iter(self._others)) if len(self._others) == 1 else None
 
     def json(self, row: dict[str, Any]) -> bytes | None:
-        """Returns the body of the row; None if it is more than fixed text and columns."""
+        """Returns the body of the row; None if it is not just fixed text and columns."""
         other = self._other
         if (other in row) if other is not None else not self._others.isdisjoint(row):
             return None

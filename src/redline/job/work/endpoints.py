@@ -14,14 +14,14 @@ from redline.route import Pool
 from redline.timeline import EndpointState, LimitUse
 from redline.waist import Health, Load
 
-# At most this many endpoints of a large fleet are sampled each time, others the next time.
+# A sample of a large fleet looks at this many endpoints, in turn.
 MOST_LOOKED_AT = 64
 
 # Backends that report what their calls wait for, and have a limiter.
 _Watched = HttpBackend | FunctionBackend
 
 
-# Its name, where limits are named; and whether it is degraded.
+# The suffix of its limits' names, the backend, and whether it is degraded.
 _Seen = tuple[str, _Watched, bool]
 
 
@@ -111,15 +111,16 @@ class Endpoints:
         begin = self._turn % len(left) if len(left) > MOST_LOOKED_AT else 0
         for member in islice([*left[begin:], *left[:begin]], MOST_LOOKED_AT):
             if isinstance(member.backend, _Watched):
-                # If none works, breakers are ignored.
+                # If no endpoint works, breakers are ignored.
                 is_degraded = not is_broken and not member.breaker.is_working
                 yield f" at {member.name}", member.backend, is_degraded
 
 
 def _estimated(load: Load) -> Load:
-    """Returns the load of a backend of another kind, which need not say what its calls wait for.
+    """Returns the load of a backend of another kind, which may not report what its calls wait for.
 
-    If it is full, they wait for a slot, otherwise for a limit. A degraded one may still answer.
+    If the backend is full, they wait for a slot, otherwise for a limit. A degraded backend may
+    still answer.
     """
     state = load.state if load.state is Health.GONE else Health.READY
     queued = load.waiting if load.is_full else 0

@@ -22,9 +22,9 @@ from redline.sources import AsyncRows, Row, Source
 _MOST_SKIPPED = 20_000
 _LOW_ROWS = 128
 _MOST_LOW_ROWS = 1024
-# After this much, no further batch is read in one go; a batch of large rows may have more.
+# After this many bytes, a read takes no further batch; a batch of large rows may have more.
 _ENOUGH_BYTES = 768 * 1024
-# After this much, reading does not even continue to the end if all bytes of the file are read.
+# The same bound once all bytes of the file are read and only rows are left to parse.
 _ENOUGH_AT_END_BYTES = 4 * 1024 * 1024
 _content_of = attrgetter("content")
 
@@ -68,7 +68,7 @@ Marks = Mapping[int, int]
 
 
 class _Batch(msgspec.Struct):
-    """Rows that are read in one go. read, size_bytes: of all rows, also those already done."""
+    """The rows of one read. read, size_bytes: of all its rows, including those already done."""
 
     picked: list[Picked] = []
     read: int = 0
@@ -82,8 +82,8 @@ class Feed:
 
     wanted: returns the places of the rows to do, from the keys of some rows, the places of those
     that are undone, and the marks of these by place. limit: rows after the first N are not read.
-    identifier: distinguishes rows. load: nothing is read while it is full. at_once: how many rows
-    may be taken at the same time. keeps_keys: whether `keys` is kept.
+    identifier: distinguishes rows. load: nothing is read while it is full. at_once: the number of
+    rows that may be in hand at the same time. keeps_keys: whether `keys` is kept.
     """
 
     source: Source | AsyncRows
@@ -105,7 +105,7 @@ class Feed:
         self._is_end = False
         self._is_closed = False
         self._is_let_go = False  # the source was closed
-        # Raised by reading, until it is reported: after the rows that were read before.
+        # The error of a read, until it is raised: after the rows that were read before it.
         self._failure: BaseException | None = None
         self._iterator: Iterator[list[Row]] | None = None
         self._aiterator: AsyncIterator[list[Row]] | None = None
@@ -178,8 +178,8 @@ class Feed:
         if self._refill is not None:
             # It may wait for a row that never comes.
             self._refill.cancel()
-        # Also during a read: what it waits for may come in the same turn of the loop, and the
-        # client that it reads with may then lose the cancellation.
+        # Also during a read: its data may come in the same turn of the loop, and the client that it
+        # reads with may then lose the cancellation.
         self._wake_some(len(self._waiting))
 
     async def aclose(self) -> None:
@@ -215,10 +215,10 @@ class Feed:
             raise
 
     def _wake(self, refill: asyncio.Task[None]) -> None:
-        """Wakes waiting workers after a read: one for each row, of the thousands there may be.
+        """Wakes waiting workers after a read: one for each row, since thousands may wait.
 
-        At the end of the input, or after an error, all of them are woken. Without a row, one is
-        woken nevertheless: it starts the next read.
+        At the end of the input, or after an error, all are woken. If the read found no row, one is
+        woken to start the next read.
         """
         is_broken = refill.cancelled() or refill.exception() is not None
         is_over = is_broken or self._is_end
@@ -246,7 +246,7 @@ class Feed:
                 self._is_end = True
                 self._end_early()
                 raise
-            # A worker that asks after the last row raises it: maybe none is waiting now.
+            # A worker that asks for a row after the last one raises it; none may be waiting now.
             self._failure = error
             batch.is_end = True
         if not self._is_closed:
@@ -270,14 +270,14 @@ class Feed:
             self._pick(next(self._iterator, None), batch)
 
     def _has_enough(self, batch: _Batch, source: Source) -> bool:
-        """Whether a batch with rows to do ends here, rather than wait for more."""
+        """Whether the read ends with the rows that the batch has, and does not wait for more."""
         share = source.read_fraction()
         if share == 1.0:
             # All bytes are read: reading to the end waits for nothing, and makes the end known. But
             # the rest of a compressed file may be long.
             return batch.size_bytes >= _ENOUGH_AT_END_BYTES
         if share is None or not self.rows_read:
-            # The next row may never come; and workers wait for the first ones.
+            # The next row may never come, or workers wait for the first rows.
             return True
         return len(batch.picked) > self._low_rows or batch.size_bytes >= _ENOUGH_BYTES
 

@@ -7,11 +7,11 @@ The rules in their order; the first that matches counts:
   down     no endpoint can be reached
   limit    no endpoint has room; at half or more of those that work, calls wait for their grant, or
            in the pool until it is near
-  slots    there is another row, and no endpoint has room, or not all of them together
+  slots    there is another row, and either no endpoint has room or the bound on all together is met
   budget   a call waits for the budget; it could be sent with a larger one
   taker    a worker waits until its result is taken
   writer   workers wait for rows, which are not read since too much is not durable
-  memory   the same, since the rows at hand are too large
+  memory   workers wait for rows, which are not read since the rows at hand are too large
   input    workers wait for rows
   batch    rows are with the Batch API, and no call is in flight
   backoff  of the rows that are not on the wire, half or more wait to be retried
@@ -33,7 +33,7 @@ class Moment(msgspec.Struct, kw_only=True):
     """The state of a run at one moment.
 
     loads: of the endpoints that are not out. queued: calls that wait for any of them.
-    is_full_together: they have as many calls as they may have together.
+    is_full_together: they have reached the bound on the calls of all of them.
     is_starved: workers wait for a row to be read; is_over: no more rows will be read; has_ready:
     some rows are read and not handed out. is_full: no rows are read for now; is_behind: because too
     much is not durable. is_ending: no other row is begun. handing: workers that wait until their
@@ -82,11 +82,11 @@ def holder_of(moment: Moment) -> Holder:
 
 def _at_endpoints(moment: Moment) -> Holder | None:
     """Returns how endpoints hold back the next call; None if one has room, or none is used."""
-    # An endpoint for which calls wait has room for a moment only.
+    # If calls wait, an endpoint with room has it only for a moment.
     is_wanted = moment.queued > 0 and not moment.is_full_together
     found = [_holder_at(load, moment.now_s, is_wanted=is_wanted) for load in moment.loads]
     if not found or None in found:
-        # The endpoints have room, but not all of them together.
+        # An endpoint has room, but the bound on all of them together may be reached.
         has_row = moment.has_ready or moment.queued or not moment.is_over
         return "slots" if moment.is_full_together and has_row else None
     working = [held for held in found if held not in ("parked", "down")]

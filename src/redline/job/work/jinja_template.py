@@ -1,6 +1,6 @@
 """Jinja templates over a row's columns, which print only data.
 
-A name means a column first: `{{ order.items }}` is the item of that name, and never a method of
+A name refers to a column first: `{{ order.items }}` is the item of that name, and never a method of
 dict, which can only be called. A missing column may be tested, but not printed:
 
   in a template            missing      null         a method, a global function
@@ -33,7 +33,7 @@ from redline.errors import BadTemplate, ConfigError
 from redline.process import listed
 
 _ROW = "row"
-# Names that Jinja binds itself, to the template and to a loop, and columns of these names.
+# Names that Jinja binds itself, to the template and to a loop, with a name for such a column.
 _BOUND = {"self": "column_self", "loop": "column_loop"}
 _DATA = (str, int, float, dict, list, tuple, type(None))
 # Types that `{{ }}` prints as `str` does.
@@ -77,7 +77,7 @@ class _Function(_Missing):
     """A column that a row lacks, whose name may be called as a function instead."""
 
     __slots__ = ("_function",)
-    # Jinja reads from a callable whether it wants the context.
+    # Jinja checks this attribute of a callable: None if it does not take the context.
     jinja_pass_arg = None
 
     _function: Callable[..., Any]
@@ -119,7 +119,7 @@ class _Environment(jinja2.Environment):
 class Plain(NamedTuple):
     """A template of text and columns. format: for `%` with the columns' values, in this order.
 
-    others: columns of a row that change what it looks up.
+    others: columns that, if a row has them, change which values the template reads.
     """
 
     format: str
@@ -296,7 +296,7 @@ def _printed(value: Any) -> Any:
         )
     if callable(value) or type(value).__module__.startswith("jinja2"):
         raise jinja2.UndefinedError(
-            f"a {type(value).__name__} of Jinja's is neither text nor a column"
+            f"a {type(value).__name__} of Jinja is neither text nor a column"
         )
     return value
 

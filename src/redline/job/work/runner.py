@@ -1,18 +1,18 @@
 """One run: source -> workers -> backend -> journal.
 
 A worker takes a row, sends it to the backend and hands the outcome to the journal. There are as
-many workers as slots, and more if rows wait without one: for a retry, a function of the user's, the
+many workers as slots, and more if rows wait without a slot: for a retry, a user's function, the
 cache, or permission to be written. So no slot is idle while there are rows, and usually no worker
 waits for a slot.
 
 How a run ends:
   the input ends        every row has its outcome
-  the input fails       the same of the rows before; then the run reports the error
+  the input fails       every row before the failure has its outcome; then the error is reported
   drain (first Ctrl-C)  no new row and no new attempt; calls on the wire are finished and saved
-  stop  (an error that every row would meet)    as drain, for at most GRACE_S
+  stop  (an error that affects every row)       as drain, for at most GRACE_S
   abort (second Ctrl-C, or the run's deadline)  calls on the wire are cancelled
-  leave (shortly after an abort)  tasks that continue nevertheless are left behind, by name
-Rows without an outcome stay unfinished and are done by the next run.
+  leave (shortly after an abort)                tasks that still continue are abandoned and named
+Rows without an outcome stay unfinished; the next run sends them.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ from redline.sources import custom_id
 from redline.timeline import Gatherer
 
 GRACE_S = 30.0
-# The time that an abort leaves to functions of the user's, which are usually quick, and to a
-# stream's permission to write an answer; and then to cancelled tasks.
+# The time that an abort leaves to the user's functions, which are usually quick, and to a stream's
+# permission to write an answer; and then the time that it leaves to cancelled tasks.
 _HOOKS_END_S = 0.2
 _LAST_END_S = 0.05
-# Threads for functions of the user's, as in an event loop's own pool.
+# Threads for the user's functions, as in an event loop's own pool.
 _FUNCTIONS = min(32, (os.cpu_count() or 1) + 4)
-# The interval of checks whether the run waits for too long.
+# The interval of the checks for `longest_wait_s`.
 _LOOK_S = 1.0
 _MOST_SPARE_WORKERS = 1000
 _LEAST_SPARE_WORKERS = 16
@@ -79,7 +79,7 @@ Permit = Callable[[int, Outcome], Awaitable[bool]]
 
 
 class Results(Protocol):
-    """The receiver of each row's outcome. changes: notified when `failure` has changed."""
+    """The receiver of each row's outcome. changes: notifies when `failure` has changed."""
 
     changes: Changes
 
@@ -136,7 +136,7 @@ class Runner:
         self._failures = Failures(job)
         self._succeeded = 0
         self._on_drain: Callable[[], object] | None = None
-        # The monotonic time at which the run must end; inf for never.
+        # The monotonic time at which the run must end; inf for never; None before the run.
         self.ends_s: float | None = None
         self.offered = 0
         self.ended = 0  # calls that have their outcome, on disk or not
@@ -144,23 +144,23 @@ class Runner:
         self.stopped: RedlineError | None = None
         self._input_error: RedlineError | None = None
         self._is_stopped = asyncio.Event()
-        # What was left behind, one line per row.
+        # Work that was abandoned, one line per row.
         self.abandoned: list[str] = []
         self._threads: DaemonThreads | None = None
         self._broken: Executor | None = None  # the user's, if it has broken
-        # The folder of the marks of calls that run in it; empty if it cannot be made.
+        # The folder of marks of the calls that run in the executor; empty if it cannot be made.
         self._marks: str | None = None
         self._left = asyncio.Event()
-        self._is_left = False  # the same, for each row to look at
-        # Raised by a function of the user's or by the input, until `run` raises it again.
+        self._is_left = False  # the same, as each row checks it
+        # Raised by a user's function or by the input; `run` raises it again.
         self._exit: SystemExit | None = None
         self._leaving: asyncio.Handle | None = None
 
     async def run(self, supply: Supply | None = None) -> None:
         """Works until the input ends or the run is ended. The caller closes the journal.
 
-        supply: the source of rows meanwhile; the runner's own by default. Raises SystemExit if a
-        function of the user's has, or the input.
+        supply: the source of rows for this call; the runner's own by default. Raises SystemExit if
+        a user's function or the input has raised it.
         """
         own = self.supply
         self.supply = own if supply is None else supply
@@ -172,7 +172,7 @@ class Runner:
             raise self._exit
 
     def offer(self, rows: int) -> None:
-        """Counts rows that are taken in hand; below 0 for rows that are given back."""
+        """Counts rows that the run begins; a negative number counts rows that it gives back."""
         self.offered += rows
 
     async def _run(self) -> None:
@@ -197,7 +197,7 @@ class Runner:
                 self._tasks.clear()
 
     def close(self) -> None:
-        """Ends the threads for functions of the user's, once these have returned."""
+        """Ends the threads for the user's functions, once these have returned."""
         if self._leaving is not None:
             self._leaving.cancel()
         if self._threads is not None:
@@ -221,10 +221,10 @@ class Runner:
 
     @asynccontextmanager
     async def watched(self, on_drain: Callable[[], object] | None = None) -> AsyncIterator[None]:
-        """Ends the run at its deadline, counted from the first entry, while entered.
+        """While entered, ends the run at its deadline, which counts from the first entry.
 
-        Also ends it once results are not acknowledged any more, or it waits for longer than
-        allowed. on_drain: called when the run is drained meanwhile.
+        Also ends it once results are no longer acknowledged, or if it would wait for longer than
+        allowed. on_drain: called if the run is drained meanwhile.
         """
         if self.ends_s is None:
             deadline_s = self.job.deadline_s
@@ -275,7 +275,7 @@ class Runner:
             self._leaving = loop.call_later(_HOOKS_END_S, self._end_functions)
 
     def _end_functions(self) -> None:
-        """Stops waiting for functions of the user's, except those that have just returned."""
+        """Stops waiting for the user's functions, except those that have just returned."""
         # A function's result may come in this turn of the loop, after this timer.
         self._leaving = asyncio.get_running_loop().call_soon(self._leave_functions)
 
@@ -287,7 +287,7 @@ class Runner:
         self._leaving = asyncio.get_running_loop().call_later(_LAST_END_S, self._leave)
 
     def _leave(self) -> None:
-        """Leaves behind the tasks that continue although they were cancelled."""
+        """Abandons the tasks that continue although they were cancelled."""
         for task in self._tasks:
             self._abandon(task, "its call continues although it was cancelled")
             # It may wait for permission to be written, which is too late now.
@@ -370,7 +370,7 @@ class Runner:
         self.abort()
 
     async def _watch_results(self) -> None:
-        """Stops the run once its results are not acknowledged any more."""
+        """Stops the run once its results are no longer acknowledged."""
         results = self.results
         await results.changes.wait_for(lambda: results.failure is not None)
         assert results.failure is not None
@@ -382,7 +382,7 @@ class Runner:
         while True:
             await asyncio.sleep(_LOOK_S)
             in_hand = [call for call in self._tasks.values() if call is not None]
-            # A row that has ended, such as by the cache, needs no call; others may follow it.
+            # A row that has ended without a call, such as by the cache, is progress as well.
             has_moved, before = self.offered - len(in_hand) != before, self.offered - len(in_hand)
             if has_moved or self.is_draining or not in_hand:
                 continue
@@ -427,7 +427,7 @@ class Runner:
                 elif ended >= record.due:
                     record.took(ended, (begun_s, now_s(), tried))
                 if self._is_left:
-                    # It was left behind, and its journal is closed.
+                    # This worker was abandoned, and its journal is closed.
                     return
                 tasks[task] = None
                 if outcome.error is None and not has_permit:
@@ -455,7 +455,7 @@ class Runner:
 
     def _end_for(self, error: Unblocked | SystemExit, task: asyncio.Task[Any]) -> None:
         if isinstance(error, SystemExit):
-            # Out of its task, it would end the event loop before the output is closed.
+            # If it left its task, it would end the event loop before the output is closed.
             self._exit = self._exit or error
             self.abort()
         else:
@@ -465,7 +465,8 @@ class Runner:
     async def next_row(self) -> Picked | None:
         """Returns the next row; None at the end, or if reading failed.
 
-        A failure ends the run once the rows before have ended: the input may not bring them again.
+        A failure ends the run once the rows before it have ended, because the input may not bring
+        them again.
         """
         try:
             return None if self.is_draining else await self.supply.next()
@@ -514,7 +515,7 @@ class Runner:
             outcome = await task_of_job.do(row, request, ask)
             outcome.tried = ask.tried
         if self._has_wishes and outcome.is_success and outcome.reply is not None:
-            # It has its outcome: from here on the row is saved, whatever ends the run.
+            # The row has its outcome: from here on it is saved, however the run ends.
             task = asyncio.current_task()
             assert task is not None
             self._tasks[task] = None
@@ -526,21 +527,21 @@ class Runner:
 
         Raises it again if it ends the task.
         """
-        # In a drain, a row whose call was cancelled by whomever is left to the next run.
+        # In a drain, a row whose call was cancelled by anything is left to the next run.
         is_cut = self.is_draining and isinstance(error, asyncio.CancelledError)
         if is_cut or ends_task(error):
             raise error
         if isinstance(error, Rejected):
-            # Its frames hold the row, and the worker.
+            # The frames of its traceback hold the row and the worker.
             rejected = error.with_traceback(None)
         else:
             # The row boundary: a defect in a template, or in how a reply is read, fails its row
             # alone.
-            rejected = Rejected(f"the row could not be done: {type(error).__name__}: {error}")
+            rejected = Rejected(f"processing the row raised {type(error).__name__}: {error}")
         return Outcome(status="rejected", error=rejected, attempts=call.attempts)
 
     def _pay(self, outcome: Outcome) -> None:
-        """Adds the cost of an answer to the bill, also if its row is sent again."""
+        """Adds the cost of an answer to the bill, even if its row is sent again."""
         if self.bill is not None and outcome.reply is not None and not outcome.is_cached:
             is_known = self.bill.add(outcome.reply, outcome.endpoint, is_batched=outcome.is_batched)
             self.bill = self.bill if is_known else None
@@ -579,15 +580,16 @@ class Runner:
             if returned is None or is_broken or (executor is self._broken and ends_task(error)):
                 self._stop_broken(executor, f"`{name}` function: {what}")
                 if not work.is_marked:
-                    # It takes no other row's either: this row stays unfinished, as all that follow.
+                    # The executor takes no row: this one and all that follow stay unfinished.
                     raise asyncio.CancelledError from error
-                # Otherwise a row that ends its process would break the executor of each run.
+                # The row fails: otherwise, if it ends its process, it would break every run.
                 raise Rejected(
                     f"the executor broke while it ran the `{name}` function",
-                    hint="another row may have broken it: retry with an executor of one process",
+                    hint="another row may have broken it: use an executor of one process to find "
+                    "which",
                 ) from error
             if ends_task(error):
-                # What runs in a process of the user's pool is unknown here.
+                # Whether it runs in a process of the user's pool is unknown here.
                 may_run = work.is_running or executor is not self._threads
                 if may_run and isinstance(error, asyncio.CancelledError):
                     self._abandon(task, f"the `{name}` function has not returned")
@@ -602,7 +604,7 @@ class Runner:
         self.stop(
             ConfigError(
                 f"the executor cannot run the {what}",
-                hint="pass a new executor: the same call goes on with the rows left",
+                hint="pass a new executor: the same call continues with the rows that are left",
             )
         )
 
@@ -734,7 +736,7 @@ def _unusable(picked: Picked) -> BadRow:
         )
     return BadRow(
         f"an earlier row has the same custom_id: {custom_id(row)}",
-        hint="custom_ids name rows, so each may occur once",
+        hint="a custom_id identifies a row, so each may occur only once",
     )
 
 

@@ -1,9 +1,9 @@
 """Samples of a run ten times a second, and a window of each second.
 
 A sample reads attributes and takes some 50 microseconds. The windows are written to the job's
-timeline in a thread. If a sample is late by a second or more, nothing could be sampled meanwhile:
-that time becomes a window of its own. The part of it without any thread's work or write counts as
-time in which the process was stopped.
+timeline in a thread. If a sample is late by a second or more, the time without samples becomes a
+window of its own. The part of that time in which no thread worked or wrote counts as time in which
+the process was stopped.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from redline.timeline import (
 )
 
 SAMPLE_S = 0.1
-# The least unexplained lateness of a sample that counts: a loop that is merely busy is not stopped.
+# A shorter unexplained delay of a sample does not count: a loop that is merely busy is not stopped.
 _LEAST_STOP_S = 0.25
-# Windows in memory: those of half an hour, or of a longer time once older ones are merged.
+# Windows in memory: half an hour of them, or more time once older ones are merged.
 _MOST_WINDOWS = 1_800
 _SHARE = 1 / 600
 

@@ -14,10 +14,10 @@ Skip = Callable[[int], None]
 
 
 def fate(job: Job, failed: KeySet, key: int, mark: int) -> Literal["to do", "done", "untried"]:
-    """Returns what a run makes of a row that has not succeeded, by its key and content.
+    """Returns what a run does with a row that has not succeeded, by its key and content.
 
-    failed: the rows that failed in earlier runs. They count as done unless the run tries them
-    again; if it tries nothing else, other rows stay untried.
+    failed: the rows that failed in earlier runs. They count as done unless the run retries them;
+    if it does nothing but retry, other rows stay untried.
     """
     has_failed = failed.matches(key, mark)
     # A failed row that was corrected since is both a row to retry and a new row.
@@ -78,9 +78,8 @@ class Selection:
     def is_gone(self, journal: Journal, *, is_same_input: bool) -> Callable[[int], bool] | None:
         """Returns a predicate of keys: whether the failed row is gone; None if that is unknown.
 
-        Call it once the whole input is read. A broken line that was fixed is another row than
-        before. But if the output was made from another input, its rows cannot be expected in this
-        one.
+        Call it once the whole input is read. A broken line that was fixed is a new row, and the old
+        one is gone. But rows of another input cannot be expected in this one.
         """
         has_all = 0 < len(journal.succeeded) == self._with_line
         if not (is_same_input or has_all):

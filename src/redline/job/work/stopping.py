@@ -80,8 +80,7 @@ class Failures:
             f"{most * 100:g} %; the last with: {error.what}",
             where=error.where,
             hint=error.hint
-            or "the same command continues after the rows that failed; "
-            "--retry-failed repeats those",
+            or "the same command continues after the failed rows; --retry-failed sends them again",
         )
 
 
@@ -103,5 +102,5 @@ def longest_wait(
         f"{why}: no call can be sent for {duration(wait_s)}, longer than the {duration(most_s)} "
         "of --longest-wait",
         wait_s=wait_s,
-        hint="run the same command after that time: it continues",
+        hint="run the same command after that time to continue",
     )

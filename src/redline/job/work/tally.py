@@ -25,17 +25,17 @@ from redline.events import (
 from redline.journal import Brief
 from redline.waist import Attempts, CacheUse
 
-# Endpoints that are counted apart, and the name under which further ones count together.
+# The most endpoints that are counted separately, and the name under which others are counted.
 MOST_PARTS = 100
 OTHER = "other"
 
 
 class BatchUse(msgspec.Struct):
-    """The use of the Batch API. made: batches of this run. running: current batches, with `rows`.
+    """The use of the Batch API. made: batches of this run. running: current batches.
 
-    states: the number of these in each of the provider's states. finished: rows of them that have
-    an answer or an error, by the provider. answered: rows with a result in this run. again: rows
-    that went into another batch.
+    rows: in the current batches; finished: those of them that have an answer or an error, as the
+    provider states. states: the number of current batches in each of the provider's states.
+    answered: rows with a result in this run. again: rows that went into another batch.
     """
 
     made: int = 0
@@ -48,9 +48,9 @@ class BatchUse(msgspec.Struct):
 
 
 class Outages(msgspec.Struct, frozen=True):
-    """The times in which an endpoint took no connections, or failed and got few calls.
+    """The outages of an endpoint: it took no connections, or failed and got few calls.
 
-    lasted_s: seconds of all of them together. down_s: seconds of the current one, 0 if there is
+    lasted_s: seconds of all outages together. down_s: seconds of the current one, 0 if there is
     none. reason: the error of the last one.
     """
 
@@ -61,10 +61,10 @@ class Outages(msgspec.Struct, frozen=True):
 
 
 class EndpointUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several endpoints. answered: rows with a result from it, without the cache's.
+    """One of several endpoints. answered: rows with a result from it, without cached answers.
 
-    out: the reason why it was taken out of the run, None if it was not. outages: times without
-    connections, failing: times in which it failed and got few calls; None if there was none.
+    out: the reason why it was taken out of the run, None if it was not. outages: of its
+    connections; failing: times in which it failed and got few calls; each None if there was none.
     """
 
     name: str
@@ -76,7 +76,7 @@ class EndpointUse(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(eq=False, repr=False)
 class _Outage:
-    """One endpoint's outages: the last one, when it began (inf if it is over), and earlier ones."""
+    """One endpoint's outages. since_s: when the current one began; inf if there is none."""
 
     _lost: EndpointLost | EndpointDegraded | None = None
     _lost_s: float = 0.0
@@ -134,7 +134,7 @@ class _Part(Attempts):
 
 
 class Tally(Attempts):
-    """The counts that progress and summary show, of this process's run. It is a Listener.
+    """The counts of this process's run, for its progress and summary. A Listener.
 
     parts: attempts by endpoint, if the run counts them separately.
     """
@@ -231,7 +231,7 @@ class Tally(Attempts):
         return max(happened, key=lambda one: (one.down_s, one.lasted_s), default=None)
 
     def failing(self, now_s: float) -> Outages | None:
-        """Returns the failures of the endpoint that has failed for longest; None if none fails."""
+        """Returns the failing times of the endpoint that has failed longest; None if none fails."""
         longest = min(self.degraded, key=lambda name: self._failing[name].since_s, default=None)
         return None if longest is None else self._failing[longest].read(now_s)
 
@@ -306,7 +306,10 @@ class Tally(Attempts):
                 self.out[event.endpoint] = event
 
     def take_error(self) -> str:
-        """Returns the message of the last error that is tried again, if any since the last call."""
+        """Returns the last error of an attempt that is retried, empty if none since the last call.
+
+        In words.
+        """
         error, self._new_error = self._new_error, ""
         return error
 

@@ -18,7 +18,7 @@ from redline.process import listed
 if TYPE_CHECKING:
     from redline.job.work.jinja_template import Template
 
-# Those of a row, by name; or the fields of a body.
+# The columns of a row by name, or the fields of a body.
 Columns = dict[str, Any]
 _SYSTEM_ROLES = ("system", "developer")
 # An index in an output path; longer digits are a key.
@@ -172,7 +172,7 @@ class Renderer:
             )
         raise BadRow(
             f"the row has no `messages`, `prompt` or `input`; its columns are: {listed(row)}",
-            hint="say how to make a prompt of a row, for instance --prompt 'Classify: {{ text }}'",
+            hint="state how a row becomes a prompt, for instance --prompt 'Classify: {{ text }}'",
         )
 
     def _shape(self, content: Any, url: str) -> Columns:
@@ -222,7 +222,7 @@ class Renderer:
             meant = f"did you mean {{{{ {main.braced} }}}}?"
         raise ConfigError(
             f"the {name} uses no column, so every row would ask the same",
-            hint=f"{meant} If the same request is meant for every row, say so with "
+            hint=f"{meant} If every row is meant to send the same request, add "
             "--constant-prompt (constant_prompt=True in Python)",
         )
 

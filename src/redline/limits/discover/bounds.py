@@ -6,9 +6,9 @@ every kind of limit leaves its own traces:
   N in a window W, fixed or moving   at a refusal the last W seconds hold N admitted calls or more
   a bucket, refilled R per second    between two refusals it admits what it was refilled with
 
-So each refusal bounds N for every W from above, and of these limits the fastest comes first: where
-it is wrong, the next refusals bound it further. No length of a window is taken for granted; if
-several are about as fast, one that people write into settings is taken.
+So each refusal bounds N for every W from above, and the fastest of these limits is tried first: if
+it is wrong, the next refusals bound it further. No window length is assumed; if several limits are
+about as fast, one with a length that is usual in settings is chosen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ USUAL_S = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900
 _STEP = 1.05
 _LONGEST_S = 86400.0
 _GRID_S = sorted({*USUAL_S, *(_STEP**n for n in range(math.ceil(math.log(_LONGEST_S, _STEP)) + 1))})
-# Calls overtake each other on the way by at most this many seconds: stamps are no more exact.
+# Calls overtake each other on the way by at most this many seconds, so stamps are no more exact.
 _BLUR_S = 0.05
 # The bounds of a bucket may overlap by this factor before it is contradicted.
 _TOLERANCE = 1.08
@@ -61,13 +61,13 @@ class Bucket(NamedTuple):
 
 
 class Evidence:
-    """The calls of late, and which of them were refused. Stamps are those of the sends."""
+    """The recent calls, and which of them were refused. Stamps are send times."""
 
     def __init__(self) -> None:
         self._calls: list[float] = []  # not refused so far
         self._refused: list[float] = []  # since the last `settle`
         self.is_first = True  # the limit was the same ever since the first call
-        self._longest_s = math.inf  # window that calls from before the first refusal speak for
+        self._longest_s = math.inf  # the longest window that calls before the refusals say much of
 
     def sent(self, now_s: float) -> None:
         insort(self._calls, now_s)
@@ -75,27 +75,27 @@ class Evidence:
             del self._calls[: _MOST_CALLS // 4]
 
     def refuse(self, sent_s: float) -> None:
-        """The call of this stamp was refused, so it takes up no room."""
+        """Records that the call of this stamp was refused, so it takes up no room."""
         at = bisect_left(self._calls, sent_s)
         if at < len(self._calls) and self._calls[at] == sent_s:
             del self._calls[at]
         self.note_full(sent_s)
 
     def note_full(self, at_s: float) -> None:
-        """The server is full at this time: it has refused a call, or has said so."""
+        """Records that the server is full at this time: it has refused a call, or stated so."""
         insort(self._refused, at_s)
         if len(self._refused) > _MOST_REFUSALS:
-            # The first ones show how much fitted before; the latest, what is true now.
+            # The first refusals show how much fitted before; the latest show what is true now.
             del self._refused[_MOST_REFUSALS // 2]
 
     def restart(self, window_s: float) -> None:
-        """The limit is another one than the one of window_s, and only the last refusals show it."""
+        """Keeps only the last refusals: the limit is no longer the one with window_s."""
         self._longest_s = 1.1 * window_s
         since_s = self._refused[-1] - 2 * window_s
         self._refused = [at for at in self._refused if at >= since_s]
 
     def settle(self) -> None:
-        """Refusals so far prove nothing against what comes."""
+        """Drops the refusals so far, which prove nothing about later calls."""
         self._longest_s = math.inf
         self._refused.clear()
         self.is_first = False
@@ -107,7 +107,7 @@ class Evidence:
     def room_at_s(self, rate: Rate, now_s: float) -> float:
         """When `rate` may begin, evenly, so that no window ever holds more than its count.
 
-        What was sent before leaves a moving window only as it came in.
+        Earlier calls leave a moving window only at the pace at which they came in.
         """
         held = self._calls[bisect_left(self._calls, now_s - rate.window_s) :]
         spare = rate.count - len(held)
@@ -136,8 +136,8 @@ class Evidence:
     def bucket(self, until_s: float) -> Bucket:
         """What a bucket's refill must be by the verdicts on calls sent until `until_s`.
 
-        It was empty at each refusal. Only calls that cannot have overtaken the refusal count for
-        the least, all that may have come in between for the most.
+        The bucket was empty at each refusal. The lower bound counts only calls that cannot have
+        overtaken the refusal, the upper bound all that may have come in between.
         """
         least, most = 0.0, math.inf
         if not self._refused:
@@ -155,7 +155,7 @@ class Evidence:
                     least = max(least, (between - 1) / (end_s - begin_s + _BLUR_S))
         calls = self.count(self._refused[0], until_s)
         if calls and self._pace_per_s() > 1.5 * most:
-            # It was not empty all the time: it has filled up while less was asked of it.
+            # The bucket was not empty all the time: it has filled up while fewer calls were sent.
             calls = 0
         return Bucket(least, most, calls)
 
@@ -173,7 +173,7 @@ class Evidence:
         return self.count(self._refused[0], until_s) / (until_s - self._refused[0])
 
     def longest_block_s(self) -> float:
-        """The longest time that the server refused all it was asked."""
+        """The longest time for which the server refused every call."""
         longest_s = 0.0
         for refused_s in self._refused:
             at = bisect_right(self._calls, refused_s)
@@ -205,7 +205,7 @@ def likeliest(windows: list[Rate]) -> Rate:
 
 
 def _is_round(count: int) -> bool:
-    """Written with one digit that is not 0, or two of which the last is 5."""
+    """Whether it is one digit, or two of which the last is 5, followed by zeros."""
     digits = str(count).rstrip("0")
     return len(digits) == 1 or (len(digits) == 2 and digits[1] == "5")
 

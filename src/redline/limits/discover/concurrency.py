@@ -52,14 +52,14 @@ _MOST_REST = 6
 # A burst of new calls has all its prompts read at once: the answers to a quarter as many are left
 # out until that has passed.
 _SETTLING_SHARE = 0.25
-# Fewer calls in flight than this share of the limit: something else holds the run back.
+# With fewer calls in flight than this share of the limit, something else holds the run back.
 _FULL_SHARE = 0.7
-# A latency that changes at the same limit, by a fifth and four standard errors: the server did.
+# If latency at the same limit changes by a fifth and by four standard errors, the server changed.
 _CHANGE = 0.2
-# Work cannot change faster than this with concurrency, so something else changed: ask again.
+# Work cannot change faster than this with concurrency: something else changed, so try again.
 _ODD_GAIN = 1.5
-# Up to this doubt (a standard error of the gain) evidence decides alone. Above, the doubt speaks
-# for the higher level: one too low costs work, one too high only latency.
+# Up to this doubt (a standard error of the gain) evidence decides alone. Above it, the higher level
+# is favoured: a level that is too low costs work, one that is too high only latency.
 _CLEAR_DOUBT = 0.2
 _MOST_DOUBT = 0.9
 # A refusal cuts the limit to this share of what was in flight; half if nothing was answered
@@ -131,7 +131,7 @@ class _Round(msgspec.Struct, eq=False):
 
 
 class AdaptiveConcurrency:
-    """Calls that may be in flight to one server, led to its knee. Decides only; waits nowhere.
+    """The number of calls that may be in flight to one server, led to its knee. Never waits.
 
     least, most: bounds of `limit`, at least 1. first: where it begins, moved into the bounds.
     Raises ConfigError for bounds that contradict each other.
@@ -141,7 +141,7 @@ class AdaptiveConcurrency:
         if not 1 <= least <= most:
             raise ConfigError(
                 f"concurrency cannot be between {least} and {most}",
-                hint="the least must be at least 1 and at most the most",
+                hint="the lower bound must be at least 1, and not above the upper bound",
             )
         self.limit = min(max(first, least), most)
         self._least = least
@@ -174,20 +174,20 @@ class AdaptiveConcurrency:
         is_overload: bool,
         size: int = 0,
     ) -> None:
-        """Takes note of one call that came back, and sets `limit`.
+        """Records one call that has ended, and sets `limit`.
 
         latency_s: from the write to the end of the answer. in_flight: calls on the wire when it
         was written, itself included. is_overload: 429, 503, 529 or a timeout; other failures must
         not be reported. size: output tokens, 0 if unknown.
         """
         if now_s < self._latest_s:
-            # A clock that was set back: what came before can no longer be compared.
+            # The clock was set back: earlier times can no longer be compared.
             self._cut_s = -math.inf
             self._stand(now_s)
         self._latest_s = now_s
         written_s = now_s - latency_s
         if is_overload:
-            # Calls written before the last cut are the reason for it, and not for another one.
+            # Calls written before the last cut caused that cut, and must not cause another one.
             if written_s >= self._cut_s:
                 self._refused(now_s, in_flight)
             return
@@ -214,7 +214,7 @@ class AdaptiveConcurrency:
         return 2 * needed if self._is_longer else needed
 
     def _judge(self, now_s: float) -> None:
-        """A round is over."""
+        """Judges a round that is over."""
         done = self._round
         if done.in_flight < _FULL_SHARE * self.limit * done.answers:
             self._rest = 1
@@ -274,7 +274,7 @@ class AdaptiveConcurrency:
             self._turn(now_s, noise, is_clear=is_clear)
 
     def _has_changed(self, before: _Round, after: _Round) -> bool:
-        """The server has become faster or slower at the same limit: tries the side of its knee."""
+        """Whether the server's speed at the same limit has changed; if so, sets the next try."""
         slower, doubt = after.slower_than(before)
         if abs(slower) < max(_CHANGE, 4 * doubt):
             return False
@@ -283,7 +283,7 @@ class AdaptiveConcurrency:
         return True
 
     def _is_doubtful(self, gain: float, lead: float) -> bool:
-        """Whether the try is made once more before it counts."""
+        """Whether the try must be repeated before it counts."""
         if self._is_up:
             # The search would end here; a slow spell of the server must not end it.
             return lead <= 0 and self._step >= _FIRST_STEP
@@ -308,7 +308,7 @@ class AdaptiveConcurrency:
         self._settling = max(0, math.ceil((target - level) * _SETTLING_SHARE))
 
     def _turn(self, now_s: float, noise: float, *, is_clear: bool) -> None:
-        """Back to the level; the other way is tried next, in finer steps once both have lost."""
+        """Returns to the level, to try the other way next, in finer steps once both have lost."""
         self._is_up = not self._is_up
         if self._wins or self._has_turned:
             self._step = math.sqrt(self._step)
@@ -335,7 +335,7 @@ class AdaptiveConcurrency:
             self._wall, self._held_answers = wall, self._hold * wall
             is_fine = self.limit != self._level and self._level < wall and self._step < _LARGE_STEP
             if not is_fine:
-                # Not our own small step beyond a level that was good: that one is too high too.
+                # It was not our own small step beyond a good level: the level is too high, too.
                 self._level = max(self._least, min(self.limit - 1, int(_CUT * wall)))
             self._climb_to = self._level
         else:

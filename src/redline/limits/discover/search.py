@@ -1,4 +1,4 @@
-"""The request limit of a server that states none, found by asking.
+"""The request limit of a server that states none, found by probing.
 
   phase    sends                                             until
   growing  evenly, 1.5 times as fast after every round       the first refusal
@@ -7,8 +7,8 @@
   holding  the rate that explains all verdicts (bounds.py)   it is lost (tracking.py)
 
 Verdicts on calls that were sent before the last change say nothing about it, so there is at most
-one reaction per round trip; they still count as evidence. A server without a limit is asked for
-more as long as the caller can use it.
+one reaction per round trip; they still count as evidence. Without a refusal, the rate grows as long
+as the caller uses it up.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ _SLOWEST_PER_S = 1 / 3600
 # The factor of growth after each round, and the least number of calls in a round.
 _GROWTH, _ROUND = 1.5, 2
 _CAREFUL_GROWTH, _CAREFUL_ROUND = 1.25, 10
-# A window that is faster by this factor than a bucket that explains the same is not believed at
-# once.
+# A window is not believed at once if it is faster by this factor than a bucket that explains the
+# same verdicts.
 _MANY_TIMES = 3.0
 _SHORTEST_ROUND_S, _ROUND_TRIPS = 0.25, 2.0
-# Refusals in a row while resting, after which the cause is not momentary.
+# After more refusals in a row than this while resting, the cause is not momentary.
 _MOST_PROBES = 8
 _SHORTEST_REST_S, _LONGEST_REST_S, _REST_GROWTH = 0.05, 3600.0, 1.4
-# An overload is a refusal while half of this many verdicts are overloads. With three of ten, a
-# server that fails a tenth of its calls at random was left at a thirtieth of its rate.
+# An overload counts as a refusal while at least half of this number of verdicts are overloads. With
+# three of ten, a server that fails a tenth of its calls at random was left at a thirtieth of its
+# rate.
 _OVERLOADS = 20
 
 
@@ -151,7 +152,7 @@ class RateSearch:
         return False
 
     def _lose(self) -> None:
-        """The held rate is not the limit, or no longer is."""
+        """Gives up the held rate, which is not the limit, or no longer is."""
         if self._hold is not None:
             if self._hold.is_proven:
                 self._evidence.restart(self._hold.rate.window_s)
@@ -207,14 +208,14 @@ class RateSearch:
             else:
                 self._take(window, now_s)
         else:
-            # Nothing explains it all, so the limit has changed, or others use it, or what was
-            # sent was too uneven: what comes next is judged by itself, and sent more evenly.
+            # No limit explains all verdicts: it has changed, or others use it, or the calls were
+            # too uneven. Later calls are judged by themselves, and sent more evenly.
             average_per_s = evidence.average_per_s(until_s)
             evidence.settle()
             self._grow_from(1.25 * average_per_s)
 
     def _is_burst(self, window: Rate, bucket: Bucket) -> bool:
-        """The verdicts that suggest a fast window come rather from the content of a slow bucket.
+        """Whether verdicts that suggest a fast window more likely come from a full, slow bucket.
 
         An emptied bucket admits again at once, and so does a window that happens to begin; but of
         two explanations, the much slower one costs less if it is wrong.
@@ -238,9 +239,9 @@ class RateSearch:
 
 
 def _surely_full_s(retry_after_s: float) -> float:
-    """How long a server that asks for so much silence would go on refusing, at least.
+    """For how long, at least, a server that asks for this wait refuses calls.
 
-    Whole seconds are rounded up; of others, a twentieth may be the way of the answer.
+    Whole seconds may be rounded up; of others, a twentieth may be the time of the answer's way.
     """
     is_whole = retry_after_s == int(retry_after_s)
     return retry_after_s - 1.0 if is_whole else 0.95 * retry_after_s

@@ -1,4 +1,4 @@
-"""A rate that was found, kept, and tried for more now and then.
+"""Keeps to a rate that was found, and tries a higher one now and then.
 
   state     sends                        a refusal
   held      the rate                     two far apart trim it; 3 of 10 stop it for a moment, and
@@ -28,7 +28,7 @@ _PAUSE, _LONGEST_PAUSE = 3_000, 96_000
 # A newly found rate may be slightly low, and the gain of a climb may be the beginning of more: such
 # rates are raised sooner if a window is so small that a climb costs little.
 _SOON, _SMALL = 100, 100
-# The highest level is half more: above that, the round trip alone costs many refusals.
+# The highest level is 1.5 times the rate: above that, the round trip alone costs many refusals.
 _HIGHEST = 0.5
 # A level that is too high by a share x causes refusals at a share x: five refusals are due in 5 / x
 # calls.
@@ -244,7 +244,7 @@ class Hold:
         return Word.KEEP
 
     def _gained(self) -> None:
-        """What was tried, or watched, is sure by now, and there may be more."""
+        """Records that the rate tried, or watched, is sure; there may be more."""
         self.sure, self._more = self.rate, 0.0
         self._pause, self._failures = _SOON, 0
 
@@ -259,7 +259,7 @@ class Hold:
         return self._send_above(0.0, now_s)
 
     def _send_above(self, more: float, now_s: float) -> Word:
-        """From now on the share `more` above the sure rate is sent."""
+        """Sets the rate to the share `more` above the sure rate."""
         self._more = more
         self.rate = scaled(self.sure, 1 + more) if more else self.sure
         return self._change(now_s)

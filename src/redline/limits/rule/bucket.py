@@ -12,7 +12,7 @@ from redline.limits.rule.shape import paid_at_s
 LATE_S = 0.001
 # An amount that is not settled before this many later ones counts as booked: it bounds the log.
 MOST_ENTRIES = 4096
-# So does one that is not settled for this long: its call has failed, and never will be.
+# So does an amount that is not settled for this long: its call has failed, so it never will be.
 _LONGEST_S = 600.0
 
 
@@ -46,7 +46,7 @@ class BucketLevel:
         return entry
 
     def left(self, entry: Entry, at_s: float) -> None:
-        """Records that the entry was written at `at_s`, when the server's bucket gave it."""
+        """Records that the entry was written at `at_s`, when the server's bucket granted it."""
         if at_s - entry.at_s > LATE_S:
             entry.at_s = at_s
             self._known = None

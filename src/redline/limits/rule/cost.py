@@ -14,8 +14,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 class Spread(msgspec.Struct, frozen=True, gc=False):
     """The uncertainty of an amount around its estimate, which is its mean.
 
-    variance, third: its second and third central moments, 0 or more. most: by how much the true
-    amount can exceed the estimate at most.
+    variance, third: its second and third central moments, 0 or more. most: the most by which the
+    true amount can exceed the estimate.
     """
 
     variance: float = 0.0
@@ -29,8 +29,8 @@ CERTAIN = Spread()
 class Cost(msgspec.Struct, frozen=True, gc=False):
     """What a call is expected to use: one request and these tokens, each 0 or more.
 
-    The output's number is a mean if it is learned; spread: of the true ones around it. is_bound:
-    the input's number is no estimate, but no call can use more; for limits that are free.
+    output_tokens: a mean, if it is learned. spread: that of the true number around it. is_bound:
+    input_tokens is an upper bound and not an estimate; used while the limits have ample room.
     """
 
     input_tokens: int = 0

@@ -13,7 +13,7 @@ later than the fastest one does, whatever else took time. So
   make up for the lateness of the one before it, so it costs the guard and not the pace.
 
 The minimum of n samples lies above the true one by about spread / n, or spread / sqrt(n) if the
-time is a sum of several; four times the one, or the other, is added, whichever is more. A burst can
+time is a sum of several; so the larger of 4 spread / n and spread / sqrt(n) is added. A burst can
 be late as a whole, so the samples must come from more than one moment. Once the server has shown
 that the guard was too short, replies are not believed any more.
 """
@@ -46,7 +46,7 @@ class Jitter:
     """Measured from replies and handshakes; `guard_s` is what to add to a window.
 
     base_s: a reply that took t shows that its call was at most t - base_s late; -inf while replies
-    prove nothing. unproven_s: how late a call may be of which nothing is known.
+    prove nothing. unproven_s: how late a call may be without a reply that proves less.
     on_change: called when one of these, or the guard, has changed. stated_s: a guard that is kept
     whatever is measured; None if there is none.
     """
@@ -90,9 +90,9 @@ class Jitter:
         self._conclude()
 
     def replied(self, took_s: float, sent_s: float) -> None:
-        """A reply's first byte came `took_s` after the write of its call, at sent_s.
+        """Records that a reply's first byte came `took_s` after its call was written, at sent_s.
 
-        took_s: less the server's own time on it if it states that.
+        took_s: without the server's own processing time, if it states that.
         """
         if took_s < self._fastest_s:
             self._fastest_s = took_s

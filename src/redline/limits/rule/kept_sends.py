@@ -5,13 +5,13 @@ amount). It is in the page cache, which survives the death of the process, thoug
 machine; a machine takes longer to start than most windows last. Nothing is synced.
 
 A write for each send would be one of the most expensive steps of a call. The claim is an entry for
-sends that are not in the ring yet: before the next write, at most its amount may change, and be
-sent until its time. After a death, the kept count is never too low; it is too high by at most a
+sends that are not in the ring yet: before the next write, at most its amount may change, in sends
+until its time. After a death, the kept count is never too low; it is too high by at most a
 64th of the limit, or by what was sent and settled within about a 64th of the window if that is
 less. While few calls are sent, nothing is claimed, and each send is written.
 
-A shared mapping would need no writes. But a store to one ends the process (SIGBUS) if the disk is
-full (btrfs) or away (NFS), and some file systems have none.
+A shared mapping would need no writes. But a store to it kills the process (SIGBUS) if the disk is
+full (btrfs) or unreachable (NFS), and some file systems support no mappings.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _STEP_S = 0.1
 class RecentSends:
     """The windows' files in one folder, for one endpoint.
 
-    folder: made if it is missing. name: of the endpoint, as a part of file names. old_names: what
-    older versions called it; the first that has files for the kind of limit is read if `name` has
-    none. They are never written.
-    A folder that cannot be written is passed over: it matters only after a death, and the run's
+    folder: created if it is missing. name: of the endpoint, as a part of file names. old_names: its
+    names in older versions; the first that has files for the kind of limit is read if `name` has
+    none. Files with old names are never written.
+    A folder that cannot be written is ignored: it matters only after a death, and the run's
     journal, which is beside it, reports it to the user.
     """
 
@@ -81,7 +81,8 @@ class RecentSends:
     def recall(self, kind: str, window: Window, *, is_first: bool = True) -> bool:
         """Adds the sends that earlier processes kept to `window`; whether there was a file.
 
-        is_first: of its kind. Another one has added the sends of other windows' files.
+        is_first: no window of this kind has recalled before; otherwise that one has already added
+        the sends in files of other windows.
         """
         path = self._path(kind, window.rate)
         try:
@@ -160,8 +161,8 @@ class RecentSends:
 class _Ring:
     """A window's Keeper. The file has wall times: a monotonic clock restarts with the machine.
 
-    A wall clock may be set, and goes on while the machine sleeps and the monotonic one stops. The
-    window counts by the monotonic one; so the next write moves all times in the file as well.
+    A wall clock may be set, and continues while the machine sleeps and the monotonic one stops. The
+    window counts by the monotonic one; so after a step, the next write moves all times in the file.
 
     At every moment the file counts at least the amount that was sent, and until at least as late: a
     change that has not been written is covered by the claim, and a claim is replaced only after the
@@ -312,7 +313,7 @@ class _Ring:
             if os.pwrite(self._fd, data, offset) < len(data):
                 self._abandon()
         except OSError:
-            # A disk that fails ends the run by its journal. These bytes only matter after a death.
+            # If the disk fails, the journal ends the run. These bytes only matter after a death.
             self._abandon()
 
     def _abandon(self) -> None:
@@ -323,7 +324,7 @@ class _Ring:
 
 
 def _to_wall_s(clock: Clock) -> float:
-    """The difference of the clocks; not too small, whatever interrupts the process between them.
+    """The difference of the clocks; never too small, even if interrupted between the readings.
 
     A send that seems later than it was costs time, one that seems earlier exceeds the limit.
     """

@@ -54,7 +54,7 @@ class _Group:
         self.top: float | None = None
 
     def found_top(self, gain: float) -> float:
-        """gain: what D gains in a step. In steps to come nothing is sent, which D is highest by."""
+        """Finds `top`. gain: what D gains in a step. D is highest if steps to come send nothing."""
         top = level = 0.0
         for amount, high in zip(self.amounts, self.highs, strict=True):
             if level + high > top:
@@ -90,7 +90,7 @@ class Phases:
         self.reshape(count, guard_s)
 
     def reshape(self, count: int, guard_s: float) -> None:
-        """Another count or guard from now on; what was sent still counts."""
+        """Sets another count or guard from now on; what was sent still counts."""
         if count != self._count:
             per_s = count / self.window_s
             more = max(0.0, per_s - self._per_s) * self._step_s
@@ -108,7 +108,7 @@ class Phases:
         self._floor_at = None
 
     def wait_s(self, amount: float, now_s: float) -> float:
-        """Seconds until `amount`, at most the count, may be sent, or must ask again; 0 now."""
+        """Seconds until `amount`, at most the count, may be sent or must ask again; 0 for now."""
         unused = self._advance(now_s)
         if self._sent + amount <= self._count:
             return 0.0
@@ -123,7 +123,7 @@ class Phases:
         return min(wait_s, max(_LEAST_S, (at + 1) * self._group_s + self._guard_s - now_s))
 
     def add(self, amount: int, now_s: float) -> int:
-        """`amount` is sent now; returns its step, for `amend`."""
+        """Records that `amount` is sent now; returns its step, for `amend`."""
         unused = self._advance(now_s)
         group = self._groups[-1]
         since_s = now_s - self._at * self._group_s
@@ -144,7 +144,7 @@ class Phases:
         return at * _STEPS + min(_STEPS - 1, max(0, step))
 
     def amend(self, step: int, by: int, amount: int) -> None:
-        """What was sent in that step is `amount`, which is `by` more, or less, than was said."""
+        """Changes an amount that was sent in that step by `by`, to `amount`."""
         at, step = divmod(step, _STEPS)
         index = len(self._groups) - 1 - (self._at - at)
         if index < 0:
@@ -166,7 +166,7 @@ class Phases:
                 self._floor_at = None
 
     def assume(self) -> None:
-        """What is not known of the past counts as if the limit had been used up evenly."""
+        """Counts the unknown part of the past as if the limit had been used up evenly."""
         if not self._sent:
             return
         for group in self._groups:

@@ -12,7 +12,7 @@ from redline.errors import ConfigError
 
 _RATE = re.compile(r"\s*([^\s/]+)\s*/\s*(\d+(?:\.\d+)?|\.\d+)?\s*(ms|s|sec|m|min|h|hour|d|day)\s*")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)([kKmM]?)")
-# Of each unit of time, under every name that it has in settings and in what servers state.
+# The seconds of each unit of time, by every name that settings and servers use for it.
 SECONDS = {
     "ms": 1e-3,
     "s": 1.0,

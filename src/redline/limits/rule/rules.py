@@ -25,9 +25,9 @@ class LimitLine(msgspec.Struct, eq=False):
     """One limit: its rate as stated, and the window that keeps to it.
 
     user: as the user configured it; None for one that the server stated. stated: the rate in force,
-    before headroom. most: the largest count that it was ever stated with. name: by which headers
-    state it, if they do. others: the amount that other clients have used of it so far, as far as it
-    shows.
+    before headroom. most: the largest count that it was ever stated with. name: its name in the
+    server's headers, if they state it. others: the amount that other clients have visibly used of
+    it so far.
     """
 
     stated: Rate
@@ -118,7 +118,7 @@ class Rules:
         return min(counts, default=math.inf)
 
     def check(self, cost: Cost) -> None:
-        """Raises OverLimit when `cost` could never be granted, ConfigError if it is no amount."""
+        """Raises OverLimit if `cost` could never be granted, ConfigError if it is not an amount."""
         # One request fits into every limit of requests.
         for line, amount_of, most in self._tokens:
             if (amount := amount_of(cost)) > most:
@@ -127,7 +127,7 @@ class Rules:
                     f"than the limit of {self._largest(line)} allows at all",
                     hint="shorten the prompt, lower max_tokens, or raise the token limit",
                 )
-            # A NaN that was booked would hold all other calls for ever.
+            # A NaN that was booked would hold all other calls forever.
             if not amount >= 0:
                 raise ConfigError(f"the tokens of a call must be 0 or more, not {amount}")
 
@@ -159,7 +159,7 @@ class Rules:
         return None if self.wait_s(cost, now_s) > 0 else self.book(cost, now_s)
 
     def wait_s(self, cost: Cost, now_s: float) -> float:
-        """Seconds until `cost` may be sent; 0 now, inf until what is booked is sent or released."""
+        """Seconds until `cost` may be sent; 0 for now, inf until a booking is sent or released."""
         wait_s = 0.0
         for line in self.lines:
             window = line.window
@@ -361,7 +361,7 @@ class Rules:
         ]
         self.counts_tokens = bool(self._tokens)
         self._takers = [line.window.book_now for line in lines]
-        # What a server that reports its count should count is noted for each call and not corrected
+        # If a server reports its count, the expected count is noted for each call and not corrected
         # later: a bound would overstate it.
         can_bound = self.counts_tokens and not self.is_watched
         self.easy_tokens = (
@@ -369,8 +369,8 @@ class Rules:
         )
 
     def _largest(self, line: LimitLine) -> Rate:
-        # What is lowered for a while refuses no call for good: a share, or a count in headers. That
-        # may be the one of another model at the endpoint.
+        # A share, or a count in headers, may lower a limit for a while; that refuses no call for
+        # good. The count may be that of another model at the endpoint.
         return usable(Rate(line.most, line.stated.window_s), self.limits.headroom)
 
     def _reshape(self) -> None:

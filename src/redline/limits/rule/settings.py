@@ -34,20 +34,20 @@ Rates = Sequence[Rate | str] | Rate | str
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Every limit holds at once.
+    """The limits of an endpoint, all in force at once.
 
     requests, tokens, input_tokens, output_tokens: rates such as `Rate(500, 60.0)`, or text such as
-    "500/60s"; a single one or a sequence. `tokens` count input and output together.
+    "500/60s"; a single one or a sequence. `tokens` counts input and output together.
     concurrency: most calls in flight, 1..100,000; "auto" finds the server's best; None chooses 64,
     or enough to use the request rate when an answer takes 30 s, at most 1,000.
-    rate: "stated" keeps to what is stated here; "auto" goes by the server's headers, and searches
-    if there are none; "auto" without a concurrency finds that, too.
+    rate: "stated" keeps to the rates above; "auto" follows the server's headers, or searches for
+    the limit if there are none, and without a `concurrency` finds that, too.
     profile: the server's algorithm. `any` is safe against all of them; see docs/limits.md.
     headroom: the share of each rate that may be used, above 0 and at most 1.
     guard_s: seconds added to each window against jitter, 0..10; None measures it.
-    charge: what the provider takes off a token limit. `actual`: the usage of the reply. `reserved`:
-    prompt + max_tokens, when the call comes, never given back. `auto`: by the endpoint's host, or
-    `actual`.
+    charge: the tokens that the provider counts against a token limit. `actual`: the usage of the
+    reply. `reserved`: prompt + max_tokens at admission, never refunded. `auto`: `reserved` for
+    hosts that are known to charge so, otherwise `actual`.
     share: a file's path or a redis:// URL through which processes share these limits; "" keeps
     them to this process.
     Raises ConfigError for anything out of range.
@@ -113,16 +113,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counts_tokens(self) -> bool:
-        """A limit on tokens is stated."""
+        """Whether a limit on tokens is stated."""
         return any(self.rates(kind) for kind in KINDS if kind != "requests")
 
     @property
     def is_adaptive(self) -> bool:
-        """The number of calls in flight is searched for, not configured."""
+        """Whether the number of calls in flight is searched for, not configured."""
         return self.concurrency == AUTO or (self.concurrency is None and self.rate == AUTO)
 
     def slots(self) -> int:
-        """Calls in flight, at most."""
+        """The most calls in flight."""
         if isinstance(self.concurrency, int):
             return self.concurrency
         if self.is_adaptive:
@@ -131,11 +131,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return max(MIN_CONCURRENCY, min(MAX_AUTO_CONCURRENCY, math.ceil(per_s * LONG_ANSWER_S)))
 
     def ahead(self, found: Iterable[Rate] = (), lead_s: float = 1.0) -> int:
-        """Calls that hold a connection while they wait for their grant, at most.
+        """The most calls that hold a connection while they wait for their grant.
 
-        As many as may be sent in lead_s, or in a burst: a larger number would open connections
-        long before they are used, many at once would keep the event loop from sending in time, and
-        calls that wait here wait for this endpoint, whatever others could do meanwhile.
+        As many as may be sent in lead_s, or in a burst: more would open connections long before
+        they are used, opening many at once would keep the event loop from sending in time, and
+        calls that wait here cannot go to another endpoint that is free sooner.
         found: request limits that hold besides the stated ones. lead_s: how early they get ready.
         """
         rates = [*self.request_rates(), *found]
@@ -151,7 +151,7 @@ def soon(rate: Rate, profile: str, lead_s: float) -> float:
 
 
 def last_send_s(before: float, rate: Rate, limits: Limits) -> float:
-    """Seconds until the last send may go, after requests or tokens of the amount `before`."""
+    """Seconds until one more may be sent after `before` requests or tokens."""
     guard_s = FIRST_GUARD_S if limits.guard_s is None else limits.guard_s
     shape = shape_of(rate, "requests", limits.profile, guard_s)
     if shape.is_hard and not shape.is_even:

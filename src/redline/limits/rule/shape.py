@@ -5,8 +5,8 @@
   fixed, moving    N            yes         (W + g) / N
   bucket           N (1 - g/W)  no          W / N: the guard is kept free in the capacity
 
-A pace with the burst b lets an amount go once it has paid for all but b of what went before, at T
-for each. A bucket that is too small to keep the guard free in its capacity is kept as `any`.
+A pace with the burst b admits an amount once it has paid for all but b of what went before, at T
+for each. A bucket that is too small to keep the guard free in its capacity is treated as `any`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Shape(NamedTuple):
 
     @property
     def is_even(self) -> bool:
-        """Sent one by one, under the hard rule."""
+        """Whether sends are evenly spaced, one by one, under the hard rule."""
         return self.is_hard and self.burst == 1
 
 

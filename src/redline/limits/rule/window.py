@@ -53,9 +53,9 @@ SWEEP_EVERY = 64
 _BURST_MOST_S = 0.005
 # Margins are this many standard deviations: about one in 30,000 for a sum of many.
 _DEVIATIONS = 4.0
-# What no more than this share of a limit is used of, a sliding-window counter cannot reject.
+# A sliding-window counter cannot reject while at most one in this many of a limit is used.
 _CALM_SHARE = 4
-# For this many windows after it was more, Phases must know the past.
+# For this many windows after more was used, Phases must know the past.
 _CROWDED_WINDOWS = 4
 
 
@@ -147,7 +147,7 @@ class Booking(msgspec.Struct, eq=False, gc=False):
 def prove(bookings: Iterable[Booking], took_s: float, used: Cost | None = None) -> None:
     """Records a reply that came `took_s` after the send; what that proves counts from now on.
 
-    used: by the call, if that is known by now.
+    used: the call's usage, if known by now.
     """
     for booking in bookings:
         record = booking.record
@@ -203,7 +203,7 @@ class Window:
         self._phases: Phases | None = None
         self._calm: float = math.inf  # while it holds no more, no Phases are needed
         self._easy = -1  # what it may hold for book_now to look no further
-        self._gone_s = -math.inf  # when the last of what it knows no more was sent
+        self._gone_s = -math.inf  # when the last send was made that it no longer keeps
         self._keeper: Keeper | None = None
         self._base_s = -math.inf
         self._is_hard = profile != "bucket"
@@ -262,9 +262,9 @@ class Window:
         return int(LATE_S / self._unit_s) if self._calm < math.inf else 0
 
     def wait_s(self, amount: int, now_s: float, spread: Spread = CERTAIN) -> float:
-        """Seconds until `amount` may be sent; 0 now, inf until a booked one is sent or released.
+        """Seconds until `amount` may be sent; 0 for now, inf until a booking is sent or released.
 
-        amount: 1 or more; an amount above the configured limit must be refused before.
+        amount: 1 or more; the caller refuses an amount above the configured limit.
         """
         # If a burst is the whole limit, the hard rule alone is equivalent to both.
         due_s = self._full_at_s if self._is_even else self._next_s
@@ -379,7 +379,7 @@ class Window:
             return
         amount, records = booking.amount, self._records
         if not self._is_hard:
-            # In no window, of which each has a number from 0.
+            # In no window: records in a window have numbers from 0.
             booking.record = Record(-1, now_s, amount)
             self._left_bucket(booking, now_s)
             return
@@ -591,7 +591,7 @@ class Window:
                 self._crowd(self._records[-1].sent_s)
 
     def _is_crowded(self, more: float, now_s: float) -> bool:
-        """So much is used, or was a few windows ago, that `more` must be checked with Phases."""
+        """Whether so much is used, or was lately, that `more` must be checked with Phases."""
         if self._held + more > self._calm:
             self._expire(now_s)
             if self._held + more > self._calm:
@@ -601,7 +601,7 @@ class Window:
         return self._phases is not None
 
     def _crowd(self, at_s: float) -> None:
-        """More is used than Phases can be left out for: from now on they are kept.
+        """Begins to keep Phases, if there are none: so much is used that they are needed.
 
         at_s: what is booked and not sent yet counts from then. What has left the window counts as a
         lump at its end, and what was ahead of that as sent evenly (docs/limiter-internals.md).
@@ -637,7 +637,7 @@ class Window:
         phases.amend(step, by, amount)
 
     def _move_in_phases(self, phases: Phases, booking: Booking, sent_s: float) -> None:
-        """Counts a booking there from when it was sent, unless that is when it was booked."""
+        """Counts a booking in Phases from when it was sent, if that differs from its booking."""
         step = booking.step
         if step is None or step[0] is not phases or sent_s - booking.booked_s > LATE_S:
             self._amend_phases(booking, -booking.amount, 0)

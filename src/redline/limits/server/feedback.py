@@ -2,9 +2,9 @@
 
 headers state a limit that was not stated before    it is adopted, if `rate` is "auto"
 headers state another limit than they did           it takes effect; never above the user's own
-headers say less remaining than we alone would     others use the key: a window is shared with
-have left                                           them (_Crowd); what they took of a bucket is
-                                                    taken off ours, beyond half of it
+headers state less remaining than we alone would    others use the key: a window is shared with
+have left                                           them (_Crowd); what they took of a bucket,
+                                                    beyond half of it, counts as used here
 429s, clearly above 1 % of the answers              if few and no other client is seen, the guard is
                                                     doubled once; otherwise less is sent (Pressure)
 """
@@ -23,19 +23,19 @@ from redline.limits.server.stated_limit import Stated, WindowGuess, window_s_of
 
 # Gateways list a few policies; a gateway that states another window every time would fill memory.
 _MOST_LINES = 8
-# What was used of a limit before it was known counts from then on. It may come free much sooner,
-# for which a longer window cannot wait.
+# What was used of a limit before it was known counts from then on, if its window is at most this
+# long: it may come free much sooner.
 _MOST_WAIT_S = 60.0
 # A server counts what has reached it and we what we have sent; below this share they agree.
 _NOISE = 0.01
-# How sure it must be that a limit refills steadily, and what one look at it adds or takes away.
+# How sure it must be that a limit refills steadily, and what one observation adds or takes away.
 _STEADY = 0.8
 _NOT_STEADY = 0.1
 _STEADY_RATE = 0.2
 # A fixed window looks like a bucket for a moment: fitting observations count at most this often per
 # window.
 _LOOKS = 16
-# A moving window, too, is whole again after nearly W.
+# A moving window, too, is full again after nearly W.
 _TELLING = 0.9
 # Others are seen by replies, which come late: half of a bucket that fills sooner may be gone then.
 _SPARED_FROM_S = 20.0
@@ -49,7 +49,8 @@ _GAIN, _GIVEN = 0.5, 0.08
 _TOLERATED, _RAISE = 0.01, 0.01
 _CUT, _MORE = 4.0, 0.05
 _MANY, _FLOOD = 0.15, 0.3
-# While half of the calls are let in, this share is kept: not all 429s come of our number.
+# While at least half of the calls are admitted, at least this share is used: not all 429s are due
+# to the number of our calls.
 _LEAST_ACCEPTED = 0.1
 # Two windows above 1 % by chance are rare among this many.
 _MEMORY = 8
@@ -243,9 +244,10 @@ class Feedback:
         return free
 
     def _learn_refill(self, line: LimitLine, one: Stated, used: int, now_s: float) -> None:
-        """A bucket says that it is whole again after what is missing times W / N.
+        """Learns whether the limit is a bucket: it is full again after what is missing x W / N.
 
-        A fixed window says so, too, for a moment in its middle; a moving one that is nearly full.
+        A fixed window states that, too, for a moment in its middle; a moving one that is nearly
+        full does as well.
         """
         if one.reset_s is None or used <= 0:
             return
@@ -297,8 +299,9 @@ class _Crowd:
 
       x + (N - used) / 2 - 0.08 x * x / used
 
-    Half of what is free goes to everyone alike, and who uses most gives most away, so that all come
-    to use the same (Chiu and Jain 1989) and 96 % are used. The last term is for where others are.
+    Every client takes half of what is free, and those that use most give most away, so that all
+    come to use the same (Chiu and Jain 1989), 96 % in all. The last term is left out if no other
+    client is seen.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -317,7 +320,7 @@ class _Crowd:
             self._conclude(line, limit, *look.counted(), booked_s)
 
     def forget(self) -> None:
-        """Nothing is shared this way any more."""
+        """Ends the sharing: the limits do not count in windows."""
         self.share = 1.0
 
     def _conclude(
@@ -338,7 +341,7 @@ class _Crowd:
             self._looks[each.window] = _Look(now_s + each.stated.window_s / 2)
 
     def _lead(self, line: LimitLine, now_s: float) -> float:
-        """How many times more of its limit the fullest line uses than `line`, at least 1."""
+        """The share of its limit that the fullest line uses, over that of `line`; at least 1."""
         used = max(1, line.window.used(now_s)) / line.stated.count
         lines = self._rules.lines
         return max(1.0, *(each.window.used(now_s) / each.stated.count / used for each in lines))
@@ -350,15 +353,16 @@ class Pressure:
     Window by window, or at once when it rejects 30 %:
 
     429s among the answers            what is done
-    none to speak of                  1 % more is sent, after each quiet window 1 % more than that
+    hardly any                        1 % more is sent; after each further quiet window, the step
+                                      grows by 1 %
     clearly above 1 %, once           nothing yet: chance does that, too
     again within eight windows        now it is certain, as it is from 15 % on, until eight windows
                                       have been quiet: whatever is above 1 % counts
     certain, below 15 %, alone        the guard may be too short for the way: doubled once
-    certain                           less is sent, by 4 x what is above 1 %, at most what was
-                                      rejected and a twentieth
+    certain                           less is sent, by 4 x what is above 1 %, at most by the
+                                      rejected share + 5 %
 
-    All who add and cut shares of their own rate come to use the same (Chiu and Jain 1989).
+    Clients that add and cut shares of their own rate come to use the same (Chiu and Jain 1989).
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -469,7 +473,7 @@ def _strictness(stated: tuple[Stated, int]) -> tuple[int, float]:
 
 
 def _left_free(rules: Rules, line: LimitLine, limit: int) -> int:
-    """What is left to others: by headroom, and by a server that allows more than the user."""
+    """The amount left to others: by headroom, and by a user limit below the server's."""
     return limit - math.floor(line.stated.count * rules.limits.headroom)
 
 

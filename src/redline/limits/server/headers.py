@@ -30,13 +30,13 @@ from redline.limits.server.stated_limit import (
     server_wall_s,
 )
 
-# The names of a reply's headers are looked through if no reply had the same ones in the same order.
-# A server has a few such layouts; after this many they are forgotten and learned again. One of more
-# names is not remembered.
+# The names of a reply's headers are searched only if no earlier reply had the same names, in the
+# same order. A server has a few such layouts; after this many they are forgotten and learned again.
+# A layout of more names is not remembered.
 _MOST_LAYOUTS, _MOST_NAMES = 64, 64
 
 _LONGEST_PROCESSING_S = 86_400.0
-# The second one only Envoy's own users see.
+# Only those who run Envoy themselves see the second one.
 _PROCESSING = ("openai-processing-ms", "x-envoy-upstream-service-time")
 
 _PASSED_ON = "llm_provider-"
@@ -112,14 +112,14 @@ class HeaderReader:
         self._lanes: tuple[_Lane, ...] = ()
         # The headers that name no kind, by what they say: `ratelimit`, `x-ratelimit-limit`...
         self._names: dict[str, str] = {}
-        # Gateways repeat one limit in several forms, so the first of these that is there counts.
+        # Gateways repeat one limit in several forms, so only the first form that is present counts.
         self._forms: tuple[_Form, ...] = ()
 
     def read(self, headers: Mapping[str, str], wall_s: float) -> tuple[Stated, ...]:
         """The limits that one reply states, in no order; most often none.
 
         headers: looked up in the case in which the server first sent them. wall_s: the time now,
-        for resets given as a moment; the server's own time, by its Date, counts before it. Never
+        for resets given as a moment; the server's own time, by its Date, takes precedence. Never
         raises, whatever the server sends.
         """
         layout = tuple(headers)
@@ -165,7 +165,7 @@ class HeaderReader:
             if is_short:
                 self.silent.add(layout)
             return
-        # What a proxy states itself goes before what it passes on of the same kind.
+        # A limit of the proxy's own takes precedence over one of the same kind that it passes on.
         own = {found.kind for (is_passed_on, _), found in self._found.items() if not is_passed_on}
         self._lanes = tuple(
             found
@@ -218,7 +218,7 @@ class HeaderReader:
         setattr(lane, field, name)
 
     def _tells_reset(self, key: tuple[bool, str], field: str) -> bool:
-        """The limit of `key` has a header that states its reset."""
+        """Whether the limit of `key` has a header that states its reset."""
         return field == "reset" or (key in self._found and self._found[key].reset != "")
 
 

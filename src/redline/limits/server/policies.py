@@ -28,7 +28,7 @@ from redline.limits.server.stated_limit import (
     read_window_s,
 )
 
-# A list of policies is short. A longer text is nonsense, and costs nothing this way.
+# A list of policies is short. A longer text is nonsense, and is not parsed.
 _LONGEST_TEXT = 1000
 # A parameter's value is a number, a word, a "string" or :bytes:. Commas in quotes do not separate.
 _PARAM = r';\s*([A-Za-z]+)\s*=\s*("[^"]*"|:[^:]*:|[^\s",;]*)\s*'
@@ -38,7 +38,7 @@ _FIELDS = re.compile(r"(limit|remaining|reset)\s*=\s*([0-9.]+)")
 
 
 class _Policy(NamedTuple):
-    """One policy. kind: None for a unit that is no limit of ours, such as bytes."""
+    """One policy. kind: None for a unit that redline does not limit, such as bytes."""
 
     name: str
     kind: Kind | None
@@ -53,7 +53,7 @@ def read_one(
     policy: str | None,
     wall_s: float,
 ) -> list[Stated]:
-    """The limit that these separate fields speak of, and every policy beside it.
+    """The limit that these separate fields state, and every policy beside it.
 
     What remains is stated for one policy only: the first one of that size whose window is not
     shorter than the time until the reset.
@@ -82,7 +82,7 @@ def read_one(
 
 
 def read_list(rates: str | None, policy: str | None, wall_s: float) -> list[Stated]:
-    """One limit for each member of `RateLimit`, and for each policy that it does not speak of."""
+    """One limit for each member of `RateLimit`, and for each policy that it does not name."""
     if rates is not None and len(rates) > _LONGEST_TEXT:
         rates = None
     if rates is not None and ";" not in rates:

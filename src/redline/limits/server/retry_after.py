@@ -57,9 +57,9 @@ def retry_after_s(headers: Mapping[str, str], wall_s: float, body: bytes = b"") 
     """Seconds to wait by `retry-after-ms` or `Retry-After` (RFC 9110, 10.2.3), or by the body.
 
     headers: looked up in lower case. Retry-After is a number of seconds, fractions allowed, or an
-    HTTP date, compared with the server's own `Date`, or else with wall_s. body: of the error, if it
-    may state a wait: Google's RetryInfo, or a sentence such as `Please try again in 1m26.4s`. None
-    if nothing is stated. 0..86,400; anything else reads as absent.
+    HTTP date, compared with the server's own `Date` if there is one, otherwise with wall_s. body:
+    of the error, if it may state a wait: Google's RetryInfo, or a sentence such as `Please try
+    again in 1m26.4s`. None if no wait of 0..86,400 s is stated.
     """
     wait_ms = read_number(headers.get("retry-after-ms"))
     wait_s = None if wait_ms is None else wait_ms / 1000

@@ -45,7 +45,7 @@ class Stated(msgspec.Struct, frozen=True):
     """One limit as a server states it. None means not stated.
 
     limit: per window, 1 to 10^12. remaining: 0 or more. reset_s: seconds from now until the limit
-    is whole again, 0 for a past time. window_s: stated by the header, or documented. name: of its
+    is full again, 0 for a past time. window_s: stated by the header, or documented. name: of its
     policy, or what its headers share; empty if it has none.
     """
 
@@ -85,7 +85,7 @@ def read_number(text: str | None) -> float | None:
 
 @lru_cache(maxsize=256)  # a limit stays the same from reply to reply
 def read_limit(text: str | None) -> int | None:
-    """A count of 1 to 10^12. A limit of 0 cannot be kept: some gateways mean `unenforced` by it."""
+    """A count of 1 to 10^12; None for 0, by which some gateways mean `unenforced`."""
     return read_count(text) or None
 
 
@@ -98,8 +98,8 @@ def read_window_s(text: str | None) -> float | None:
 def read_reset_s(text: str | None, wall_s: float) -> float | None:
     """Seconds from `wall_s` until the time in the text, 0 for a past one, at most 31 days.
 
-    Read are a bare number of seconds (`12`, `33011.38`), a duration as Go writes it (`6m0s`),
-    seconds or milliseconds since 1970, and RFC 3339; None for anything else.
+    The text is a bare number of seconds (`12`, `33011.38`), a duration as Go writes it (`6m0s`),
+    seconds or milliseconds since 1970, or RFC 3339; None for anything else.
     """
     if text is None or len(text) > _LONGEST_TIME:
         return None
@@ -184,12 +184,12 @@ class WindowGuess(msgspec.Struct):
         self._longest_s = max(self._longest_s, reset_s)
         self._looks += 1
         revised_s = window_s
-        # A sliding-window counter is whole again after two windows.
+        # A sliding-window counter is full again after two windows.
         if reset_s > 2 * window_s + 1:
             revised_s = _usual_s(reset_s / 2)
         elif is_window and self._longest_s > 0:
-            # It was taken for a bucket at first, whose resets are shorter than its window. A window
-            # of the longest of many resets has begun anew meanwhile, and has shown its length.
+            # It was taken for a bucket at first, whose resets are shorter than its window. Among
+            # many resets of a real window, the longest shows its length, since it has restarted.
             shorter_s = _usual_s(self._longest_s)
             lasts_s = 2 * shorter_s if self._looks >= _MANY_LOOKS else window_s
             if now_s >= self.since_s + lasts_s:
@@ -202,8 +202,9 @@ class WindowGuess(msgspec.Struct):
 def window_s_of(one: Stated) -> float:
     """The window of a limit that the server states: explicitly, or by the time it takes to refill.
 
-    A bucket is whole again after (limit - remaining) x W / limit; a window, after its end at most.
-    If both would do, a minute, or else the shorter: who sends too fast soon sees the reset grow.
+    A bucket is full again after (limit - remaining) x W / limit; a window, at its end at most. If
+    both explain the reset, a minute, otherwise the shorter: if that is too short, calls are sent
+    too fast, and the reset soon grows.
     """
     if one.window_s is not None:
         return one.window_s

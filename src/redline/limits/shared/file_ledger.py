@@ -4,13 +4,13 @@ A turn is: lock the file (flock, exclusive), read, `transact`, write, unlock; so
 system releases the lock when its holder dies, however it dies.
 
 The file: a magic line, then two places for the state, each with a turn number and a checksum. A
-turn writes to the place that is not the newest, so a writer killed half-way leaves the state before
-its turn, which is then the truth: no process was given the slots in the other one. A file whose two
-places are both damaged counts every window as full; one without the magic line is not ours and is
-never written.
+turn writes to the older place, so a writer killed half-way leaves the state before its turn, which
+is still true: no process was given the slots of the unfinished one. A file whose two places are
+both damaged counts every window as full; one without the magic line is not a ledger and is never
+written.
 
 Nothing is synced: times are CLOCK_MONOTONIC's, which all processes of a machine share until it
-boots, and a state of another boot is moved by the wall clock.
+reboots; a state from an earlier boot is shifted by the wall clock.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _DECODER = msgspec.msgpack.Decoder(_Content)
 
 
 class FileLedger:
-    """The state under `name` in the file at `path`, made if there is none.
+    """The state under `name` in the file at `path`, which is created if it does not exist.
 
     limits: what is shared, in words. Raises ConfigError for a file that cannot be used, is no
     ledger, or is in use under other limits.
@@ -76,11 +76,11 @@ class FileLedger:
         self._check(limits)
 
     def local_s(self, ledger_s: float) -> tuple[float, float]:
-        """The earliest and the latest local time that a ledger's time can be."""
+        """The earliest and the latest local time to which a ledger time can correspond."""
         return ledger_s, ledger_s
 
     def stamp_s(self, local_s: float) -> float:
-        """The ledger's time at a local time, or a later one."""
+        """The ledger time of a local time, or a later one."""
         return local_s
 
     async def transact(self, request: LeaseRequest) -> Lease:
@@ -91,7 +91,7 @@ class FileLedger:
                 if waited_s >= _MOST_WAIT_S:
                     raise NoEndpoint(
                         f"the shared limits in {self._path} stay locked",
-                        hint="end or continue the process that holds them; it may be stopped",
+                        hint="end or resume the process that holds the lock; it may be suspended",
                     )
                 # Random, so that processes that collided once do not collide again.
                 pause_s = wait_s * random.uniform(0.5, 1.5)
@@ -127,7 +127,7 @@ class FileLedger:
         now_s = self._clock.now_s()
         if state is not None and state.limits != limits and now_s - state.touched_s < STALE_S:
             raise ConfigError(
-                f"{self._path} is in use for {state.limits}, and this is {limits}",
+                f"{self._path} is in use for {state.limits}, not for {limits}",
                 hint="state the same limits everywhere, or share another file",
             )
 
@@ -148,7 +148,7 @@ class FileLedger:
         content, is_damaged = self._read()
         now_s = self._clock.now_s()
         if is_damaged:
-            # As if this process knew of a slot that the state does not know of.
+            # As if this process had a slot that the state does not contain.
             request = msgspec.structs.replace(request, seen_s=max(request.seen_s, now_s))
         if content.boot_id != self._boot_id:
             passed_s = max(0.0, self._clock.wall_s() - content.wall_s)
@@ -166,7 +166,7 @@ class FileLedger:
             body = _ENCODER.encode(_Content(number, self._boot_id, now_s, wall_s, kept))
             if len(body) <= _MOST_BYTES:
                 break
-            # Those in use stay: if each turn dropped another's, all windows would count as full.
+            # States in use stay: if each turn dropped one, all windows would count as full.
             if not states or now_s - states[_unused(states)].touched_s < STALE_S:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             del states[_unused(states)]
@@ -218,7 +218,7 @@ def _offset(place: int) -> int:
 
 
 def _boot_id() -> str:
-    """Names the time since the machine booted; empty if the system does not say."""
+    """The ID of the current boot; empty if the system does not report one."""
     try:
         return _BOOT_ID.read_text("ascii").strip()
     except OSError:

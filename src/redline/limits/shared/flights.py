@@ -14,28 +14,28 @@ class Flights:
 
     @property
     def count(self) -> int:
-        """In all processes."""
+        """Calls in flight in all processes."""
         return sum(self._counts)
 
     @property
     def own(self) -> int:
-        """In this process."""
+        """Calls in flight in this process."""
         return self._counts[self._number]
 
     def add(self, more: int) -> None:
-        """This many more have started here; -1 if one has ended."""
+        """Counts calls that have started here; -1 for one that has ended."""
         self._counts[self._number] += more
 
 
 class OwnFlights(Flights):
-    """Those of this process alone."""
+    """The calls of this process alone."""
 
     def __init__(self) -> None:
         super().__init__([0], 0)
 
 
 class SharedFlights(Flights):
-    """Those of all processes that share a table; of one that is lost, none.
+    """The calls of all processes that share a table; a lost process has none.
 
     name: the same for all of them. process: this one, from 0.
     """

@@ -64,9 +64,9 @@ def _check_url(url: str) -> None:
     except ValueError:
         raise ConfigError(what, hint=hint) from None
     if parts.scheme not in ("redis", "rediss"):
-        raise ConfigError("the URL of the shared limits is none of Redis", hint=hint)
+        raise ConfigError("the URL of the shared limits is not a Redis URL", hint=hint)
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise ConfigError(
-            f"{what}: an @ behind the host",
+            f"{what}: an @ after the host",
             hint="in a password write / as %2F, ? as %3F, # as %23 and @ as %40",
         )

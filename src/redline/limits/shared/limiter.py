@@ -1,12 +1,12 @@
 """Limits that several processes share through a ledger: a file, or Redis.
 
 To its callers a SharedLimiter is a Limiter. Behind it a ledger books send times ahead for all
-processes (schedule.py): this one asks for a lease for its first callers, lets each go within its
-slot, and reports to the ledger what became of the slots when it asks again.
+processes (schedule.py): this one asks for a lease for its first callers, admits each within its
+slot, and reports how the slots were used when it asks again.
 
-A slot that is due goes to the first in line that it fits; if it fits none of those at the front, to
-the caller for which it was booked. So the order is kept within a priority, and a slot is lost only
-if it fits none at the front and its own caller is gone.
+A slot that is due goes to the first caller in line that it fits; if it fits none of those at the
+front, to the caller for which it was booked. So the order is kept within a priority, and a slot is
+lost only if it fits none at the front and its own caller is gone.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Slot(msgspec.Struct, eq=False):
 
     owner: the caller for which it was booked; None once it was due, or given back. planned_s: the
     ledger's time. stamp_s, amounts: its state in the ledger. at_s, until_s: when a call may leave
-    in it, local. sent_s, late_s, used: its intended state, local; used is None
-    as long as that is its amounts.
+    in it, local. sent_s, late_s, used: its true state, local, which the ledger has yet to learn;
+    used is None while it equals `amounts`.
     """
 
     owner: Waiter[_Amounts, Slot] | None
@@ -209,7 +209,7 @@ class SharedLimiter(RateLimiter):
             now_s = self._clock.now_s()
             if now_s <= slot.until_s:
                 return Grant(self, slot, cost, now_s - asked_s, until_s=slot.until_s)
-            # The loop was so busy, or the process stopped for that long, that the slot has passed.
+            # The loop was busy, or the process stopped, until the slot had passed.
             self._drop(slot)
 
     def mark_sent(self, taken: Slot, now_s: float) -> None:
@@ -226,8 +226,7 @@ class SharedLimiter(RateLimiter):
 
     def settle(self, taken: Slot, used: Cost) -> None:
         """Records that a grant's call used `used`."""
-        # More than a whole window cannot be owed, or a server that counts wrongly would stop the
-        # run.
+        # At most a whole window can be owed, or a server that counts wrongly would stop the run.
         taken.used = tuple(min(used.amount(kind), rate.count) for kind, rate in self._rated)
         self._note(taken)
 
@@ -296,7 +295,7 @@ class SharedLimiter(RateLimiter):
                 queue.wake(taker, slot)
 
     def _without_slot(self) -> Iterator[Waiter[_Amounts, Slot]]:
-        """The callers in line without a booked slot of their own, or of one who needs it no more.
+        """The callers in line without a slot: their own, or one that its caller no longer needs.
 
         A slot counts for the first caller that it fits, of those near the first slots.
         """
@@ -361,7 +360,7 @@ class SharedLimiter(RateLimiter):
             lease = await self._ledger.transact(request)
             if lease.others:
                 raise NoEndpoint(
-                    f"the limits are shared with others, which use {lease.others}, and this is "
+                    f"other processes share these limits as {lease.others}, this one as "
                     f"{self._words}",
                     hint="state the same limits everywhere",
                 )
@@ -380,7 +379,7 @@ class SharedLimiter(RateLimiter):
         self._slack_factor = max(1.0, min(self._slack_factor, _MOST_BUSY_SLACK_S / slack_s))
         self._has_missed = False
         slack_s *= self._slack_factor
-        # Without a hard rule, the pace must bear all that a call may reach the server late by.
+        # Without a hard rule, the pace must allow for all the lateness of a call at the server.
         is_bucket = self._limits.profile == "bucket"
         pace_guard_s = slack_s + unproven_s if is_bucket else max(guard_s, slack_s)
         changes = [self._change(slot, unproven_s) for slot in self._changed]
@@ -437,7 +436,7 @@ class SharedLimiter(RateLimiter):
             self._free_s = self._first_s = -math.inf
 
     def _fail(self, error: NoEndpoint) -> None:
-        """The ledger did not answer: it is asked again, and after GIVE_UP_S callers get the error.
+        """Plans to ask the ledger again, which did not answer; after GIVE_UP_S, fails the callers.
 
         The last report may have arrived or not, and is not repeated: a stamp that is not moved,
         or a slot that is not given back, counts for longer than it must.

@@ -3,13 +3,13 @@
 A turn is one Lua script (redis_ledger.lua) on Redis's own TIME, so the clocks of the machines need
 not agree. The key expires when nothing in it counts any more.
 
-A time of Redis lies somewhere in an interval of local time: between what the request's start and
-the answer's end say of it. A slot is sent no earlier than the later end and no later than the
-earlier end allows, so the doubt costs time and never breaks the limit. Every turn narrows the
+A time of Redis lies somewhere in an interval of local time, which follows from the start of a
+request and the end of its answer. A slot is sent no earlier than the later end and no later than
+the earlier end allows, so the doubt costs time and never breaks the limit. Every turn narrows the
 interval; it is widened by what two clocks may drift apart.
 
-Redis's clock set back is noticed and costs a wait; set forward while calls are made, it can let
-through what has been sent in one window again.
+If Redis's clock is set back, that is noticed and costs a wait. If it is set forward while calls are
+made, a window's worth of calls may be admitted again.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class RedisLedger:
             try:
                 answer = await _reply(self._client.evalsha(_SHA, 1, self._key, blob))
             except NoScriptError:
-                # A Redis that was started again has forgotten it.
+                # A Redis that was restarted has forgotten the script.
                 answer = await _reply(self._client.eval(SCRIPT, 1, self._key, blob))
         except (RedisError, OSError, TimeoutError) as error:
             raise NoEndpoint(
@@ -137,7 +137,7 @@ class RedisLedger:
         others, touched_s = msgspec.msgpack.decode(blob)[:2]
         if others != limits and seconds + micros / 1e6 - touched_s < STALE_S:
             raise ConfigError(
-                f"{self._where} is in use for {others}, and this is {limits}",
+                f"{self._where} is in use for {others}, not for {limits}",
                 hint="state the same limits everywhere, or share another database",
             )
 

@@ -50,12 +50,12 @@ import msgspec
 
 from redline.limits.rule import KINDS, Kind, Limits, Rate, paid_at_s, refund_s, shape_of
 
-# Other limits under the same name are an error while anybody uses them, and a change between two
-# runs after so long a silence.
+# Different limits under one name are an error while any process uses them; after this much silence,
+# they are a change between two runs.
 STALE_S = 5.0
-# The longest lease: what a crash wastes, and what a second process waits for at most.
+# The longest lease: the most that a crash wastes, and that a second process waits for.
 MOST_LEASE_S, LEAST_LEASE_S = 1.0, 0.005
-# No server's wish to be left alone is taken for longer (server/retry_after.py has that bound too).
+# No server's request to wait is kept for longer (server/retry_after.py has that bound, too).
 MOST_PARK_S = 86_400.0
 _SMALL_COUNT, _FINE, _COARSE = 1024, 65_536, 1024
 _LEAST_GRAIN_S = 1e-6
@@ -119,9 +119,9 @@ class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
 class Lease(msgspec.Struct, array_like=True):
     """Send times for the first wants, in order.
 
-    free_s: from when it is worth while to ask again. parked_s: no process sends before.
-    others: the limits of those who share the ledger, if they are others; then nothing was done.
-    at_s: when the first want that got no time could be sent, as far as is known now.
+    free_s: when it is worth asking again. parked_s: no process sends before this time. others: the
+    limits that the other processes state, if they differ; then nothing was done. at_s: when the
+    first want that got no time could be sent, as far as is known now.
     """
 
     now_s: float
@@ -161,7 +161,7 @@ class Book(msgspec.Struct, array_like=True):
         self.total += amount
 
     def remove(self, stamp_s: float, amount: int) -> None:
-        """Takes off what is there, at most `amount`: it may have left the window already."""
+        """Removes at most `amount`: some or all of it may have left the window already."""
         stamp = math.ceil(stamp_s / self.grain_s)
         if self.older and stamp <= self.older[-1]:
             _take(self.older, self.olders, stamp, amount)
@@ -186,7 +186,7 @@ class Book(msgspec.Struct, array_like=True):
     def book(
         self, rule: Rule, amount: int, at_s: float, stamp_s: float, busy_s: float = 0.0
     ) -> None:
-        """A slot at `at_s`, which is never earlier than the one before."""
+        """Books a slot at `at_s`, which is never earlier than that of the slot before."""
         if not rule.is_hard:
             self._keep_low(at_s)
         from_s = at_s - min(rule.catch_up_s, busy_s)
@@ -242,7 +242,7 @@ class Book(msgspec.Struct, array_like=True):
             del self.lows_at_s[at], lows_s[at]
 
     def read(self, rule: Rule, at_s: float, end_s: float) -> Reading:
-        """What a sliding-window counter reads at most from at_s to end_s, if nothing is added.
+        """The most that a sliding-window counter reads from at_s to end_s, if nothing is added.
 
         For each beginning of its window that is a line in time. What is highest of them all lies
         below the straight line between its two ends.
@@ -272,7 +272,7 @@ class Book(msgspec.Struct, array_like=True):
         return Reading(rule.count, at_s, end_s, max(first, last), last)
 
     def fill(self, rule: Rule, stamp_s: float) -> None:
-        """Whatever was sent is unknown: the window counts as full from now on."""
+        """Counts the window as full from now on, since what was sent is unknown."""
         self.full_at_s = stamp_s + rule.count * rule.unit_s
         self.total = 0
         self.stamps, self.amounts, self.older, self.olders = [], [], [], []
@@ -281,7 +281,7 @@ class Book(msgspec.Struct, array_like=True):
             self.add(stamp_s, rule.count)
 
     def shift(self, by_s: float) -> None:
-        """The ledger's clock was set back by `by_s`; rounded so that nothing leaves too early."""
+        """Follows the ledger's clock, set back by `by_s`; rounded so that nothing leaves early."""
         self.full_at_s -= by_s
         by = math.floor(by_s / self.grain_s)
         self.stamps = [stamp - by for stamp in self.stamps]
@@ -300,7 +300,7 @@ def _put(stamps: list[int], amounts: list[int], stamp: int, amount: int) -> None
 
 
 def _take(stamps: list[int], amounts: list[int], stamp: int, amount: int) -> int:
-    """What was taken off, at most `amount`."""
+    """Removes at most `amount` at this stamp; returns what was removed."""
     at = bisect_left(stamps, stamp)
     if at == len(stamps) or stamps[at] != stamp:
         return 0
@@ -335,7 +335,7 @@ class Reading(msgspec.Struct):
 
 
 class Place(msgspec.Struct, array_like=True):
-    """A process in line. kept_s: none goes before it until then. until_s: it is gone by then."""
+    """A process in line. kept_s: until then, none behind it goes first. until_s: its end."""
 
     owner: str
     kept_s: float
@@ -353,7 +353,7 @@ class State(msgspec.Struct, array_like=True):
     books: dict[str, Book] = {}
 
     def shift(self, by_s: float) -> None:
-        """Every time `by_s` earlier, after the ledger's clock was set back by that."""
+        """Moves every time `by_s` back, after the ledger's clock was set back by that."""
         self.touched_s -= by_s
         self.last_s -= by_s
         self.parked_s -= by_s
@@ -376,7 +376,7 @@ class State(msgspec.Struct, array_like=True):
         return now_s > max(sent_s, full_at_s, self.parked_s)
 
     def restart(self, by_s: float) -> None:
-        """As `shift`, after the machine was booted: no process is left that was given a slot."""
+        """As `shift`, after the machine was rebooted: no process that had a slot is left."""
         self.shift(by_s)
         for book in self.books.values():
             book.lows_at_s, book.lows_s = [], []
@@ -409,10 +409,10 @@ def transact(state: State | None, request: LeaseRequest, now_s: float) -> tuple[
 
 
 def _continued(state: State, rule: Rule, now_s: float) -> Book:
-    """The rule's book after a change of the limits, with what the books before know of its window.
+    """The rule's book after a change of the limits, with what an old book knows of its window.
 
-    Its own before, or that of its kind with the shortest window not below its own; without one, the
-    longest.
+    That is its own old book, or that of its kind with the shortest window not below its own; if
+    there is none, that with the longest.
     """
     books = state.books
     book = books.get(rule.key)
@@ -432,17 +432,17 @@ def _continued(state: State, rule: Rule, now_s: float) -> Book:
             for stamp, amount in zip(stamps, amounts, strict=True):
                 book.add(stamp * old.grain_s, amount)
     if rule.is_hard and book.lows_s:
-        # It was a bucket's, which keeps no stamps: as if all had been sent at the last of its
-        # slots.
+        # The old book was a bucket's, which keeps no stamps: as if all had been sent at its last
+        # slot.
         book.add(state.last_s, rule.count)
         book.lows_at_s, book.lows_s = [], []
     return book
 
 
 def _doubt(state: State, request: LeaseRequest, now_s: float) -> None:
-    """A state that does not know what this process was given is an old one, or a new one."""
+    """Fills the books if the state lacks what this process was given: it is an old or a new one."""
     longest_s = max((rule.window_s for rule in request.rules), default=0.0)
-    # After a boot, times of before may lie below 0.
+    # After a reboot, earlier times may be below 0.
     if not request.seen_s or state.last_s >= request.seen_s or now_s >= request.seen_s + longest_s:
         return
     for rule in request.rules:
@@ -551,7 +551,7 @@ def rated(limits: Limits) -> list[tuple[Kind, Rate]]:
 
 
 def described(limits: Limits) -> str:
-    """The rates and the profile, in words: what all who share a ledger must state alike."""
+    """The rates and the profile, in words; the same for all processes that share a ledger."""
     rates = ", ".join(f"{rate} {kind.replace('_', ' ')}" for kind, rate in rated(limits))
     return f"{rates or 'no rate'} (profile {limits.profile})"
 

@@ -146,7 +146,7 @@ class SharedSlots(Slots):
         self._counts = counts
         self._on_room: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        # When it last said that one may be taken.
+        # When `has_room` last returned True.
         self._told_s = -math.inf
 
     @property

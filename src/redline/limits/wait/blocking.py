@@ -41,10 +41,10 @@ class SyncLimiter:
     def __call__(
         self, tokens: int = 0, *, output_tokens: int = 0, priority: int = 0
     ) -> Generator[Grant]:
-        """A context that is entered when one call may be sent, which is then taken as sent.
+        """A context that is entered when one call may be sent; the call then counts as sent.
 
         tokens: of the input, or of input and output together; 0 or more.
-        priority: lower goes first. Entering raises OverLimit for what could never be granted.
+        priority: lower goes first. Entering raises OverLimit if the call could never be granted.
         """
         grant = self.acquire(Cost(tokens, output_tokens), priority)
         try:
@@ -65,8 +65,8 @@ class SyncLimiter:
     def acquire(self, cost: Cost | int = 0, priority: int = 0) -> Grant:
         """A grant for one request of `cost`; blocks until its turn.
 
-        cost: a number is one of tokens, input and output together. priority: lower goes first.
-        Raises OverLimit at once when it could never be granted.
+        cost: a number means tokens, input and output together. priority: lower goes first.
+        Raises OverLimit at once if it could never be granted.
         """
         cost = cost if isinstance(cost, Cost) else Cost(cost)
         asked_s = self._clock.now_s()

@@ -26,8 +26,8 @@ class Grant(msgspec.Struct, eq=False, gc=False):
     """Permission to send one call now. Ends in exactly one of `sent` or `release`.
 
     taken: what it took from the limits, None once it is released. waited_s: how long the caller
-    waited for it. sent_s: when the call was written, None before. until_s: when it must have been
-    written; one whose time has passed must be released.
+    waited for it. sent_s: when the call was written, None before. until_s: by when it must be
+    written; after that, the grant must be released.
     """
 
     _issuer: Issuer
@@ -50,10 +50,10 @@ class Grant(msgspec.Struct, eq=False, gc=False):
             self._issuer.give_back(taken)
 
     def settle(self, used: Cost | int) -> None:
-        """The call used `used` in place of its estimate: tokens by kind, or their sum.
+        """Replaces the call's estimate by what it `used`: tokens by kind, or their sum.
 
-        Does nothing before `sent`; a later one takes the place of an earlier one. Raises
-        ConfigError for less than 0.
+        Does nothing before `sent`; a later value replaces an earlier one. Raises ConfigError for
+        less than 0.
         """
         if self.sent_s is None:
             return
@@ -69,7 +69,7 @@ class Grant(msgspec.Struct, eq=False, gc=False):
     def replied(self, took_s: float, used: Cost | None = None) -> None:
         """Records that the first byte of the answer came `took_s` after the write.
 
-        took_s: less the server's own time if the server states that. It bounds how late the call
+        took_s: without the server's processing time, if it states that. It bounds how late the call
         can have reached the server, from which the guard is measured (limits/rule/guard.py). used:
         as for `settle`, if it is known by now.
         """
@@ -78,7 +78,7 @@ class Grant(msgspec.Struct, eq=False, gc=False):
             self._issuer.replied(self.taken, took_s, sent_s, used)
 
 
-# Tracked by the garbage collector: its limiter holds it, so both would stay for ever.
+# Tracked by the garbage collector: its limiter holds it, so both would stay forever.
 class FreeGrant(Grant, gc=True):
     """Permission to send any number of calls: it took nothing, so nothing has to be recorded."""
 

@@ -51,16 +51,16 @@ class Limiter(RateLimiter):
         self.is_stalled = False
 
     def __call__(self, tokens: int = 0, *, output_tokens: int = 0, priority: int = 0) -> _Entry:
-        """A context that is entered when one call may be sent, which is then taken as sent.
+        """A context that is entered when one call may be sent; the call then counts as sent.
 
         tokens: of the input, or of input and output together; 0 or more.
-        priority: lower goes first. Entering raises OverLimit for what could never be granted.
+        priority: lower goes first. Entering raises OverLimit if the call could never be granted.
         """
         return _Entry(self, self._clock, Cost(tokens, output_tokens), priority)
 
     @property
     def easy_tokens(self) -> int:
-        """What a call may take by a bound in place of an estimate."""
+        """The most tokens that a call may take by a bound in place of an estimate."""
         return self.rules.easy_tokens
 
     @property
@@ -136,8 +136,8 @@ class Limiter(RateLimiter):
     async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant:
         """A grant for one request of `cost`; waits for it in turn.
 
-        cost: a number is one of tokens, input and output together. priority: lower goes first.
-        Raises OverLimit at once when it could never be granted.
+        cost: a number means tokens, input and output together. priority: lower goes first.
+        Raises OverLimit at once if it could never be granted.
         """
         cost = cost if isinstance(cost, Cost) else Cost(cost)
         if cost is not _NOTHING:
@@ -177,7 +177,7 @@ class Limiter(RateLimiter):
         searched = rules.searched if ends_search else []
         is_changed = self._feedback.heard(stated, grant.taken, now_s)
         if ends_search:
-            # What was sent under the searched limit has been passed on by now.
+            # The new limit counts what was sent under the searched one.
             rules.end_search()
             rules.drop(searched)
         if is_changed or ends_search:
@@ -190,7 +190,7 @@ class Limiter(RateLimiter):
 
     @property
     def is_searched(self) -> bool:
-        """A request rate is searched for, until a header states one."""
+        """Whether a request rate is searched for; a header that states one ends the search."""
         return self.rules.is_searched
 
     def search(self, rates: Sequence[Rate]) -> None:
@@ -219,9 +219,9 @@ class Limiter(RateLimiter):
         return [line.user for line in lines if line.kind == "requests" and line.user is not None]
 
     def refresh(self) -> None:
-        """Decides anew which callers may go, after a change of the rules.
+        """Decides again which callers may go, after a change of the rules.
 
-        Callers whose calls could never go any more get OverLimit.
+        Callers whose calls can no longer ever be granted get OverLimit.
         """
         self.counts_tokens = self.rules.counts_tokens
         if self.rules.lines:

@@ -20,7 +20,7 @@ Got = TypeVar("Got")
 
 
 class Waiter(msgspec.Struct, Generic[Want, Got], eq=False, gc=False):
-    """A caller in a queue. want: what it asked for. future: brings what it got.
+    """A caller in a queue. want: what it asked for. future: resolves to what it gets.
 
     number: by arrival.
 
@@ -95,7 +95,7 @@ class WaitQueue(Generic[Want, Got]):
             give_back(turn.result())
 
     def line(self) -> Iterator[Waiter[Want, Got]]:
-        """The waiters in their order, as long as none comes or goes."""
+        """The waiters in order; valid until one comes or goes."""
         self.head()
         lines = (self._lines[priority] for priority in self._priorities)
         return (waiter for line in lines for waiter in line if not waiter.future.done())
@@ -129,7 +129,7 @@ class WaitQueue(Generic[Want, Got]):
         waiter.future.set_result(got)
 
     def refuse(self, waiter: Waiter[Want, Got], error: Exception) -> None:
-        """Raises `error` to a waiter."""
+        """Ends the wait of a waiter with `error`."""
         waiter.future.set_exception(error)
         self.forget()
 

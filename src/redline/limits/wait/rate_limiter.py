@@ -1,4 +1,4 @@
-"""What calls to an endpoint know of its limiter: how they wait for it and report to it."""
+"""The interface of an endpoint's limiter: how calls wait for it and report to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RateLimiter(ABC):
 
     `Limiter` keeps the limits of this process: headers and 429s change them, and a search finds
     them. `SharedLimiter` keeps those of several processes: only their ledger changes them, so it
-    ignores what headers state. Here, the methods for what only a `Limiter` can do change nothing.
+    ignores what headers state. By default, methods for what only a `Limiter` can do change nothing.
     Either has one timer, which is set again and again.
 
     is_unlimited: no limit is set, and no answer can set one: answers need not be reported.
@@ -58,9 +58,9 @@ class RateLimiter(ABC):
 
     @property
     def easy_tokens(self) -> int:
-        """While limits are free, a call may take this much by a bound (`Cost.is_bound`); 0 if none.
+        """The most tokens that a call may take by a bound (`Cost.is_bound`), while limits are free.
 
-        If they are not, `acquire_now` gives nothing for a bound: the call must be estimated.
+        0 for none. If limits are not free, `acquire_now` grants no bound: estimate the call then.
         """
         return 0
 
@@ -118,8 +118,8 @@ class RateLimiter(ABC):
     async def acquire(self, cost: Cost | int = ..., priority: int = 0) -> Grant:
         """A grant for one request of `cost`; waits for its turn.
 
-        cost: a number is one of tokens, input and output together. priority: lower goes first.
-        Raises OverLimit at once when it could never be granted.
+        cost: a number means tokens, input and output together. priority: lower goes first.
+        Raises OverLimit at once if it could never be granted.
         """
 
     def park(self, until_s: float) -> bool:
@@ -138,7 +138,7 @@ class RateLimiter(ABC):
 
     @property
     def is_searched(self) -> bool:
-        """A request rate is searched for, until a header states one."""
+        """Whether a request rate is searched for; a header that states one ends the search."""
         return False
 
     def search(self, rates: Sequence[Rate]) -> None:  # noqa: B027
@@ -160,7 +160,7 @@ class RateLimiter(ABC):
 
     @abstractmethod
     def _rang(self) -> None:
-        """The timer has rung."""
+        """Called when the timer rings."""
 
     def _ring_at(self, due_s: float, now_s: float) -> None:
         """Sets the timer to `due_s`; inf for none."""

@@ -18,9 +18,9 @@ class Slots:
 
     @property
     def is_free(self) -> bool:
-        """A caller would get a slot without waiting."""
+        """Whether a caller would get a slot without waiting."""
         # By the head and not by the length: a cancelled waiter still counts until its task runs,
-        # and a caller that queued behind it would wait for a release that has already been.
+        # and a caller that queued behind it would wait for a release that has already happened.
         queue = self._queue
         return self.in_use < self.count and (not queue.waiting or queue.head() is None)
 
@@ -56,7 +56,7 @@ class Slots:
         return False
 
     async def acquire(self, priority: int = 0) -> None:
-        """Holds one slot on return; give it back with `release`."""
+        """Waits for a slot, which the caller then holds; give it back with `release`."""
         if self.take_free():
             return
         turn = self._queue.add(None, priority)

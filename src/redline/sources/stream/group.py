@@ -8,9 +8,9 @@ A message's way, as Redis sees it:
              outcome may be on that consumer's disk, and only its file can show
   gone       acknowledged: its outcome is durable
 
-A turn is one Lua script (group.lua), so that no message changes hands between the question
-whose it is and what follows. Each may be repeated: asking twice does what asking once does, but
-that messages which are handed out count as delivered again.
+A turn is one Lua script (group.lua), so that no message changes hands between the check whose it is
+and what follows. A turn may be repeated with the same effect, except that messages that are handed
+out count as delivered once more.
 """
 
 from __future__ import annotations
@@ -195,14 +195,14 @@ class Group:
             try:
                 return await self._once(["EVALSHA", _SHA, *words])
             except NoScriptError:
-                # A Redis that was started again has forgotten it. To load it beforehand would be
-                # another command, which a user of Redis need not be allowed.
+                # A Redis that was restarted has forgotten the script. Loading it beforehand would
+                # take another command, which this Redis user may not be allowed.
                 return await self._once(["EVAL", _SCRIPT, *words])
 
         return await self._asked(ask)
 
     async def _once(self, words: Sequence[Any]) -> Any:
-        # redis-py types some of its clients' methods, and this one not.
+        # redis-py types only some of its clients' methods, and not this one.
         client: Any = self._client
         return await client.execute_command(*words)
 

@@ -10,7 +10,7 @@ A message's way through one process, which is one consumer of the group:
 
 A process that dies at any of these steps leaves the message pending. Before the mark, others claim
 it when it has been idle for long enough. After the mark, the next run of the same output is given
-of it first, and finds its line in the file, or does it.
+it first, and finds its line in the file, or does it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from redline.sources.row import (
 from redline.sources.stream.group import Away, Entry, Group, consumer_of
 from redline.sources.stream_url import StreamUrl, message_key
 
-# How long a read waits for the next message: it may be called off meanwhile, and its end is when an
-# empty stream is noticed.
+# How long a read waits for the next message: it may be cancelled meanwhile, and an empty stream is
+# noticed only when the wait ends.
 _WAIT_S, _SHORT_WAIT_S = 1.0, 0.1
 # A process that ends has this long for its last acknowledgements; the rest is acknowledged when it
 # is started again.
@@ -163,7 +163,7 @@ class StreamRows(AsyncRows):
         while pending:
             for task in pending:
                 task.cancel()
-            # Asked again: one that comes together with an answer may be lost in redis-py.
+            # Cancelled again: redis-py may lose a cancellation that coincides with an answer.
             _, pending = await asyncio.wait(pending, timeout=_ASK_AGAIN_S)
         if not self._tasks:
             # It has not joined the group.
@@ -216,9 +216,9 @@ class StreamRows(AsyncRows):
             name = self.name
             are = counted(left.orphans, f"message of {name} is", f"messages of {name} are")
             raise ConfigError(
-                f"{are} left to {whose}, which ended when it had begun to write their outcomes",
+                f"{are} held by {whose}, which ended after it began to write their outcomes",
                 hint="start it again, with its own -o: it acknowledges what its file holds. If "
-                "that is lost, put orphans=claim into the URL, and they are asked again",
+                "that file is lost, add orphans=claim to the URL, and they are requested again",
             )
         return not left.pending
 
@@ -269,7 +269,7 @@ class StreamRows(AsyncRows):
         for message in messages:
             content = _content(message)
             key = message_key(self.url.stream, content)
-            # What was claimed by another one and came back while it is still being done.
+            # Another consumer had claimed it, and it came back while it is still being done here.
             if key in self._held:
                 continue
             self._held[key] = message.id

@@ -76,7 +76,7 @@ def test_classes_of_other_names() -> None:
         ('"200k/min"', '"many"', "tokens is not a rate: many", "200k/60s"),
         ("concurrency = 8", "concurrency = 0", "concurrency must be ", ""),
         ('"20usd"', "20", "money_per_day is not an amount of money: 20", "5usd"),
-        ('"20usd"', '"0usd"', "money_per_day cannot be kept: 0usd", "5usd"),
+        ('"20usd"', '"0usd"', "money_per_day is zero, too large or too precise: 0usd", "5usd"),
         ('["gpt-4o-mini", "qwen3-8b"]', "[]", "models is empty", "leave it out"),
         ("[tenants.acme]", "[tenants.acme]\na.b = 1", "unknown setting: a", ""),
     ],
