@@ -34,7 +34,8 @@ def numbered(rows: Rows, count: int) -> str:
     ("flags", "what", "hint"),
     [
         (("--budget", "5"), "--budget is not an amount of money: 5", "5usd or 0.50usd"),
-        (("--budget", "0usd"), "--budget is zero, too large or too precise: 0usd", "5usd or 0.50usd"),
+        (("--budget", "0usd"), "--budget is zero, too large or too precise: 0usd",
+         "5usd or 0.50usd"),
         (("--budget-tokens", "x"), "--budget-tokens is not a number: x", "1.5m"),
         (("--budget-tokens", "0"), "--budget-tokens must be a whole number", "leave it out"),
         (("--budget", "1usd", "--model", "foo"), "a budget in money needs the price of foo",

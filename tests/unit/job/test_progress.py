@@ -137,6 +137,15 @@ def test_rates_and_the_time_left() -> None:
     assert (found.eta_s, found.is_on_hold) == (8.0, True)
 
 
+def test_readings_at_one_moment_count_as_the_last_of_them() -> None:
+    clock, seen = ManualClock(), view()
+    meter = Meter(seen, clock)
+    meter.read()
+    clock.advance(1.0)
+    seen.tally.succeeded = 10
+    assert meter.read().rows_per_s == meter.read().rows_per_s == 10.0
+
+
 def test_a_steady_rate_is_read_as_it_is_and_a_new_one_is_followed() -> None:
     clock, seen = ManualClock(), view()
     meter = Meter(seen, clock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import deque
 
 import msgspec
@@ -249,7 +249,7 @@ class Meter:
         begin_s = max(last.at_s - over_s, readings[0].at_s)
         if last.at_s <= begin_s:
             return 0.0
-        place = max(1, bisect_left(readings, begin_s, key=lambda one: one.at_s))
+        place = bisect_right(readings, begin_s, key=lambda one: one.at_s)
         before, after = readings[place - 1], readings[place]
         share = (begin_s - before.at_s) / (after.at_s - before.at_s)
         first = getattr(before, name) or 0
