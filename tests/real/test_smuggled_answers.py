@@ -124,6 +124,8 @@ REFUSED: dict[str, bytes] = {
     "no colon": sized("Content-Length 2"),
     "an empty name": sized(": 1", LENGTH),
     # Status lines.
+    "HTTP/0.9": sized(LENGTH, status="HTTP/0.9 200 OK"),
+    "HTTP/2.0": sized(LENGTH, status="HTTP/2.0 200 OK"),
     "HTTP/1.2": sized(LENGTH, status="HTTP/1.2 200 OK"),
     "HTTP/1.10": sized(LENGTH, status="HTTP/1.10 200 OK"),
     "HTTP/1": sized(LENGTH, status="HTTP/1 200 OK"),
@@ -173,6 +175,10 @@ TAKEN: dict[str, tuple[bytes, int, bytes]] = {
     "chunks in HTTP/1.0": (coded(CODING, status="HTTP/1.0 200 OK"), 200, BODY),
     "extensions of chunks": (
         CHUNKED + b'1;a=b\r\n2\r\n1;c="d"\r\n2\r\n' + END,
+        *(200, BODY),
+    ),
+    "kept chunks in HTTP/1.0": (
+        coded(CODING, "Connection: keep-alive", status="HTTP/1.0 200 OK"),
         *(200, BODY),
     ),
     "sizes with zeros": (CHUNKED + b"0002\r\n22\r\n000\r\n\r\n", 200, BODY),
@@ -251,7 +257,8 @@ async def check(step: int, *, is_kept: bool) -> None:
                 assert str(found).isprintable(), name
             else:
                 assert found == TAKEN[name][1:], name
-            if name in REFUSED or behind:
+            # RFC 9112, 6.1: such an answer ends its connection.
+            if name in REFUSED or behind or "HTTP/1.0" in name:
                 carried = {one.connection for one in server.seen if one.target == path}
                 (used,) = (one.connection for one in server.seen if one.target == own)
                 assert used not in carried, name

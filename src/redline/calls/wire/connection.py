@@ -491,6 +491,8 @@ class Connection(asyncio.Protocol):
                 self._check_interim(status)
                 return
             headers = answer_headers(self._pairs)
+            if (version := self._parser.get_http_version()) != "1.1":
+                self._check_version(version, headers)
             self._inflate = inflate_for(headers)
         except CallError as error:
             self._refusal = error
@@ -518,6 +520,13 @@ class Connection(asyncio.Protocol):
             raise BadReply(f"the answer is not HTTP: its status is {status}")
         if self._interim > _MOST_INTERIM:
             raise BadReply(f"no final answer after {self._interim} interim ones (HTTP {status})")
+
+    def _check_version(self, version: str, headers: Mapping[str, str]) -> None:
+        if version != "1.0":
+            raise BadReply(f"the answer is HTTP/{version}, not HTTP/1.1")
+        if "transfer-encoding" in headers:
+            # A proxy may have passed on the coding without reading it (RFC 9112, 6.1).
+            self._is_reusable = False
 
     def on_body(self, data: bytes) -> None:
         if self.is_done:
