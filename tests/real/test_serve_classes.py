@@ -1,0 +1,84 @@
+"""Classes of `redline serve` over a server whose slots are all used."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import aiohttp
+import openai
+import pytest
+
+from support import batch_files
+from support.serve_process import Serve
+from support.sim_process import SimProcess
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy"), pytest.mark.timeout(240)]
+
+SLOTS, LATENCY_S = 40, 0.5
+FLAGS = ("--latency", str(LATENCY_S))
+
+
+class Clients:
+    """Clients of one class, with a call each at a time. times_s: of those that were answered."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, klass: str, count: int) -> None:
+        self._session = session
+        self._url = f"{url}/chat/completions"
+        self._headers = {"x-redline-class": klass}
+        self._count = count
+        self.times_s: list[float] = []
+        self.refused = 0
+
+    async def __aenter__(self) -> Clients:
+        self._tasks = [asyncio.create_task(self._client()) for _ in range(self._count)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            if task.done():
+                # Raises what it met.
+                task.result()
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _client(self) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+        while True:
+            began_s = time.monotonic()
+            async with self._session.post(self._url, json=body, headers=self._headers) as answer:
+                await answer.read()
+            if answer.status == 200:
+                self.times_s.append(time.monotonic() - began_s)
+            else:
+                assert answer.status in (429, 503)
+                self.refused += 1
+                await asyncio.sleep(LATENCY_S)
+
+
+@pytest.mark.slow
+async def test_a_batch_gets_what_a_high_class_leaves(tmp_path: Path) -> None:
+    window_s = 8.0
+    with SimProcess(*FLAGS) as sim:
+        serving = Serve(tmp_path, "--endpoint", sim.base_url, "-c", str(SLOTS))
+        with serving as serve:
+            async with (
+                aiohttp.ClientSession() as session,
+                openai.AsyncOpenAI(base_url=serve.url, api_key="none") as client,
+            ):
+                await batch_files.begun(client, batch_files.lines(5_000))
+                for load in (0.0, 0.3, 0.7):
+                    count = round(load * SLOTS)
+                    async with Clients(session, serve.url, "high", count) as high:
+                        await asyncio.sleep(3)
+                        before, answered = sim.stats()["answered"], len(high.times_s)
+                        began_s = time.monotonic()
+                        await asyncio.sleep(window_s)
+                        took_s = time.monotonic() - began_s
+                        own = len(high.times_s) - answered
+                        lines = sim.stats()["answered"] - before - own
+                    # In seconds of slots.
+                    left = SLOTS * took_s - own * LATENCY_S
+                    assert own >= 0.8 * count * took_s / LATENCY_S, load
+                    assert lines * LATENCY_S >= 0.8 * left, (load, lines * LATENCY_S, left)
