@@ -289,8 +289,8 @@ class StreamRows(AsyncRows):
             data["custom_id"] = message.id.decode()
         if message.deliveries > self.url.most_deliveries:
             row.problem = (
-                f"the message was handed out {message.deliveries - 1} times and no consumer "
-                "reached an outcome"
+                f"the message was delivered {counted(message.deliveries - 1, 'time')}, but no "
+                "consumer reached an outcome"
             )
         return row
 
