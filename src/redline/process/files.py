@@ -22,7 +22,7 @@ from redline.errors import JournalError
 _AGAIN = "then run the same command again: it continues"
 _FULL = f"make room on that disk, {_AGAIN}"
 GONE = (
-    "its folder does not exist: if it was moved, run the same command there to continue; "
+    "its folder does not exist: if it was moved, the same command continues there; "
     "otherwise choose another -o"
 )
 _HINTS = {
