@@ -80,7 +80,7 @@ class JournalError(RedlineError):
 
 
 class NoEndpoint(RedlineError):
-    """Every endpoint is down."""
+    """No call can be sent: every endpoint is down, or the shared limits cannot be reached."""
 
     stops_run = True
 

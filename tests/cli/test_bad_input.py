@@ -97,8 +97,8 @@ def test_a_folder_is_not_a_file_of_rows(cli: Cli, rows: Rows) -> None:
     told = cli("run", "data", *SIM)
     assert told.status == 2
     assert told.err == (
-        "error: data is a folder, and not a dataset that save_to_disk wrote\n\n"
-        "hint: give one file of it, like data/a.jsonl\n"
+        "error: data is a folder, but not a dataset that save_to_disk wrote\n\n"
+        "hint: name one file in it, like data/a.jsonl\n"
     )
 
 

@@ -243,5 +243,5 @@ def test_the_command_stops_on_a_changed_parquet_file_and_on_a_changed_stdin(
             os.truncate(rows, 100)
             status, _, err = ended(process)
         assert status == 2, err
-        assert " changed " in err or " cut " in err
+        assert " changed " in err or " truncated " in err
         assert "Traceback" not in err

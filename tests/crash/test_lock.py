@@ -143,7 +143,7 @@ def test_a_second_writer_is_refused_by_whatever_name_it_knows_the_file(
     meanwhile(output, others)
     for kind, error in errors.items():
         is_known = "link" in kind and "folder" not in kind and not options and "repair" not in kind
-        said = "is not a results file of redline" if is_known else "is being written by another"
+        said = "holds results, but" if is_known else "is being written by another"
         assert said in error, f"{kind}: {error}"
     assert_whole(output)
 
@@ -223,6 +223,6 @@ def test_a_file_system_without_locks_is_reported_as_such(
         patch.setattr(fcntl, "flock", flock)
         error = refused(lambda: work(output))
     assert error.what == f"cannot lock {tmp_path}/labels.redline/lock: No locks available"
-    assert "file system with locks" in error.hint
+    assert "file system that supports locks" in error.hint
     assert not output.exists()
     assert work(output).is_complete

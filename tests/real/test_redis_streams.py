@@ -153,7 +153,7 @@ def test_what_cannot_be_done_fails_with_its_reason_and_is_acknowledged(world: Wo
     assert reasons[bad[1]] == "the row cannot be read: not an object but a list"
     assert reasons[bad[2]] == "the row cannot be read: field text is not UTF-8"
     assert reasons[poison[0]] == (
-        "the message was handed out 3 times and no consumer reached an outcome"
+        "the message was delivered 3 times, but no consumer reached an outcome"
     )
     # Its row is kept, so that it can be looked into.
     assert failures(world)[-1]["input"]["text"] == "message 0"

@@ -602,10 +602,10 @@ def test_a_function_that_raises_what_no_future_takes_fails_that_item_alone() -> 
     ("returned", "said"),
     [
         ([1, 2], "returned 2 answers for 3 items"),
-        ([1], "returned 1 answer to 3 items"),
-        (None, "returned NoneType and not a list"),
-        ("abc", "returned str and not a list"),
-        ({"a": 1, "b": 2, "c": 3}, "returned dict and not a list"),
+        ([1], "returned 1 answer for 3 items"),
+        (None, "returned NoneType, not a list"),
+        ("abc", "returned str, not a list"),
+        ({"a": 1, "b": 2, "c": 3}, "returned dict, not a list"),
     ],
 )
 def test_a_function_that_returns_no_list_as_long_fails_all(returned: Any, said: str) -> None:
@@ -671,7 +671,7 @@ def test_an_option_that_cannot_be_compared_fails_its_own_item() -> None:
         item = Item(1, {"unit": object()})
         outcome = await batcher.send(Request(body=item), Call())
         assert outcome.status == "rejected"
-        assert "an option of the item is not JSON" in str(outcome.error)
+        assert "an option of the item cannot be written as JSON" in str(outcome.error)
         await batcher.aclose()
 
     asyncio.run(main())

@@ -26,7 +26,7 @@ from redline.sources import Row, Source, custom_id, message_key
 
 _FIRST_SLOTS = 1024
 _KEY_BYTES = 8
-# Hashes of the common beginnings. Copying a begun hash takes half as long as making a new one.
+# Hashes of the common beginnings. Copying a started hash takes half as long as making a new one.
 _NAMED = blake2b(b"custom_id:", digest_size=_KEY_BYTES)
 _UNNAMED = blake2b(b"content:", digest_size=_KEY_BYTES)
 # Neither spaces nor the order of columns change a row's content.
@@ -310,7 +310,7 @@ class Identified(NamedTuple):
 
 
 class Identifier:
-    """The maker of the keys of rows in one pass over the input, in input order.
+    """Makes the keys of rows in one pass over the input, in input order.
 
     done: the keys of rows that are done; no key may be added to it any more. Input rows with these
     keys are marked as seen, and not remembered a second time.
@@ -379,7 +379,7 @@ def keyed_rows(source: Source, limit: int | None = None) -> Iterator[tuple[Row, 
 
 
 class MessageKeys:
-    """The maker of keys of messages. Each occurs once in its stream, so none is remembered.
+    """Makes the keys of messages. Each occurs once in its stream, so none is remembered.
 
     A row's content is its message's id and fields. The id alone may return with other fields, in a
     stream that was deleted and filled again.

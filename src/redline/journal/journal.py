@@ -4,7 +4,7 @@ A row's line goes through: taken -> written -> synced -> acknowledged. Lines tha
 turn of the event loop are written together, before any slot sends another request, so that the
 death of the process at any moment wastes no more calls than were in flight. The fsync, which may
 take long, runs in a thread; at most one is in progress, and lines written meanwhile make up the
-next group, so a slow disk makes larger groups. While too much is unsynced, the run begins no more
+next group, so a slow disk makes larger groups. While too much is unsynced, the run begins no new
 rows.
 
 Before a group is acknowledged, it is read back by the file's name. If that file was removed, moved,
@@ -134,7 +134,7 @@ class Journal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether too much is not durable yet, so no more rows may begin. Thread-safe."""
+        """Whether so much is not durable yet that no new rows may begin. Thread-safe."""
         group = self._group
         lines_bytes = self._written_bytes() - group.begin_bytes
         return lines_bytes + len(group.rows) * KEPT_ROW_BYTES >= MOST_UNSYNCED_BYTES

@@ -1,4 +1,4 @@
-"""The lock by which one process at a time writes an output."""
+"""The lock that allows only one process at a time to write an output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings behind the results, so that a resumed run cannot silently mix two kinds of them."""
+"""The settings behind the results, so that a resumed run cannot silently mix results of others."""
 
 from __future__ import annotations
 

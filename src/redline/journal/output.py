@@ -1,4 +1,4 @@
-"""The output: the place of results, the contents of a line, and the names of the files beside.
+"""The output: the place of results, the contents of a line, and the names of the files beside it.
 
   results        failures                state
   labels.jsonl   labels.failed.jsonl     labels.redline/

@@ -330,7 +330,7 @@ def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None)
     """Moves bytes of `path` to a new file, `aside` or labels.damaged-1.jsonl, and returns it.
 
     A crash leaves the old file or the new one, and loses no byte. fd: of `path`; it continues
-    to read the old file. bounds: begins and ends, in turn. Raises JournalError, with nothing
+    to read the old file. bounds: begin, end, begin, ... Raises JournalError, with nothing
     changed unless only the last sync has failed.
     """
     aside = aside or free_name(path, "damaged")

@@ -2,8 +2,8 @@
 
 There are two ways to the same answer. `_keys_of` checks all lines of a block at once, in half the
 time, and returns None unless each of them is sound and of the common form. If one is not, `_key_of`
-checks each line by itself. A line is sound also if its end has become that of Windows, as git or an
-editor makes it.
+checks each line by itself. A line is also sound if it ends with CRLF, to which git or an editor may
+change it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from redline.errors import JournalError
 _AGAIN = "then run the same command again: it continues"
 _FULL = f"make room on that disk, {_AGAIN}"
 GONE = (
-    "its folder does not exist: if it was moved, run the same command there, which continues; "
+    "its folder does not exist: if it was moved, the same command continues there; "
     "otherwise choose another -o"
 )
 _HINTS = {
@@ -112,7 +112,7 @@ def _hold(file: LockedFile, path: Path) -> None:
         # Another process may have replaced the file since it was opened.
         is_alone = file.try_lock() and file.is_at(path)
     except OSError:
-        # On a file system without locks, the lock in the output's folder has to do.
+        # On a file system without locks, the lock in the output's folder must suffice.
         return
     if not is_alone:
         raise JournalError(

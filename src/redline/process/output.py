@@ -68,7 +68,7 @@ def clipped(text: str, longest: int) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Returns the names for a message: `text, label`, of very many the first; `none` for none."""
+    """Returns the names for a message: `text, label`, cut if very long; `none` for none."""
     return clipped(", ".join(names) or "none", _LONGEST_LIST)
 
 

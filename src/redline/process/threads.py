@@ -107,7 +107,7 @@ class DaemonThreads(ThreadPoolExecutor):
 
 
 def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-    """Does the work as asyncio.to_thread does, but in a thread of redline's own.
+    """Runs `work` as asyncio.to_thread does, but in a thread of redline's own.
 
     The event loop's pool is the user's as well: all of its threads may be in calls that never end.
     """

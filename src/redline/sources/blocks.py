@@ -121,7 +121,7 @@ class FileBlocks(Blocks):
         return block
 
     def check(self) -> None:
-        """Raises CorruptInput if a file no longer holds what was read of it. Not after `close`."""
+        """Raises CorruptInput if a file no longer holds what was read, except after `close`."""
         with self._lock:
             if self._seen is not None and not self._is_closed:
                 self._check_size(self._seen)

@@ -67,7 +67,7 @@ class _Feed:
         return (str(line, "utf-8", "replace") + "\n" for line in self.taken if type(line) is bytes)
 
     def keep(self, problem: str = "") -> str:
-        """Keeps only the first line taken as this record, which fails; the others come again.
+        """Keeps only the first line taken as this record, which fails; the others are read again.
 
         problem: why it fails. Returns that of an earlier record if this one fails as part of it.
         """
@@ -80,7 +80,7 @@ class _Feed:
         return self._problem
 
     def skip_whole(self, whole: re.Pattern[bytes]) -> int:
-        """Skips available lines that are each a record by itself; the number that are not blank."""
+        """Skips available lines that are each a record; returns how many are not blank."""
         lines, records = self._lines, 0
         available = len(lines)
         while lines and type(line := lines[0]) is bytes and (b'"' not in line or whole.match(line)):
@@ -149,7 +149,7 @@ class CsvRows(StreamRows):
                 yield None
 
     def counts(self) -> Iterator[int]:
-        """Numbers of rows that add up to the input's; used instead of `batches`, makes no rows.
+        """Numbers of rows that add up to the input's; for use instead of `batches`, makes no rows.
 
         Raises ConfigError as `batches` does.
         """
@@ -273,7 +273,7 @@ class CsvRows(StreamRows):
         return None
 
     def _records(self, feed: _Feed, columns: int) -> Iterator[tuple[int, list[str] | csv.Error]]:
-        """The first line of each record that is not blank, and its fields or why it has none."""
+        """For each record that is not blank, its first line, and its fields or why it has none."""
         while not self._stream.is_closed:
             feed.start_record()
             line = feed.line + 1

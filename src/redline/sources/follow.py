@@ -2,10 +2,10 @@
 
 What may happen to the file, and the effect on its rows:
 
-it grows                    complete lines become rows at once; one without its newline waits
+it grows                    complete lines become rows at once; a line without its newline waits
 another file has its name   the old one is read until it has been quiet for 2 s, then the new one
                             from its beginning: a writer may continue in the old one for a moment
-several have it in turn     each is opened while it has the name, even while nothing is read, and
+several files have it       each is opened while it has the name, even while nothing is read, and
                             is read when its turn comes
 its name is gone            it is still read, and a new file of that name is awaited
 it becomes shorter          the run ends, even if that happens while nothing is read: what was cut
@@ -39,8 +39,8 @@ class FollowedFile(Blocks):
 
     They consist of complete lines, except for a line that is longer than a block. They end, with
     the rest of the last line, when another file has the name. The first file is opened at once: its
-    rows may wait long before they are read, and names change meanwhile. Raises ConfigError if it
-    cannot be opened.
+    rows may wait long before they are read, and the name may pass to another file meanwhile. Raises
+    ConfigError if it cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:

@@ -110,7 +110,7 @@ class LineRows(StreamRows):
         )
 
     def counts(self) -> Iterator[int]:
-        """Numbers of rows that add up to the input's; used instead of `batches`, makes no rows.
+        """Numbers of rows that add up to the input's; for use instead of `batches`, makes no rows.
 
         Raises ConfigError as `batches` does.
         """

@@ -79,7 +79,7 @@ class Source(Protocol):
 def in_batches(rows: Iterable[Row | None]) -> Iterator[list[Row]]:
     """Lists of 1 to 256 rows, about 4 MB at most; None in `rows` ends a list early.
 
-    The rows before an error come before it is raised.
+    The rows before an error are yielded before it is raised.
     """
     batch: list[Row] = []
     size_bytes = 0
@@ -178,7 +178,7 @@ def plain_form(value: Any) -> object:
             if callable(to_plain):
                 return to_plain()
     except Exception as error:
-        # The value's own code may raise anything, and an answer's line is written outside of it.
+        # The value's own code may raise anything; callers catch a TypeError.
         raise TypeError(f"a {name} raised {type(error).__name__}: {error}") from error
     raise TypeError(f"a key or value of type {name} has no JSON form")
 
@@ -269,7 +269,7 @@ class BlockingRows(Rows):
 def custom_id(row: Row) -> str | None:
     """The row's own name, None if it has none. A number counts as its decimal digits.
 
-    A whole number that is a float has no decimals: tables make floats of integers beside a null.
+    A float that is whole has no decimals: tables turn integers beside a null into floats.
     """
     data = row.data
     value = data.get("custom_id") if data is not None else None

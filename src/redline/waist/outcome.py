@@ -12,7 +12,7 @@ from redline.errors import CallError, NoEndpoint, Retryable, Withdrawn
 from redline.structs import mutable
 
 Status = Literal["succeeded", "rejected", "exhausted"]
-# The latest attempts that an outcome keeps: an outage may cost a row any number of them.
+# How many of the latest attempts an outcome keeps: an outage may cost a row any number of them.
 MOST_TRIED = 32
 # Short, so that a list of a thousand outcomes is readable in a notebook.
 _SHORT = Repr()
@@ -104,8 +104,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     status: `succeeded`; `rejected` if it will never succeed; `exhausted` if its retries or its time
     ran out.
     latency_s: from the write of the last attempt to the end of its answer.
-    tried: the latest attempts, at most 32 of them, oldest first, for a task's row those of all its
-    requests; empty if no request was made.
+    tried: at most the 32 latest attempts, oldest first; for a row of a task, those of all its
+    requests. Empty if no request was made.
     is_cached: the answer was given to another call, now or before; attempts is then 0, and usage is
     what the answer cost when it was given. is_batched: it came from the Batch API, at its price;
     latency_s is then 0, and attempts are batches.

@@ -247,7 +247,7 @@ async def test_a_file_that_is_no_cache_stays_and_another_is_begun(
     assert files(tmp_path) == ["answers-v1.1.sqlite3", "answers-v1.2.sqlite3"]
     assert len(store.notes) == 1
     assert "answers-v1.1.sqlite3 is damaged" in store.notes[0]
-    assert "answers-v1.2.sqlite3 is begun" in store.notes[0]
+    assert "answers-v1.2.sqlite3 is used" in store.notes[0]
     again = store_in(tmp_path)
     assert (await found_in(again, [1]))[1] == value(1)
     await again.aclose()

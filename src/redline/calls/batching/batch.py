@@ -1,7 +1,7 @@
 """One batch on its way: its calls, and the outcome of each of its members.
 
-what its call comes to                 what becomes of its members
-an answer with one part for each       each has its own part
+the outcome of its call                the outcome of its members
+an answer with one part for each       each gets its own part
 an answer that cannot be split         BadReply for all
 400, 413, 422 or OverLimit, or a       split into halves, each sent by itself, until the members at
 function that raises                   fault are alone: they get the error

@@ -1,11 +1,11 @@
 """A user's function that takes a list, as a backend.
 
 what the function does             the outcome
-returns one answer for each item   each item has its own
+returns one answer for each item   each item gets its own
 returns an Exception for an item   that item fails with it, the others do not
 raises a Retryable, TimeoutError,  all may be retried
 or ConnectionError
-raises anything else               Rejected: the batch is divided until the items at fault are found
+raises anything else               Rejected: the batch is split until the items at fault are found
 returns another number of answers  BadReply for all: nothing says which answer is whose
 """
 

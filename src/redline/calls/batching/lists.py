@@ -92,7 +92,7 @@ def part_of(request: Request, call: Call) -> Part | None:
 
 
 def joined(parts: Sequence[Part]) -> Request:
-    """Returns one request with the items of all parts; a single part's own request as it is."""
+    """Returns one request with the items of all parts; for a single part, its own request."""
     request = parts[0].request
     if len(parts) == 1:
         return request
@@ -235,7 +235,7 @@ def _usage_of(answer: Fields) -> dict[str, Any] | None:
 
 
 def _read(request: Request, body: bytes, reply: Reply) -> Reply | CallError | NoEndpoint:
-    """Reads the body made for one part as its reply; returns the error if it is one."""
+    """Reads the body made for one part as its reply; returns the error that it contains, if any."""
     try:
         own = apis.read(request.url, body, request.output_path, request.asked)
     except (CallError, NoEndpoint) as error:

@@ -32,7 +32,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Member(msgspec.Struct, eq=False):
-    """A request that waits for its batch, or for the answer of it.
+    """A request that waits for its batch, or for the batch's answer.
 
     number: its place by arrival. at_s: its time of arrival. answer: the future of its outcome.
     on_leave: called when its caller no longer waits; None while it has no batch.

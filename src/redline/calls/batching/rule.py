@@ -127,7 +127,7 @@ class _Company:
         self._is_seen = False
 
     def is_expected(self, now_s: float) -> bool:
-        """Whether another request is expected, for one that finds the backend idle."""
+        """Whether a request that finds the backend idle should expect another one."""
         if not self._is_seen:
             self._is_seen, self._alone_s = True, now_s
         return self._share >= 0.5

@@ -59,7 +59,7 @@ _NONE_FOR_ALL = _Found(b"", "shared")
 
 
 class Cached(Around):
-    """A backend that caches answers. Outermost: a hit costs no attempt and no limit.
+    """A backend that caches answers. It is the outermost: a hit costs no attempt and no limit.
 
     identity: that of the endpoints, see key.py. use: counts requests by the table above. ttl_s:
     seconds after which a stored answer is no longer used; with 0, stored answers are only replaced,
@@ -145,7 +145,7 @@ class Cached(Around):
                 found = _NONE_FOR_ALL
             return outcome
         finally:
-            # However it ended: the followers continue; without an answer, one of them leads.
+            # In any case the followers continue; without an answer, one of them leads.
             del self._flights[call.priority, key]
             flight.set_result(found)
 

@@ -71,7 +71,7 @@ class Files:
         return True
 
     def note(self, text: str) -> None:
-        """Adds a message for the user; each only once, 8 at most."""
+        """Adds a message for the user, each only once, and at most 8."""
         with self._lock:
             if text not in self.notes and len(self.notes) < _MOST_NOTES:
                 self.notes.append(text)

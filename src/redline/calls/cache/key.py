@@ -86,8 +86,8 @@ def only_asks(request: Request) -> bool:
 def is_determined(request: Request) -> bool:
     """Whether the request alone decides its answer, which is not sampled at random.
 
-    This holds for embeddings, and for temperature 0 and a seed unless the answer depends on a
-    search, on a tool that the server runs, or on earlier turns; otherwise providers sample.
+    This holds for embeddings, and with temperature 0 or a seed, unless the answer depends on a
+    search, on a tool that the server runs, or on earlier turns. Otherwise providers sample.
     """
     body = request.body
     if request.method != "POST" or not isinstance(body, dict):
@@ -103,7 +103,7 @@ def is_determined(request: Request) -> bool:
 
 
 def _has_servers_tools(tools: Any) -> bool:
-    """Whether the server runs one of the tools, such as a web search, and not the caller."""
+    """Whether the server, and not the caller, runs one of the tools, such as a web search."""
     if not isinstance(tools, list):
         return False
     kinds = (tool.get("type", "function") if isinstance(tool, dict) else None for tool in tools)

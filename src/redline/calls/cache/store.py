@@ -76,7 +76,7 @@ class Cache(msgspec.Struct, frozen=True):
 
 
 class AnswerStore:
-    """A store of values under 32-byte keys, in `folder` and in about `max_bytes` at most.
+    """A store of values under 32-byte keys, in `folder`, of at most about `max_bytes`.
 
     Call `open` first, then all other methods on one event loop.
     """
@@ -273,12 +273,12 @@ class AnswerStore:
 
 
 def _sealed(key: bytes, value: bytes) -> bytes:
-    """Returns the value behind a checksum that holds for this key alone."""
+    """Returns the value after a checksum that is valid only for this key."""
     return blake2b(value, digest_size=_CHECK_BYTES, key=key).digest() + value
 
 
 def _unsealed(key: bytes, sealed: object) -> bytes | None:
-    """Returns the value; None if its checksum does not hold."""
+    """Returns the value; None if its checksum is wrong."""
     if not isinstance(sealed, bytes):
         return None
     value = sealed[_CHECK_BYTES:]

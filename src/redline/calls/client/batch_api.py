@@ -1,4 +1,4 @@
-"""The Batch API of an endpoint of OpenAI's form: files go up, batches are made, results come down.
+"""The Batch API, in OpenAI's form: uploads files, creates batches, and downloads results.
 
 Providers count these requests apart from those to their models, so the endpoint's limits do not
 apply. They are retried like a row's, except the deletion of a file and the creation of a batch: if

@@ -117,7 +117,7 @@ class RetryBudget:
 class _History(msgspec.Struct):
     """The failures of one row so far.
 
-    since: attempts of all rows that had succeeded and failed before this row's first failure.
+    since: how many attempts, of all rows, had succeeded and failed before this row's first failure.
     """
 
     since: tuple[int, int]
@@ -168,7 +168,7 @@ class Retry(Around):
         self._calls = 0
         self._succeeded = 0
         self._failed = 0
-        self._pauses: dict[int, Wait] = {}  # those of calls between two attempts, by the call's id
+        self._pauses: dict[int, Wait] = {}  # of calls between two attempts, by the call's id
         self._is_closed = False
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:

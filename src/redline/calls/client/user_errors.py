@@ -11,8 +11,8 @@ def call_error_of(
 ) -> CallError | None:
     """Returns the CallError for an exception of a user's function; None to raise it unchanged.
 
-    A CallError is unchanged, as are this task's cancellation and the end of the process. Any other
-    exception without a meaning here rejects the call: a defect in the function fails its row alone.
+    Unchanged are a CallError, this task's cancellation and the end of the process. Any exception
+    without a meaning here rejects the call: a defect in the function fails only its row.
     after_s: seconds until a TimeoutError, None if unknown. what: `raised` or `returned`.
     """
     said = f"{type(error).__name__}: {error}"

@@ -243,7 +243,7 @@ class Metered(Around):
             self._close(worst, NOTHING)
             return
         for _ in range(attempt.writes - 1):
-            # No answer to the writes before the last one was read.
+            # The answers to the writes before the last one were not read.
             self._written = self._written.minus(worst)
             self.spending.settle(worst, worst)
         self._written = self._written.minus(worst)

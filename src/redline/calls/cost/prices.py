@@ -91,7 +91,7 @@ class Prices:
         return self._found_at(endpoint, model)
 
     def checked(self, model: str) -> Price:
-        """Returns the price of a model. Raises ConfigError if unknown, with what to add."""
+        """Returns the price of a model. Raises ConfigError if unknown, with a hint what to add."""
         price = self.find(model)
         if price is None:
             raise ConfigError(unpriced(model), hint=how_to_price(model))

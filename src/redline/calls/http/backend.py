@@ -545,7 +545,7 @@ class HttpBackend:
             bare = streaming(request, asks_usage=False)
             if bare != streamed:
                 refusal = Repeat(Rejected("`stream_options` is refused", status=answer.status))
-                # It costs nothing.
+                # A refused request costs nothing.
                 attempt.call.refused += 1
                 answer = await self._again(refusal, attempt, bare, reader.take)
                 # The first answer may have been about something else.
@@ -576,7 +576,7 @@ class HttpBackend:
     ) -> Answer:
         """Sends the request once more, on a new connection, and returns its answer.
 
-        The second write waits for the limits like any other. It is no retry: the row is not to
+        The second write waits for the limits like any other. It is not a retry: the row is not to
         blame.
         """
         attempt.again(repeat)

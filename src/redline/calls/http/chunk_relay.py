@@ -1,7 +1,7 @@
 """Chunks of a stream that are passed on as they came, framing included.
 
-Most events of a stream differ in their text alone, and each comes in a chunk of its own. Passing
-one on takes a comparison with the form of earlier ones, and one write.
+Most events of a stream differ only in their text, and each comes in a chunk of its own. Passing one
+on takes a comparison with the form of earlier ones, and one write.
 """
 
 from __future__ import annotations

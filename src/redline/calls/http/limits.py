@@ -281,12 +281,12 @@ class EndpointLimits:
         now_s: float,
     ) -> None:
         error, reply = outcome.error, outcome.reply
-        # A row's own deadline may be short, which says nothing of the server.
+        # A row's own deadline may be short, which says nothing about the server.
         is_slow = isinstance(error, TimedOut) and error.phase != "row"
         is_limited = isinstance(error, RateLimited)
         is_overload = is_slow or is_limited or getattr(error, "status", 0) in _OVERLOAD
         if error is not None and not is_overload:
-            # A malformed row or a broken connection says nothing of the server's load.
+            # A malformed row or a broken connection says nothing about the server's load.
             return
         adaptive.ended(
             now_s=now_s,

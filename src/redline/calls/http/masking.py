@@ -1,4 +1,4 @@
-"""Masking of secrets in what a server says, also if it quotes them escaped or in part."""
+"""Masks secrets in texts of a server, even if it quotes them escaped or in part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HIDDEN = "<key>"
 # A shorter key is a placeholder such as `EMPTY`, and may be part of any word. A part of a key of
 # this length reveals too much of it.
 _LEAST = 8
-# A header with one of these in its name holds a secret; of any other only the whole value is one.
+# A header with one of these in its name holds a secret; of any other, only a whole value is hidden.
 _SECRET_NAMES = re.compile("auth|key|token|secret|cookie|password|credential", re.IGNORECASE)
 # JSON's and Python's escapes, also of a body inside a body; HTML's entities; URL's, also twice.
 # A run of backslashes is matched only from its first: a long run would be tried from each.

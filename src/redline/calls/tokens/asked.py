@@ -30,9 +30,9 @@ _ONE_ANSWER: dict[str, Any] = {}
 class Asked(msgspec.Struct, eq=False):
     """The tokens that one request asks for. Raises nothing.
 
-    name: the model's; empty if it is missing or no plausible name. has_output: whether its API has
+    name: the model's; empty if it is missing or not plausible. has_output: whether its API has
     output tokens. drafts: answers that are billed. most_output: the maximum of each in tokens, None
-    if unstated. tokenizer: the one that counted it last. ids: tokens that the body gives as
+    if unstated. tokenizer: the last one that counted it. ids: tokens that the body gives as
     numbers, set by `amounts`.
     """
 

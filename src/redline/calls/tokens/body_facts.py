@@ -78,7 +78,7 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
-    """A usual chat: each message is a text, nothing else becomes tokens, and one answer is asked.
+    """A usual chat: messages are texts, nothing else becomes tokens, and it asks for one answer.
 
     The fields from temperature on change neither the prompt nor the number of answers.
     """

@@ -147,7 +147,7 @@ class _Model:
 
 
 class Sending(msgspec.Struct, frozen=True, eq=False):
-    """A call in flight: what it asks for, the model that learns from it, and its number there.
+    """A call in flight: what it asks for, the model that learns from it, and its number in that.
 
     teaches: the input is learned from its reply in any case.
     """

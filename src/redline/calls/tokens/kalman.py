@@ -45,7 +45,7 @@ class Prior(msgspec.Struct, frozen=True):
 
 
 class Weights:
-    """w in `value = sum(w[i] * amount[i])`, for amounts of 0 or more."""
+    """The weights w in `value = sum(w[i] * amount[i])`, for amounts of 0 or more."""
 
     def __init__(self, priors: Sequence[Prior]) -> None:
         self._priors = priors

@@ -18,9 +18,9 @@ _MEMORY = 300
 _KEPT = 1 - 1 / _MEMORY
 # Once 300 outputs are known, the moments are computed again only after this many more.
 _FIND_EVERY = 8
-# A call that never ends holds up this many others at most.
+# A call that never ends holds up at most this many others.
 _MOST_WAITING = 4096
-# A lognormal output of shape 1 has a skewness of 6; more comes of single outliers.
+# A lognormal output of shape 1 has a skewness of 6; more comes from single outliers.
 _MOST_SKEWNESS = 6.0
 
 
@@ -29,7 +29,7 @@ class PendingOutputs:
 
     moments: mean, variance and third central moment of an output; zeros until `is_known`. The mean
     is 2 standard errors above the outputs' own: in a sum of many estimates single errors cancel
-    out, but an error of the mean does not. The same tuple as before if nothing has changed.
+    out, but an error of the mean does not. It is the same tuple as before if nothing has changed.
     """
 
     def __init__(self) -> None:

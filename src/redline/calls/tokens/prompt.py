@@ -25,8 +25,8 @@ _MEDIA_TYPES = frozenset(
 # An embeddings call may have 2,048 inputs. Beyond this many values a body is not read further,
 # which also ends a list that holds itself.
 MOST_VALUES = 50_000
-# Pieces of a long text that represent the whole. Eight spread evenly see a prompt's instructions,
-# its documents and its end alike.
+# Pieces of a long text that represent the whole. Eight, evenly spread, cover a prompt's
+# instructions, its documents and its end.
 _PIECES = 8
 
 # The classes of characters that `Prompt.classes` counts, in this order; each has a weight. Spaces

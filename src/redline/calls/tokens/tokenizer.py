@@ -83,8 +83,8 @@ class Tokenizers:
         if may_block:
             self._load(model)
             return self._by_model.get(model)
-        # One thread at a time; a call for another model asks again with the next one. It
-        # is not a daemon: ending the process inside a foreign library's code could crash it.
+        # One thread at a time: for another model, a later call starts the next thread. It is not a
+        # daemon: ending the process inside a foreign library's code could crash it.
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._load, args=(model,), name="tokenizer")
             self._thread.start()

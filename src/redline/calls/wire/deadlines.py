@@ -51,9 +51,9 @@ class Stops:
 
 
 class Deadline:
-    """A clock that calls `ring` when its time is up, about 1 ms late at most and never early.
+    """A clock that calls `ring` when its time is up, at most about 1 ms late and never early.
 
-    If the event loop is late itself, it rings later, by 5 s at most. when_s: the monotonic time at
+    If the event loop is late itself, it rings later, by at most 5 s. when_s: the monotonic time at
     which it rings; inf for never.
     """
 
@@ -64,11 +64,11 @@ class Deadline:
         self._ring = ring
         self._has_grace = False  # it has been given more time because the event loop was late
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = math.inf  # when the timer comes; inf without one
+        self._timer_s = math.inf  # when the timer fires; inf without one
         self.when_s = math.inf
 
     def ring_at(self, when_s: float) -> None:
-        """Rings at `when_s` and not at the time set before; inf for never."""
+        """Rings at `when_s` instead of the time set before; inf for never."""
         self.when_s = when_s
         self._has_grace = False
         if when_s < self._timer_s:
@@ -111,7 +111,7 @@ class Deadline:
 
 
 class TaskTimeout:
-    """Cancels the block of `async with` after `in_s` seconds, as asyncio.timeout does, by a clock.
+    """Cancels the block of `async with` after `in_s` seconds: asyncio.timeout with a Deadline.
 
     It then raises TimeoutError. in_s: inf for no time limit, until `ring_at` sets one.
     """
@@ -137,7 +137,7 @@ class TaskTimeout:
         return self._timer.expired()
 
     def ring_at(self, when_s: float) -> None:
-        """Rings at `when_s` and not at the time set before; inf for never."""
+        """Rings at `when_s` instead of the time set before; inf for never."""
         if not self._timer.expired():
             self._deadline.ring_at(when_s)
 

@@ -37,7 +37,7 @@ _Make = Callable[[], Connection]
 
 
 class Dialer:
-    """The maker of connections to one endpoint, through `proxy` if there is one.
+    """Makes connections to one endpoint, through `proxy` if there is one.
 
     stops: shared by the clocks of the endpoint. on_handshake: called with the seconds that a
     connection took, if no other was being made meanwhile: several at once wait for each other on

@@ -151,7 +151,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_path(path: str) -> None:
-    """Raises ConfigError for the url of a request that is anything but a path."""
+    """Raises ConfigError unless the url of a request is a path."""
     if not path.startswith("/") or path.startswith("//") or not path.isprintable():
         raise ConfigError(
             f"not a path: {path}", hint="a url is a path such as /v1/chat/completions"
@@ -211,7 +211,7 @@ def proxy_of(endpoint: Endpoint) -> str | None:
     """Returns the proxy's URL: the endpoint's, otherwise the environment's; None for no proxy.
 
     Raises ConfigError if it is not the URL of a proxy, or if the endpoint's key would be sent
-    through it unencrypted: through a proxy, https is a tunnel, and plain http is not.
+    through it unencrypted: https goes through a proxy in a tunnel, and plain http does not.
     """
     if endpoint.proxy is not None:
         proxy, origin = endpoint.proxy or None, ""

@@ -34,7 +34,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     connect_s: until the connection is made, TLS included.
     first_byte_s: from the write of the request to the first byte of the answer.
     attempt_s: from the write to the end of the answer.
-    Waiting for a limit counts in none of them.
+    Waiting for a limit does not count.
     """
 
     connect_s: float = 10.0

@@ -24,7 +24,7 @@ def inflate_for(headers: Mapping[str, str]) -> Inflate | None:
     if "content-encoding" not in headers:
         return None
     codings = headers["content-encoding"]
-    # A list, also over several headers (RFC 9110, 5.6.1 and 8.4); its empty parts say nothing.
+    # A list, also over several headers (RFC 9110, 5.6.1 and 8.4); empty parts are ignored.
     kinds = [kind for part in codings.split(",") if (kind := part.strip().lower()) not in _PLAIN]
     if not kinds:
         return None

@@ -110,7 +110,7 @@ class Pool:
         raise no_connection("the client was closed", hint="")
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Closes the connections on which nothing is written if another loop than `loop` made them.
+        """Closes the connections without an open request if a loop other than `loop` made them.
 
         With their loop gone, no answer on them would be read, and no clock would ring.
         """

@@ -1,7 +1,7 @@
 """HTTP/1.1 to one endpoint over keep-alive connections: TCP or TLS, directly or through a proxy.
 
 An exchange gets a connection, then its grant; then it waits in the outbox for the end of the turn
-of the event loop. There all requests that are due are stamped and written, after one flush of what
+of the event loop. Then all requests that are due are stamped and written, after one flush of what
 must be written before them.
 """
 

@@ -182,7 +182,7 @@ class Evidence:
         return longest_s
 
     def span_s(self) -> float:
-        """From the first call that is remembered to the first refusal."""
+        """The time from the first call that is remembered to the first refusal."""
         return self._refused[0] - self._calls[0] if self._refused and self._calls else 0.0
 
     def _peaks_s(self, until_s: float) -> Iterator[float]:

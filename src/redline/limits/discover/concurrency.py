@@ -42,8 +42,8 @@ _SEARCH_STEP = 1.3
 # Steps up grow by this power once the second of them has won, or one that won its whole share.
 _GROWTH = 1.5
 _WHOLE_GAIN = 0.8
-# Answers in a round: one life of every slot for a large step, two for a fine one, whose effect
-# is small; never fewer than a mean can be taken of.
+# Answers in a round: one per slot for a large step, two for a fine one, whose effect is small; and
+# never too few for a mean.
 _LARGE_STEP = 1.4
 _LEAST_ANSWERS_LARGE = 16
 _LEAST_ANSWERS_FINE = 30
@@ -63,8 +63,8 @@ _ODD_GAIN = 1.5
 _CLEAR_DOUBT = 0.2
 _MOST_DOUBT = 0.9
 # A refusal cuts the limit to this share of what was in flight; half if nothing was answered
-# since the last cut. The level that was refused is retried after this many lives of a slot,
-# twice as many each time it is refused again: at most one refusal in 20 * limit answers.
+# since the last cut. The level that was refused is retried after this many answers per slot, twice
+# as many each time it is refused again: at most one refusal in 20 * limit answers.
 _CUT = 0.9
 _HARD_CUT = 0.5
 _FIRST_HOLD = 20
@@ -290,7 +290,7 @@ class AdaptiveConcurrency:
         return abs(gain) > _ODD_GAIN
 
     def _try(self, now_s: float) -> None:
-        """Sets the limit a step away; turns round if there is no room."""
+        """Sets the limit a step away; turns around if there is no room."""
         level = self._level
         if self._is_up:
             top = self._most if self._held_answers == 0 else min(self._most, self._wall - 1)

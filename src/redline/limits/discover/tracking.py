@@ -97,7 +97,7 @@ class Hold:
         self._extra = 0.0  # calls beyond what is sure, in this climb
         self._level = Level(now_s, now_s)
         self._deaf_until_s = now_s  # calls sent before it suffer from the rate before
-        self._slowest_s = 0.0  # verdicts of late: until then, a refusal may still be on its way
+        self._slowest_s = 0.0  # recent verdict: for this long, a refusal may still be on its way
         self._pause = _SOON if rate.count < _SMALL else _PAUSE
         self._rested = 0  # calls admitted since the last climb
         self._refused = 0  # since the last trim

@@ -43,7 +43,7 @@ _NEW_SHARE = 4
 
 
 class Jitter:
-    """Measured from replies and handshakes; `guard_s` is what to add to a window.
+    """The jitter, measured from replies and handshakes. guard_s: seconds to add to a window.
 
     base_s: a reply that took t shows that its call was at most t - base_s late; -inf while replies
     prove nothing. unproven_s: how late a call may be without a reply that proves less.

@@ -79,7 +79,7 @@ class RecentSends:
         self.attach(kind, window)
 
     def recall(self, kind: str, window: Window, *, is_first: bool = True) -> bool:
-        """Adds the sends that earlier processes kept to `window`; whether there was a file.
+        """Adds to `window` the sends that earlier processes kept; returns whether there was a file.
 
         is_first: no window of this kind has recalled before; otherwise that one has already added
         the sends in files of other windows.

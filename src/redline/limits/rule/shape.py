@@ -1,4 +1,4 @@
-"""One rate under one profile in numbers, for a window, for shared send times and for forecasts.
+"""The numbers of a rate under a profile, for a window, for shared send times and for forecasts.
 
   profile          b            hard rule   T
   any, counter     1            yes         (W + g) / N

@@ -14,8 +14,8 @@ A burst of requests is not sent at once but W / 20 N apart, at most 5 ms: a serv
 hundred at once lets the last of them wait for seconds, and counts them so much later. As each send
 waits for the one N before it, this costs a part of one window and not of each.
 
-Token amounts are estimates until they are settled. What they may come to lie above their estimates
-stays free (see Doubt). A pace of amounts that differ loses time whenever another limit holds
+Token amounts are estimates until they are settled. A margin for what they may exceed them by stays
+free (see Doubt). A pace of amounts that differ loses time whenever another limit holds
 it back, so with a burst of 1 tokens may catch up, by a twentieth of a window at most. What keeps
 them from being rejected by a sliding-window counter is a rule of its own (phases.py).
 
@@ -170,7 +170,7 @@ class Keeper(Protocol):
 
 
 class Window:
-    """One `Rate` under one profile. Synchronous; the caller brings the time.
+    """One `Rate` under one profile. Synchronous; the caller passes the time.
 
     kind: what it counts. is_plain: that is requests, of which each call is one. amount_of: what it
     counts of a call.
@@ -444,7 +444,7 @@ class Window:
             return
         amount, spread = booking.amount, booking.spread
         if used > amount and used > self.rate.count:
-            # More than a window cannot be owed, or a server that counts wrongly would stop the run.
+            # At most a window can be owed, or a server that counts wrongly would stop the run.
             used = max(self.rate.count, amount)
         if spread is not CERTAIN:
             booking.spread = CERTAIN
@@ -672,7 +672,7 @@ class Window:
             self._doubt.subtract(spread)
 
     def _keep_pace(self) -> None:
-        """Without records, the pace is all that a later process can use."""
+        """Passes on the pace if there are no records: a later process can use nothing else."""
         if self._keeper is not None and not self._is_hard:
             full_at_s = self.full_at_s
             if full_at_s is not None:

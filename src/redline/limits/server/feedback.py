@@ -81,7 +81,7 @@ class Feedback:
             # A bucket's window does not count, so that sends before the first headers are also
             # noted.
             rules.watch(-math.inf)
-        # Counts an answer that is no 429, and does no more; False if `answered` must be called.
+        # Counts an answer other than a 429, and nothing more; False if `answered` must be called.
         self.accepted = self._pressure.accepted
 
     def heard(self, stated: Sequence[Stated], bookings: Sequence[Booking], now_s: float) -> bool:
@@ -310,7 +310,7 @@ class _Crowd:
         self.share = 1.0
 
     def saw(self, line: LimitLine, limit: int, used: int, ours: int, booked_s: float) -> None:
-        """Records what a server counted around a call: `used` of `limit`, of it `ours` by us."""
+        """Records what a server counted around a call: `used` of `limit`, and our part of it."""
         look = self._looks.setdefault(line.window, _Look(booked_s))
         if booked_s < look.since_s:
             return
@@ -358,7 +358,7 @@ class Pressure:
     clearly above 1 %, once           nothing yet: chance does that, too
     again within eight windows        now it is certain, as it is from 15 % on, until eight windows
                                       have been quiet: whatever is above 1 % counts
-    certain, below 15 %, alone        the guard may be too short for the way: doubled once
+    certain, below 15 %, alone        the guard may be too short for the network: doubled once
     certain                           less is sent, by 4 x what is above 1 %, at most by the
                                       rejected share + 5 %
 

@@ -35,7 +35,7 @@ _USUAL_S = (1.0, 10.0, 60.0, 3600.0, 86_400.0)
 _NEAR = 0.15
 # In APIs that state no window, a limit refers to a minute.
 _DEFAULT_WINDOW_S = 60.0
-# Of this number of resets, one is near to the whole window.
+# Of this many resets, one is close to the whole window.
 _MANY_LOOKS = 8
 # A reset that is this near to a whole window was stated at its beginning.
 _EARLY = 0.01

@@ -132,7 +132,7 @@ class FileLedger:
             )
 
     def _lock(self) -> bool:
-        """Whether the lock is held now; never waits. The file is then the one at the path."""
+        """Takes the lock of the file at the path if it is free; returns whether it is held now."""
         if self._file.fd < 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._file = LockedFile(os.open(self._path, flags, 0o600))

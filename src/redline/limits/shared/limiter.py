@@ -57,7 +57,7 @@ GIVE_UP_S = 30.0
 _PAUSE_SHARE, _MOST_PAUSE_S = 0.1, 1.0
 _CLOSE_WITHIN_S = 1.0
 _NOTHING = Cost()
-# What is looked through for a slot that fits a caller, or for a caller that fits a slot.
+# The most that is searched for a slot that fits a caller, or for a caller that fits a slot.
 _MOST_LOOKS = 64
 
 
@@ -317,7 +317,7 @@ class SharedLimiter(RateLimiter):
                 del free[at]
 
     def _first(self) -> list[Waiter[_Amounts, Slot]]:
-        """The first callers without a slot: they need at most `_batch` together, or are one."""
+        """The first callers without a slot, who need at most `_batch` together; at least one."""
         first: list[Waiter[_Amounts, Slot]] = []
         room = self._batch
         for waiter in islice(self._without_slot(), self._most_calls):

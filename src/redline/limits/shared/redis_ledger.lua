@@ -226,7 +226,7 @@ local function nearest(books, rule)
   return best
 end
 
--- The rule's book after a change of the limits, with what the books before know of its window.
+-- The rule's book after a change of the limits, with what the old books recorded of its window.
 local function continued(state, rule)
   local books = state.books
   local book = books[rule[1]]
@@ -240,7 +240,7 @@ local function continued(state, rule)
     for index, stamp in ipairs(old.stamps) do add(book, stamp * old.grain_s, old.amounts[index]) end
   end
   if rule[6] and #book.lows_s > 0 then
-    -- It was a bucket's, which keeps no stamps: as if all had been sent at the last of its slots.
+    -- The old book was a bucket's, which keeps no stamps: as if all was sent at its last slot.
     add(book, state.last_s, rule[2])
     book.lows_at_s, book.lows_s = {}, {}
   end

@@ -123,7 +123,7 @@ class WaitQueue(Generic[Want, Got]):
         line = self._lines[waiter.priority]
         line.remove(waiter)
         if not line:
-            # It may not become the first for as long as others wait before it.
+            # An empty line may not become the first for as long as others wait before it.
             del self._lines[waiter.priority]
             self._priorities.remove(waiter.priority)
         waiter.future.set_result(got)

@@ -13,7 +13,7 @@ local function is_mine(id)
   return #redis.call('XPENDING', stream, group, id, id, 1, me) == 1
 end
 
--- mark ID...: 1 for each message that is still this consumer's; nobody else takes it from now on.
+-- mark ID...: 1 for each message that is still this consumer's; no other consumer takes it now.
 if turn == 'mark' then
   local found = {}
   for place, id in ipairs(given(4)) do
@@ -33,7 +33,7 @@ if turn == 'ack' then
   return redis.call('XACK', stream, group, unpack(ids))
 end
 
--- They are this consumer's with an idle time of 0, or another one, and not counted as delivered.
+-- Claims messages for this consumer with this idle time, without counting a delivery.
 local function claim_quietly(ids, idle_ms)
   local command = {'XCLAIM', stream, group, me, 0}
   for _, id in ipairs(ids) do command[#command + 1] = id end
@@ -54,7 +54,7 @@ if turn == 'keep' then
 end
 
 -- Calls `take` with each pending message of `owner`, or with each that is idle for so long, until it
--- says that this is enough. start: where to begin, for XPENDING.
+-- returns a true value. start: where to begin, for XPENDING.
 local function each_pending(idle_ms, owner, take, start)
   local from = start or '-'
   while true do
@@ -72,8 +72,8 @@ local function each_pending(idle_ms, owner, take, start)
   end
 end
 
--- release IDLE START: of the messages from there on, what this consumer has not begun to write is
--- anybody's at once. A turn takes 5,000 of them, and gives where the next one begins.
+-- release IDLE START: any consumer may now take those messages from START on whose outcomes this
+-- consumer has not begun to write. A turn takes 5,000, and returns where the next one begins.
 if turn == 'release' then
   local ids, rest = {}, nil
   each_pending(0, me, function(id)
@@ -97,9 +97,9 @@ if turn == 'left' then
   return {redis.call('XPENDING', stream, group)[1], orphans, whose}
 end
 
--- own COUNT ID...: this consumer's messages that an earlier process of its was handed, but those
--- named. claim COUNT IDLE ORPHANS: other consumers' messages that are idle. Either way they count
--- as delivered once more. Gives each as id, deliveries and fields.
+-- own COUNT ID...: this consumer's pending messages (from an earlier process of the same name),
+-- except those named. claim COUNT IDLE ORPHANS: other consumers' idle messages. Both count as one
+-- more delivery. Returns each as id, deliveries and fields.
 local wanted, skipped = tonumber(ARGV[4]), {}
 local ids, deliveries = {}, {}
 local function take(id, owner, _, delivered)
@@ -128,7 +128,7 @@ for _, entry in ipairs(redis.call('XCLAIM', stream, group, me, 0, unpack(ids))) 
     found[#found + 1] = {entry[1], deliveries[entry[1]], entry[2]}
   end
 end
--- What was deleted from the stream, or trimmed away, cannot be done by anybody.
+-- No consumer can do a message that was deleted from the stream or trimmed away.
 for _, id in ipairs(ids) do
   if not is_there[id] then
     redis.call('XACK', stream, group, id)

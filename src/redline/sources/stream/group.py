@@ -52,7 +52,7 @@ class Away(ConfigError):
 class Entry(NamedTuple):
     """One message of the stream.
 
-    deliveries: how often it was delivered, this time included. fields: names and values.
+    deliveries: how many times it was delivered, this time included. fields: names and values.
     """
 
     id: bytes
@@ -143,7 +143,7 @@ class Group:
         return await self._messages("claim", count, idle_ms, int(url.claims_orphans))
 
     async def mark(self, ids: Sequence[bytes]) -> list[bool]:
-        """Marks messages as being written; for each one, whether it still belongs to this consumer.
+        """Marks messages as being written; returns for each whether it is still this consumer's.
 
         Only the outcomes of those that do may be written.
         """
@@ -164,7 +164,7 @@ class Group:
             start = await self._turn("release", round(1000 * MOST_IDLE_S), start)
 
     async def left(self) -> Left:
-        """Pending messages. The consumer of an orphan has been silent for ten times `idle_s`."""
+        """The unfinished messages. An orphan's consumer has been silent for ten times `idle_s`."""
         return Left(*await self._turn("left", round(10_000 * self._url.idle_s)))
 
     async def _make(self) -> None:

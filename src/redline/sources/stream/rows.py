@@ -173,7 +173,7 @@ class StreamRows(AsyncRows):
                 await self._acknowledge_durable()
                 await self._group.release()
         except (TimeoutError, ConfigError):
-            # Nothing is lost: it stays pending, and the next run of this output sees to it.
+            # Nothing is lost: messages stay pending, and the next run of this output handles them.
             pass
         finally:
             await self._group.aclose()
@@ -223,7 +223,7 @@ class StreamRows(AsyncRows):
         return not left.pending
 
     async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
-        """Keeps what ends the work, so that reading ends with it."""
+        """Runs `work`, and keeps the error that ends it, so that reading ends with it."""
         try:
             await work
         except ConfigError as error:
@@ -289,8 +289,8 @@ class StreamRows(AsyncRows):
             data["custom_id"] = message.id.decode()
         if message.deliveries > self.url.most_deliveries:
             row.problem = (
-                f"the message was handed out {message.deliveries - 1} times and no consumer "
-                "reached an outcome"
+                f"the message was delivered {counted(message.deliveries - 1, 'time')}, but no "
+                "consumer reached an outcome"
             )
         return row
 
