@@ -68,15 +68,15 @@ class Phases:
     """How much of one limit may be sent, however a sliding-window counter's windows begin.
 
     count: of the limit. window_s: its window, guard_s: by how much a send may be late. begun_s:
-    since when each amount is added as it is booked. needed_until_s: when they may be dropped, which
-    their owner sets.
+    since when each amount is added as it is booked. needed_until_s: until when `keep_until` has
+    been asked to keep them.
     """
 
     def __init__(
         self, count: int, window_s: float, guard_s: float, begun_s: float = -math.inf
     ) -> None:
         self.window_s, self.begun_s = window_s, begun_s
-        self.needed_until_s = math.inf
+        self.needed_until_s = -math.inf
         self._group_s = window_s / _GROUPS
         self._step_s = self._group_s / _STEPS
         self._at = 0  # the current group
@@ -88,6 +88,10 @@ class Phases:
         self._groups: deque[_Group] = deque()
         self._count, self._per_s, self._guard_s = 0, 0.0, 0.0
         self.reshape(count, guard_s)
+
+    def keep_until(self, until_s: float) -> None:
+        """Notes that they are needed until then, if not for longer."""
+        self.needed_until_s = max(self.needed_until_s, until_s)
 
     def reshape(self, count: int, guard_s: float) -> None:
         """Sets another count or guard from now on; what was sent still counts."""

@@ -608,10 +608,10 @@ class Window:
         """
         span_s, phases = _CROWDED_WINDOWS * self.rate.window_s, self._phases
         if phases is not None:
-            phases.needed_until_s = max(phases.needed_until_s, at_s + span_s)
+            phases.keep_until(at_s + span_s)
             return
         phases = Phases(self.rate.count, self.rate.window_s, self.guard_s, at_s)
-        phases.needed_until_s = at_s + span_s
+        phases.keep_until(at_s + span_s)
         self._phases, self._easy = phases, -1
         self._open_until_s = -math.inf  # records stay where they are counted now
         self._sweep_at = self._number
