@@ -313,9 +313,9 @@ class Connection(asyncio.Protocol):
         elif self._current is not None:
             self._is_ending = True
             body_s = self._body_s(self._current)
-            self._current.fail(408, f"the body did not come within {body_s:g} s")
+            self._current.fail(408, f"the body did not arrive within {body_s:g} s")
         elif self._is_in_head:
-            self._refuse(Fault(408, "the head of the request did not come in time"))
+            self._refuse(Fault(408, "the head of the request did not arrive in time"))
             self._advance()
         else:
             self.close()

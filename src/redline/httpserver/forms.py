@@ -49,7 +49,7 @@ async def read_form(exchange: Exchange, on_file: OnFile | None = None) -> dict[s
     kind, options = parse_options_header(exchange.headers.get("content-type"))
     boundary = options.get(b"boundary")
     if kind != b"multipart/form-data" or not boundary:
-        raise BodyError(415, "a file is uploaded as multipart/form-data with a boundary")
+        raise BodyError(415, "a file must be uploaded as multipart/form-data with a boundary")
     form = _Form(hands_on=on_file is not None)
     try:
         parser = MultipartParser(

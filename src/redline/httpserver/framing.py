@@ -101,7 +101,7 @@ def coding_of(fields: Mapping[bytes, bytes]) -> bool | Fault | None:
     if coding in (b"", b"identity"):
         return None
     if coding not in _INFLATED:
-        return Fault(415, "the body must be plain, gzip or deflate")
+        return Fault(415, "the body must be uncompressed, gzip or deflate")
     return _INFLATED[coding]
 
 

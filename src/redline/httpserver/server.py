@@ -42,7 +42,9 @@ _HINTS = {
 # Byte 13 of a TCP header has its flags, and SYN is 2 of them. The codes are from linux/filter.h.
 _NO_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
 _SO_ATTACH_FILTER = 26  # asm-generic/socket.h
-_OTHER_HINT = "the host is an address of this machine, such as 127.0.0.1; 0.0.0.0 is all of them"
+_OTHER_HINT = (
+    "the host must be an address of this machine, such as 127.0.0.1; 0.0.0.0 is all of them"
+)
 # For what was written to go out, and for handlers that are cancelled.
 _LAST_WORDS_S = 1.0
 # For the first request of a client that has just connected, when the server closes.

@@ -395,7 +395,7 @@ class Pool:
         if call.silent_s is not None and self._has_let_wait(member, call, call.silent_s, now_s):
             self._distrust(member)
             waited_s = now_s - call.silent_s
-            what = f"no first byte within {waited_s:.3g} s, when the caller gave up"
+            what = f"no first byte within {waited_s:.3g} s, after which the caller gave up"
             self._count_failure(member, epoch, now_s, what)
         else:
             member.breaker.cancelled(epoch)
@@ -628,7 +628,9 @@ class Pool:
             if self._is_elsewhere(member, call.barred, now_s, but={Health.GONE}):
                 return False
             if (of := len(self._members)) > 1:
-                error.what = f"no endpoint of {of} is left, {member.name} as the last: {error.what}"
+                error.what = (
+                    f"none of {of} endpoints is left; the last was {member.name}: {error.what}"
+                )
             self._refuse_waiting(member, error, now_s, but={Health.GONE})
             return True
         if is_down:

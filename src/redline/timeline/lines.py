@@ -72,6 +72,7 @@ class Records(Generic[RecordT]):
     def _check(self, version: object) -> None:
         if isinstance(version, int) and version > self._newest:
             raise ConfigError(
-                f"{self._said} version {version}, and this redline reads version {self._newest}",
+                f"{self._said} version {version}, and this redline reads versions up to "
+                f"{self._newest}",
                 hint="read it with the redline that wrote it, or a newer one",
             )

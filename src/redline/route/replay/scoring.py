@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from redline.calls import Call, Retry
 from redline.errors import ConfigError
+from redline.process import counted
 from redline.route.balance import STRATEGIES, Strategy, strategy_of
 from redline.route.member import Seat
 from redline.route.pool import Pool
@@ -96,7 +97,7 @@ def replay(
     off = again.mean("mean_s") / own.mean_s - 1
     if abs(off) > MOST_OFF:
         notes.append(
-            f"the servers are not as the model says: replayed as recorded, calls take "
+            f"the model does not fit the servers: replayed as recorded, calls take "
             f"{abs(off):.0%} {'longer' if off > 0 else 'less'} than they did"
         )
     return Replay(
@@ -129,9 +130,9 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
     if trace.is_cut:
         notes.append("its last record was cut off")
     if trace.damaged:
-        notes.append(f"{trace.damaged:,} of its lines are no record")
+        notes.append(f"{counted(trace.damaged, 'line is', 'lines are')} not a record")
     if dropped := sum(run.dropped for run in trace.runs):
-        notes.append(f"{dropped:,} calls were not recorded, since the disk did not keep up")
+        notes.append(f"{dropped:,} calls were not recorded, because the disk did not keep up")
     if others := len(trace.runs) - len(alike):
         notes.append(f"{others:,} of its {len(trace.runs):,} runs had other endpoints")
     calls = _in_a_row(alike)
@@ -151,7 +152,7 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
     balance = last.balance or STRATEGIES[0]
     if balance not in STRATEGIES:
         raise ConfigError(
-            f"the trace was recorded with an unknown way to balance: {balance}",
+            f"the trace was recorded with a strategy that this redline does not know: {balance}",
             hint="replay it with the version of redline that recorded it",
         )
     found = _Recorded(last.endpoints, services, answered, workers, balance)

@@ -48,7 +48,7 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.policy not in POLICIES:
             raise ConfigError(
                 f"the scaling policy is {' or '.join(POLICIES)}, not {self.policy}",
-                hint="demand is the one to use",
+                hint="use demand",
             )
         if self.min_replicas < 0:
             raise ConfigError(
@@ -75,7 +75,7 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.capacity < math.inf:
             raise ConfigError(
                 f"the capacity of a replica must be at least 0, not {self.capacity:g}",
-                hint="0 takes what its endpoint states",
+                hint="0 uses the capacity that its endpoint states",
             )
         if not 0 <= self.warm_up_s < math.inf:
             raise ConfigError(

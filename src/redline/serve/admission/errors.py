@@ -1,4 +1,4 @@
-"""Errors of calls that admission does not let in. QueueFull and Overloaded state when to retry."""
+"""Errors of calls that admission refuses. Both state when to retry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class QueueFull(RateLimited):
 
 
 class Overloaded(ServerFailed):
-    """The call would wait longer than allowed, or has: HTTP 503."""
+    """The call would wait, or has waited, longer than allowed: HTTP 503."""
 
     is_admitted = False
 

@@ -63,7 +63,7 @@ def check_file(path: Path, endpoint: str, most_lines: int) -> Checked:
 def _is_too_deep(raw: bytes) -> bool:
     """Whether a line is nested so deeply that the job might not be able to read it.
 
-    How deep Python reads depends on the calls under way, which are more in the job.
+    How deeply Python can read depends on the depth of its call stack, which is greater in the job.
     """
     if raw.count(b"[") + raw.count(b"{") < _DEEP:
         return False

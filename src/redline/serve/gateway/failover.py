@@ -1,4 +1,4 @@
-"""Calls of people who wait: another endpoint at once, or the answer of the one that failed.
+"""Interactive calls: another endpoint is tried at once, or the failed one's answer is returned.
 
 an attempt failed               and the call
 before its answer had begun     goes to another endpoint that works, at most MOST times, while

@@ -1,4 +1,4 @@
-"""The settings of a gateway: where it listens, who answers, and who may ask."""
+"""The settings of a gateway: where it listens, what answers, and who may call."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_share(share: str) -> None:
-    """Raises ConfigError if limits cannot be shared through this file. Redis is not asked."""
+    """Raises ConfigError if limits cannot be shared through this file. Redis is not contacted."""
     folder = Path(share).parent
     if not share or "://" in share or os.access(folder, os.W_OK | os.X_OK):
         return

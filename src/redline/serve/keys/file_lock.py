@@ -37,11 +37,12 @@ def locked(path: Path) -> closing[LockedFile]:
         except OSError as error:
             file.close()
             raise ConfigError(
-                f"cannot lock {path}: {error.strerror}", hint="keep it on a disk of this machine"
+                f"cannot lock {path}: {error.strerror}", hint="keep it on a local disk"
             ) from error
         file.close()
         if time.monotonic() > until_s:
             raise ConfigError(
-                f"{path} is being changed by another redline", hint="wait for it, or stop it"
+                f"{path} is being changed by another redline process",
+                hint="wait for it, or stop it",
             )
         time.sleep(_EVERY_S)

@@ -128,7 +128,7 @@ class Keyring:
             return Known(
                 tenant,
                 key.expires.timestamp(),
-                f"The API key {key.id} has expired on {key.expires:%Y-%m-%d %H:%M} UTC.",
+                f"The API key {key.id} expired on {key.expires:%Y-%m-%d %H:%M} UTC.",
             )
         return Known(tenant)
 
@@ -150,6 +150,6 @@ def _version(path: Path) -> tuple[int, ...]:
         found = path.stat()
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path}: {error.strerror}", hint="redline keys add TENANT makes it"
+            f"cannot read {path}: {error.strerror}", hint="redline keys add TENANT creates it"
         ) from error
     return (found.st_ino, found.st_size, found.st_mtime_ns)

@@ -235,7 +235,7 @@ class TenantLimits:
             limit = limit_text(kind, window.rate)
             if wait_s == math.inf:
                 yield self._because(
-                    f"the call may use {amount:,} {kind}, more than its limit of {limit} grants",
+                    f"the call may use {amount:,} {kind}, more than the limit of {limit} allows",
                     wait_s,
                     _OVER_LIMIT,
                 )
@@ -248,14 +248,14 @@ class TenantLimits:
             return
         limit = f"{dollars_text(allowance)} a day"
         if picodollars is None:
-            what = f"it may spend {limit}, and the price of the model is not known"
+            what = f"its spending is limited to {limit}, and the price of the model is not known"
             yield self._because(what, math.inf, "unpriced")
         elif picodollars > allowance:
             cost = dollars_text(picodollars)
-            what = f"the call may cost {cost}, more than its limit of {limit} grants"
+            what = f"the call may cost {cost}, more than the limit of {limit}"
             yield self._because(what, math.inf, _OVER_LIMIT)
         elif money.spent + money.others + picodollars <= allowance:
-            what = f"its calls in flight may cost all that is left of its limit of {limit}"
+            what = f"its calls in flight may use up the rest of its limit of {limit}"
             yield self._because(what, self._call_s / max(1, self.in_flight))
         else:
             wait_s = (money.day + 1) * DAY_S - self._wall_s()

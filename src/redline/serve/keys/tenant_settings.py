@@ -67,7 +67,7 @@ def _known(key: str, name: str, classes: Collection[str]) -> str:
     if name not in classes:
         raise ConfigError(
             f"{key}: there is no class {name}",
-            hint=nearest(name, classes) or f"there are: {', '.join(classes)}",
+            hint=nearest(name, classes) or f"the classes are: {', '.join(classes)}",
         )
     return name
 
@@ -77,7 +77,7 @@ def _weight(text: str, name: str) -> float:
     if not 0 < weight <= _MOST_WEIGHT:
         raise ConfigError(
             f"weight must be above 0 and at most {_MOST_WEIGHT:,.0f}, not {weight:g}",
-            hint="2 is twice the share of a tenant with 1",
+            hint="a tenant with 2 gets twice the share of a tenant with 1",
         )
     return weight
 

@@ -49,7 +49,7 @@ class Elsewhere:
 
 
 def _away() -> Refusal:
-    return busy("The worker that has files and batches is being started.", "overloaded")
+    return busy("The worker that serves files and batches is starting.", "overloaded")
 
 
 class _Passing(msgspec.Struct, eq=False):
