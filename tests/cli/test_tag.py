@@ -211,7 +211,7 @@ def test_rows_from_a_pipe(cli: Cli, labels: str) -> None:
 MISTAKES = [
     ([], "tagging needs a schema", "name one: --schema labels.json"),
     (["--schema", "none.json"], "the schema none.json does not exist",
-     "a JSON file, or package.module:Model"),
+     "give a JSON file, or package.module:Model"),
     (["--schema", "labels.json", "--gold", "gold"], "--gold needs an output file",
      "name one: -o tagged.jsonl"),
     (["--schema", "labels.json", "--export", "a.csv"], "--export needs an output file",
@@ -222,7 +222,7 @@ MISTAKES = [
      "--gold gold does not say which field of a tag it is compared with",
      "--gold FIELD=gold, where FIELD is one of: label, urgency"),
     (["--schema", "labels.json", "--export", "a.xlsx", "-o", "out.jsonl"],
-     "cannot export to a.xlsx", "known are .csv, .parquet"),
+     "cannot export to a.xlsx", "use one of .csv, .parquet"),
     (["--schema", "labels.json", "--export", "labels.json", "-o", "out.jsonl"],
      "--export would overwrite labels.json", "choose another file"),
     (["--schema", "labels.json", "--export", "./in.jsonl", "-o", "out.jsonl"],

@@ -102,7 +102,7 @@ class LineChecker:
             return Problem("invalid_type", "'body' must be an object.", line, "body")
         for name in _OUTSIDE:
             if name in found:
-                text = f"Unknown parameter: '{name}'. It belongs into 'body'."
+                text = f"Unknown parameter: '{name}'. It belongs in 'body'."
                 return Problem("unknown_parameter", text, line, name)
         return asked
 

@@ -66,11 +66,11 @@ def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
     if reply.error:
         raise judge_part("the response failed", reply.error)
     if reply.status == "failed":
-        raise BadReply("the response failed, and does not say why")
+        raise BadReply("the response failed without giving a reason")
     if reply.status not in _ENDED:
         waits = reply.status in ("queued", "in_progress")
         hint = "remove `background`: redline does not wait for stored responses" if waits else ""
-        raise BadReply(f"the response is not whole: its status is `{reply.status}`", hint=hint)
+        raise BadReply(f"the response is not complete: its status is `{reply.status}`", hint=hint)
     texts, refusals, tool_calls = [], [], []
     for raw in reply.output:
         item = _ITEM.decode(raw)

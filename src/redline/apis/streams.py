@@ -123,7 +123,7 @@ class StreamedAnswer:
         # Some servers give no reason at all; one that gives it gives it for each choice.
         has_ended = bool(reasons) and all(reasons)
         if not has_ended and (any(reasons) or not is_done):
-            raise Disconnected("the stream ended before its answer was whole")
+            raise Disconnected("the stream ended before its answer was complete")
         parts = [choice.whole(index) for index, choice in sorted(self._choices.items())]
         return chat.API.path, encoded({**self._known, "choices": parts})
 

@@ -79,8 +79,8 @@ def launch(
             elif not is_ready and SYSTEM.now_s() > ready_by_s:
                 raise RedlineError(f"vLLM was not ready within {start_s:g} s", hint=hint)
     if not signals:
-        state = "while it served" if is_ready else "before it was ready"
-        what = f"vLLM ended {state}, with status {process.returncode}"
+        state = "while serving" if is_ready else "before it was ready"
+        what = f"vLLM exited {state}, with status {process.returncode}"
         raise RedlineError(what, hint=f"{hint}; `vllm serve --help` lists its settings")
     return 0
 

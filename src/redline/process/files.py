@@ -97,7 +97,7 @@ def open_alone(path: Path, flags: int) -> LockedFile:
     except OSError as error:
         raise JournalError(
             f"cannot open {path}: {error.strerror}",
-            hint=_HINTS.get(error.errno or 0, "with -o, choose a place that can be written"),
+            hint=_HINTS.get(error.errno or 0, "choose an -o that can be written"),
         ) from error
     try:
         _hold(file, path)

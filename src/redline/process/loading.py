@@ -44,7 +44,7 @@ def load_object(name: str, hint: str = "") -> Any:
 def _not_imported(name: str, module: str, error: Exception, hint: str) -> ConfigError:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is not None and f"{module}.".startswith(f"{missing}."):
-        looked = "it is searched for in this folder and among the installed packages"
+        looked = "redline looks in this folder and among the installed packages"
         return ConfigError(
             f"there is no module {module}", where=name, hint=f"{looked}; {hint}" if hint else looked
         )

@@ -27,8 +27,8 @@ def raise_limit(connections: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         lower = f"lower --concurrency to {hard - others:,}, or " if hard > others else ""
         raise ConfigError(
-            f"concurrency {connections:,} needs {needed:,} open files, but this process may have "
-            f"{hard:,}",
+            f"concurrency {connections:,} needs {needed:,} open files, but this process may "
+            f"open only {hard:,}",
             hint=f"{lower}raise `ulimit -Hn`",
         )
     _raise(needed)

@@ -209,7 +209,7 @@ def _driver(url: ObjectUrl, purpose: str) -> Any:
         known = sorted(fsspec.available_protocols())
         if url.scheme not in known:
             raise ConfigError(
-                f"{url.name}: {url.scheme}:// is not a kind of URL that fsspec knows",
+                f"{url.name}: {url.scheme}:// is not a URL scheme that fsspec knows",
                 hint=nearest(url.scheme, known) or "such as s3://, gs://, az:// or https://",
             )
         # The driver is loaded first, separately: an error about what it lacks does not come from a
@@ -218,7 +218,7 @@ def _driver(url: ObjectUrl, purpose: str) -> Any:
     except ImportError as error:
         package = _PACKAGES.get(url.scheme, "fsspec")
         raise ConfigError(
-            f"{purpose} needs a driver, and {package} is not installed",
+            f"{purpose} needs a driver, but {package} is not installed",
             hint=f"pip install '{package}'",
         ) from error
     with Asking(url):

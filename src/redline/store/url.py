@@ -77,8 +77,8 @@ class ObjectUrl(msgspec.Struct, frozen=True):
         segments = self.path.split("/")
         if len(segments) < 2 or not segments[-1] or _VERSION in self.path:
             raise ConfigError(
-                f"the output {self.name} names no object",
-                hint=f"name one in it: {self.scheme}://{self.bucket or 'bucket'}/labels.jsonl",
+                f"the output {self.name} does not name an object",
+                hint=f"such as {self.scheme}://{self.bucket or 'bucket'}/labels.jsonl",
             )
         if {"", ".", ".."} & set(segments[1:]):
             raise ConfigError(

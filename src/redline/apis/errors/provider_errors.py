@@ -54,7 +54,7 @@ _TOO_LARGE = Meaning(
     "shorten this row's prompt, lower max_tokens, or have the limit raised",
 )
 _NO_MODEL = Meaning(Rejected, "the endpoint rejected the request", "the key may not use this model")
-WAIT = Meaning(RateLimited, "the provider asks to wait")
+WAIT = Meaning(RateLimited, "the provider asks redline to wait")
 
 _TABLE = (
     # DashScope: a limit of tokens a minute under the code that means an empty account at OpenAI.

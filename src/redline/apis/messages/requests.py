@@ -38,9 +38,9 @@ _DROPPED = frozenset(
     }
 )
 _REFUSED = {
-    "container": "the server has no container",
-    "mcp_servers": "the server calls no MCP server",
-    "n": "one request has one answer",
+    "container": "chat servers have no containers",
+    "mcp_servers": "chat servers call no MCP servers",
+    "n": "a messages request gets one answer",
     "output_format": "give it as `output_config.format`",
 }
 # What is made of other fields, or decides the shape of the answer.

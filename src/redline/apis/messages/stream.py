@@ -94,7 +94,7 @@ class MessageStream:
                 if not choice.get("index"):
                     out += self._chosen(choice)
         except (AttributeError, KeyError, TypeError) as error:
-            raise BadReply("a streamed event is not one of a chat") from error
+            raise BadReply("a streamed event is not a chunk of a chat completion") from error
         return b"".join(out)
 
     def end(self) -> bytes:
@@ -144,7 +144,7 @@ class MessageStream:
         call = self._calls.get(index)
         if call is None or call.is_followed_by(piece.get("id"), function.get("name")):
             if not isinstance(function.get("name"), str) or not function["name"]:
-                raise BadReply("a streamed tool call begins without the name of its tool")
+                raise BadReply("a streamed tool call begins without naming its tool")
             if self._blocks >= _MOST_CALLS:
                 raise BadReply(f"a streamed answer has more than {_MOST_CALLS} parts")
             yield from self._close()

@@ -81,9 +81,9 @@ def _slots(settings: EngineSettings, length: int) -> int:
         return settings.max_batch_size
     if settings.max_cache_tokens < length:
         raise ConfigError(
-            f"max_cache_tokens is {settings.max_cache_tokens:,}, and one sequence may have "
-            f"{length:,}",
-            hint="give it more, or lower max_model_len",
+            f"max_cache_tokens is {settings.max_cache_tokens:,}, but one sequence may have "
+            f"{length:,} tokens",
+            hint="raise it, or lower max_model_len",
         )
     fitting = max(1, settings.max_cache_tokens // bucketed(length))
     return min(settings.max_batch_size, fitting)
@@ -103,7 +103,8 @@ def _speculation(
         config = read_config(settings.draft_model)
         if config.vocab_size != vocabulary:
             raise ConfigError(
-                f"the draft model has {config.vocab_size:,} tokens, the model {vocabulary:,}",
+                f"the draft model's vocabulary has {config.vocab_size:,} tokens, the model's "
+                f"{vocabulary:,}",
                 where=settings.draft_model,
                 hint="both must have the same vocabulary",
             )

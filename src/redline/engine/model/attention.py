@@ -193,6 +193,6 @@ def attend(
     """
     step: Step | None = settings.get("step")
     if step is None:
-        raise ValueError("its attention layers do not pass on the arguments of the engine")
+        raise ValueError("its attention layers do not pass on the engine's arguments")
     scaled = query[0] * settings["scaling"]
     return step.attend(module.layer_idx, scaled, key[0], value[0])[None], None

@@ -91,7 +91,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             for token in tokens:
                 if not 0 <= token < vocabulary:
                     raise Rejected(
-                        f"`{name}` names token {token}, and the model has {vocabulary}",
+                        f"`{name}` names token {token}, but the model has {vocabulary} tokens",
                         hint=f"token ids are from 0 to {vocabulary - 1}",
                     )
         if "" in self.stop:

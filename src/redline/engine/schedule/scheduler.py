@@ -102,7 +102,7 @@ class Scheduler:
         # Sequences that fit into free slots do not count: an idle engine must accept a burst.
         if len(self.waiting) >= self.bounds.waiting + len(self._free):
             raise QueueFull(
-                f"{counted(self.bounds.waiting, 'request waits', 'requests wait')} already",
+                f"{counted(self.bounds.waiting, 'request is', 'requests are')} already waiting",
                 hint="send fewer at once",
             )
         if self.is_idle:

@@ -235,7 +235,7 @@ def _embeddings(raw: bytes, _: Answers) -> Draft:
         raise BadCall(f"The encoding format is unknown: {body.encoding_format}")
     dimensions = body.dimensions or DEFAULT_DIMENSIONS
     if dimensions > MAX_DIMENSIONS:
-        raise BadCall(f"'dimensions' is {dimensions}, and at most {MAX_DIMENSIONS} are given.")
+        raise BadCall(f"'dimensions' is {dimensions}; it may be at most {MAX_DIMENSIONS}.")
     prompt_tokens = sum(tokens for _, tokens in inputs)
 
     def whole(number: int, created_s: int) -> Object:

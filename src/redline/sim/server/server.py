@@ -119,7 +119,7 @@ def serve_forever(
         sim = Sim(settings)
         async with sim:
             on_url(sim.base_url)
-            on_note(f"simulating {settings}; Ctrl-C ends it")
+            on_note(f"simulating {settings}; Ctrl-C stops it")
             await stop.wait()
         on_note(sim.summary())
 

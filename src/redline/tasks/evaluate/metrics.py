@@ -174,7 +174,7 @@ class _Choice(Metric):
         self._letters = letters.upper()
         if not re.fullmatch("[A-Z]+", self._letters) or len({*self._letters}) < len(self._letters):
             raise ConfigError(
-                f"the letters of a choice must be different ones from A to Z, not {letters!r}",
+                f"the letters of a choice must be distinct, from A to Z, not {letters!r}",
                 hint='letters = "ABCDE"',
             )
 
@@ -187,8 +187,8 @@ class _Choice(Metric):
         if len(letter) != 1 or letter not in self._letters:
             raise Rejected(
                 f"the gold answer is none of {self._letters}: {_shown(gold)}",
-                hint=f"a letter, or its place from 0 for {self._letters[0]}; letters = in the "
-                "task's file names others",
+                hint=f"it must be a letter, or its index, 0 for {self._letters[0]}; `letters` in "
+                "the task's file sets other letters",
             )
         return letter
 
@@ -215,7 +215,7 @@ class _Regex(Metric):
             raise ConfigError(f"the pattern is not valid: {error}", where=pattern) from error
         if self._pattern.groups > 1:
             raise ConfigError(
-                "the pattern has several groups, and one is the answer",
+                "the pattern has several groups, but only one can be the answer",
                 where=pattern,
                 hint="write the others as (?:...)",
             )

@@ -84,7 +84,7 @@ class Scores:
         """
         lines = []
         if not self.is_over:
-            lines += ["the run is not over: this is the score of what is answered", ""]
+            lines += ["the run has not finished: this is the score of the answers so far", ""]
         lines += self._warnings()
         if self.failed and not self.answers:
             # Unanswered questions are neither right nor wrong, so a share would mislead.

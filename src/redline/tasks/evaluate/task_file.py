@@ -46,7 +46,7 @@ def built_in(name: str) -> Evaluation:
         raise ConfigError(
             f"unknown evaluation: {name}",
             hint=nearest(name, BUILT_IN)
-            or f"known are {', '.join(BUILT_IN)}; anything else by --task my_task.toml",
+            or f"built in: {', '.join(BUILT_IN)}; for others, --task my_task.toml",
         )
     return BUILT_IN[name]
 
@@ -71,7 +71,7 @@ def shots_of(
         shots.append((prompt_of(row), answer))
     if len(shots) < evaluation.shots:
         raise ConfigError(
-            f"{path} has {counted(len(shots), 'row')} for {counted(evaluation.shots, 'shot')}"
+            f"{path} has only {counted(len(shots), 'row')} for {counted(evaluation.shots, 'shot')}"
         )
     return shots
 

@@ -41,7 +41,7 @@ _ENDINGS = {
 }
 _HINTS = {
     "near_duplicate": "raise --temperature or --tries, or vary the prompt with --vary",
-    "cut": "raise --max-tokens, or ask for less",
+    "cut": "raise --max-tokens, or ask for a shorter text",
 }
 # The step exceeds the number of texts, so that no later try of a text has another one's seed.
 MOST_TEXTS = 10_000_000
@@ -160,7 +160,7 @@ class Synthesis:
                 tries = counted(self._tries, "try", "tries")
                 outcome.error = NotKept(
                     f"no text to keep in {tries}; the last: {judgement.reason}",
-                    hint=_HINTS.get(judgement.kind, "ask for it in the prompt, or raise --tries"),
+                    hint=_HINTS.get(judgement.kind, "change the prompt, or raise --tries"),
                 )
                 return _with_fields(outcome, used, dropped)
 

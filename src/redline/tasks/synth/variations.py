@@ -90,7 +90,7 @@ class Variations:
             for name in row:
                 if name in taken:
                     raise ConfigError(
-                        f"the rows have a column {name}, and so has every text",
+                        f"the rows already have a column {name}, which a synthesis adds",
                         hint="rename the column of the rows",
                     )
 

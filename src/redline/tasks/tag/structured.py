@@ -57,7 +57,7 @@ class Structured:
         messages = body.get("messages") if isinstance(body, dict) else None
         if not isinstance(messages, list) or not messages:
             raise Rejected(
-                "only chat completions can answer by a schema: the request to "
+                "only chat completions can follow a schema: the request to "
                 f"{request.url} has no messages"
             )
         first, *others = messages

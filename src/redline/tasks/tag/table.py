@@ -70,9 +70,10 @@ class _Columns:
 def check_path(path: Path) -> None:
     """Raises ConfigError if no table can be written to that path."""
     if path.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"cannot export to {path}", hint=f"known are {', '.join(SUFFIXES)}")
+        raise ConfigError(f"cannot export to {path}", hint=f"use one of {', '.join(SUFFIXES)}")
     if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"cannot export to {path}: its folder does not exist, or it is one")
+        what = f"cannot export to {path}: its folder does not exist, or the path is a folder"
+        raise ConfigError(what)
     if path.suffix.lower() == ".parquet":
         _arrow(path)
 

@@ -58,7 +58,7 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
 
         notes: lines at the end of the summary. With an agreement, accuracy is the last line.
         """
-        lines = [] if self.is_over else ["the run is not over: this is what is tagged so far", ""]
+        lines = [] if self.is_over else ["the run has not finished: these are the tags so far", ""]
         if self.unread:
             rows = "the row" if self.unread == 1 else "the rows"
             lines += [
@@ -96,9 +96,7 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
                 f"not compared: {self.failed:,} failed, {self.without_gold:,} without gold"
             )
         if self.strays:
-            lines.append(
-                f"gold labels that the schema does not have: {counted(self.strays, 'row')}"
-            )
+            lines.append(f"gold labels that are not in the schema: {counted(self.strays, 'row')}")
         for (gold, said), rows in found.confusions(_MOST_SHOWN):
             lines.append(f"{rows:>6,} x {gold} tagged as {said}")
         return lines
