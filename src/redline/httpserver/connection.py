@@ -11,9 +11,9 @@ lost       a close by either side        nothing more: handlers are cancelled
 A head that is like one before, but for the length of its body, is compared and not parsed; see
 request_form.py.
 
-A handler that can answer at once does so where its request is read; what others must await, one
-task awaits. The connection is read meanwhile: a client that leaves cancels the task. Requests that
-come meanwhile wait in order; reading pauses when there are 16, or when 64 KiB of a body wait.
+A handler that can answer at once does so as soon as its request is read; a task awaits the others.
+The connection is read meanwhile: a client that leaves cancels the task. Requests that arrive
+meanwhile wait in order; reading pauses when there are 16, or when 64 KiB of a body wait.
 """
 
 from __future__ import annotations

@@ -337,7 +337,7 @@ class Exchange:
             await self._channel.drained()
 
     def holds(self, is_wanted: Callable[[], bool]) -> None:
-        """The response holds something to its end. is_wanted: others wait for that now.
+        """The response holds a resource to its end. is_wanted: whether others wait for it now.
 
         A client that is slow to take the response then has `wanted_s` of HttpBounds.
         """

@@ -65,9 +65,9 @@ def cannot_listen(name: str, address: tuple[str, int], error: OSError) -> Config
 
 
 def _take_no_more(listening: socket.socket) -> None:
-    """Has the kernel begin no more connections, but complete those that it has begun.
+    """Makes the kernel begin no more connections, but complete those that it has begun.
 
-    A client asks again after a second, and then finds the address closed.
+    A client tries again after a second, and then finds the address closed.
     """
     if sys.platform != "linux" or listening.family == socket.AF_UNIX:
         return
@@ -99,7 +99,7 @@ async def stop_accepting(listener: asyncio.Server) -> list[socket.socket]:
     await asyncio.sleep(0)
     accepted = list[socket.socket]()
     for one in listening:
-        # An error is that there are no more, as a rule.
+        # An error usually means that there are no more.
         with one, suppress(OSError):
             while True:
                 accepted.append(one.accept()[0])

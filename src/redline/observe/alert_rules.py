@@ -67,7 +67,7 @@ class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
     def refuse_without_figures(self, names: Collection[str]) -> None:
         """Raises ConfigError for a stated rule of these names, for which the job has no figure.
 
-        A built-in one stays silent.
+        A built-in rule without a figure stays silent.
         """
         for rule in self.rules:
             if rule.is_stated and rule.name in names:

@@ -37,8 +37,8 @@ class EndpointPool(Pool):
 def seat_of(endpoint: Endpoint, *, price: float | None = None, **parts: Any) -> Seat:
     """The endpoint's place in a pool.
 
-    price: see Figures; None for that of an input and an output token together, of the endpoint's
-    dearest model. parts: of its HttpBackend.
+    price: see Figures; None for the price of an input and an output token together, of the
+    endpoint's most expensive model. parts: of its HttpBackend.
     """
 
     def make(on_room: Callable[[], None]) -> HttpBackend:

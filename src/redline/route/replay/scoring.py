@@ -1,9 +1,9 @@
 """Every strategy on the calls of a trace, in virtual time, over servers fitted to the trace.
 
 The pool, its strategies, its breakers and the retries are redline's own; servers are simulated, see
-`service`. In a closed loop, workers make the recorded calls in their order, each the next one when
-its last has ended. Otherwise calls come when they came. Each seed draws again what calls differ by
-beyond their tokens, for all strategies alike.
+`service`. In a closed loop, workers make the recorded calls in their order; a worker makes its next
+call when its last one has ended. Otherwise, calls arrive at their recorded times. Each seed redraws
+how calls differ beyond their tokens, equally for all strategies.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _services(endpoints: Sequence[EndpointFacts], calls: Sequence[CallEnded]) ->
 
 
 def _served(name: str, calls: Sequence[CallEnded]) -> list[Served]:
-    """The attempts at one endpoint that tell of the server.
+    """The attempts at one endpoint that show the server's speed.
 
     Without 429s, since limits are not its speed, and without errors of the row.
     """

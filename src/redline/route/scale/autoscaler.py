@@ -68,8 +68,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     replica is to be stopped. waiting: calls that wait for a replica, in the pool or in a replica's
     own queue. tokens: of the calls in flight; 0 if unknown.
     ended: calls that have ended since the fleet began. answered: those of them that succeeded, and
-    served_s: the seconds that these took at their replicas. queue_wait_p95_s: of the calls of late,
-    those that still wait included. ready: replicas that take calls. warming: replicas that are
+    served_s: the seconds that these took at their replicas. queue_wait_p95_s: of recent calls,
+    including those that still wait. ready: replicas that take calls. warming: replicas that are
     starting. slots: calls that one replica takes at once; 0 if unknown.
     """
 

@@ -1,4 +1,4 @@
-"""Runs a command, and ends all that it has started, whatever ends the process that asked for it.
+"""Runs a command, and ends all that it has started, however the process that asked for it ends.
 
     python -I -S guardian.py PARENT GRACE_S COMMAND...
 

@@ -64,13 +64,15 @@ TRIALS: Mapping[str, Mapping[str, object]] = {
 class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
     """What is started for each replica.
 
-    command: with {port} in place of the port that it is to listen on, on 127.0.0.1; {slot} is a
-    number from 0 that no other replica has, for the GPU to use. It stays in the foreground. model:
-    what it is asked for. trial: the path of the request that it must answer to be ready, one of
-    TRIALS. endpoint: limits, key, headers and timeouts of a replica; its base URL is not used.
-    env: added to the environment of this process, with {port} and {slot} as well. cwd: its folder.
-    logs: the folder of what replicas write, a file for each. start_s: it is ready within this.
-    Raises ConfigError for a command that cannot be started, or does not get its port.
+    command: the command line. {port} stands for the port on 127.0.0.1 to listen on, and {slot} for
+    a number from 0 that no other replica has, such as that of the GPU to use. The command must stay
+    in the foreground. model: the model that requests name. trial: the path of the request that it
+    must answer to be ready, one of TRIALS. endpoint: limits, key, headers and timeouts of a
+    replica; its base URL is not used.
+    env: added to the environment of this process; may contain {port} and {slot}. cwd: its working
+    directory. logs: the folder for the output of replicas, one file each. start_s: the longest time
+    that a replica may take to be ready. Raises ConfigError for a command that cannot be started or
+    does not contain {port}.
     """
 
     command: Sequence[str]

@@ -214,7 +214,7 @@ class Admission:
         return any(endpoint not in avoid for line in self._lines for avoid in line.queue.avoided)
 
     def class_of(self, priority: int) -> str:
-        """The name of the highest class that starts no sooner than this; otherwise the lowest."""
+        """The highest class whose priority number is at least this; otherwise the lowest class."""
         for line in self._lines:
             if line.settings.priority >= priority:
                 break
@@ -351,7 +351,7 @@ class Admission:
         """
         lines = self._lines[: self._lines.index(line) + 1]
         waiting = [avoided for one in lines for avoided in one.queue.avoided]
-        # Calls about to start may use another endpoint, unless they may use the same ones.
+        # Only calls about to start that may use the same endpoints take room from a waiting call.
         return any(avoided <= avoid for avoided in waiting) or any(
             self._room.has_room(now_s, self._coming_alike[avoided], avoided) for avoided in waiting
         )

@@ -189,7 +189,7 @@ class FairQueue:
 
     @property
     def avoided(self) -> Set[frozenset[str]]:
-        """The endpoints that waiting calls may not use: what each of them avoids."""
+        """The sets of endpoints that waiting calls may not use."""
         return self._alike.keys()
 
     def waiters(self) -> list[Waiter]:

@@ -54,7 +54,7 @@ class Gated(Around):
                 return failed(error)
         with place:
             if gate.moves != self._moves:
-                # They were moved after its turn had come.
+                # `Gate.move` was called after its turn had come.
                 return failed(Withdrawn(MOVED))
             outcome = await self._inner.send(request, call, sink)
             reply = outcome.reply

@@ -16,7 +16,8 @@ _MOST_PROBLEMS = 100
 # The event loop runs after this many lines: a thread that only computes would block it for 5 ms.
 BREATH_LINES = 64
 _BREATH_S = 1e-6
-# Levels of JSON: fewer can always be read, and those that calls of the job may take away.
+# Levels of nesting: JSON with fewer can always be read; and how many the job's own calls may use
+# up.
 _DEEP, _SLACK = 500, 50
 
 

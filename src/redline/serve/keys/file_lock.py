@@ -17,9 +17,9 @@ _EVERY_S = 0.01
 
 
 def locked(path: Path) -> closing[LockedFile]:
-    """Holds the file while the block reads it and replaces it; makes an empty one if there is none.
+    """Locks the file while the block reads and replaces it; creates an empty one if it is missing.
 
-    Waits 10 s at most. Raises ConfigError.
+    Waits at most 10 s. Raises ConfigError.
     """
     until_s = time.monotonic() + _PATIENCE_S
     while True:

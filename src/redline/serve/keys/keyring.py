@@ -1,4 +1,4 @@
-"""Which tenant a request belongs to, by the key that it brings."""
+"""Which tenant a request belongs to, by its key."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Keyring:
         return sum(known.until_s > now_s for known in self._known.values())
 
     def reload(self) -> bool:
-        """Reads the file again; returns whether the keys are others than after the last call.
+        """Reads the file again; returns whether the keys have changed since the last call.
 
         Raises ConfigError, and then keeps the keys that it has.
         """

@@ -79,7 +79,7 @@ async def supervise(
 
 
 class _Child:
-    """The process of one worker, and the next one after that is lost."""
+    """One worker's process, and its replacement once that is lost."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -179,7 +179,8 @@ class _Supervisor:
         statuses = [await child.wait() for child in self._children]
         for child, status in zip(self._children, statuses, strict=True):
             if not url and status > 128:
-                # By the system, such as for want of memory. Otherwise it has said why.
+                # Killed by the system, such as for lack of memory. Otherwise the worker has
+                # reported why.
                 self._on_note(
                     f"{child.worker.name} has ended with status {status} before it served"
                 )

@@ -70,7 +70,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def is_first(self) -> bool:
-        """It has what only one worker can have."""
+        """It owns what only one worker can have."""
         return not self.number
 
     @cached_property
