@@ -453,7 +453,7 @@ def test_an_endpoint_with_another_shared_rate_joins_once_the_old_one_is_out_of_u
                 front.change(limited("100/1s"))
                 assert await front.ask("m") == 200
                 notes = [event.what for event in front.served.gateway.watch.snapshot().changes]
-                assert [note for note in notes if "A waits to join" in note]
+                assert [note for note in notes if "A cannot join yet" in note]
                 # One that still waits may be replaced, too.
                 front.change(limited("70/1s"))
                 front.change(limited("60/1s"))

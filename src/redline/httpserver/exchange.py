@@ -141,13 +141,14 @@ class Exchange:
     def keep(self, found: object) -> None:
         """Keeps what the handler has read of the header fields, for requests with the same.
 
-        Most clients send the same with each request of a connection. Their length is not of them.
+        Most clients send the same fields with each request of a connection. The length is not one
+        of them.
         """
         self._fields.kept = found
 
     @property
     def target(self) -> str:
-        """The path and the query, as they may be asked for again."""
+        """The path and the query, as a request for the same target would state them."""
         query = self._query.decode("latin-1")
         return quote(self.path) + (f"?{query}" if query else "")
 

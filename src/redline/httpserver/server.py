@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Thousands of connections may be opened at once; the kernel lowers this to its own bound.
 _BACKLOG = 4096
-# What to do about an address that cannot be listened on; otherwise the host is the matter.
+# Hints for an address that cannot be listened on; for other errors, the host is the cause.
 _HINTS = {
     errno.EADDRINUSE: "stop what listens there, or choose another port: 0 picks a free one",
     errno.EACCES: "only root may use a port below 1024; 0 picks a free one",
@@ -45,7 +45,7 @@ _SO_ATTACH_FILTER = 26  # asm-generic/socket.h
 _OTHER_HINT = (
     "the host must be an address of this machine, such as 127.0.0.1; 0.0.0.0 is all of them"
 )
-# For what was written to go out, and for handlers that are cancelled.
+# Time to send what was written, and for handlers that are cancelled.
 _LAST_WORDS_S = 1.0
 # For the first request of a client that has just connected, when the server closes.
 _FIRST_WORDS_S = 1.0
@@ -218,7 +218,7 @@ class HttpServer(ABC):
             await listener.wait_closed()
 
     def _tls(self) -> dict[str, Any]:
-        """What asyncio needs for TLS, if there is any: it refuses a bound on no handshake."""
+        """asyncio's arguments for TLS; empty without it, when asyncio refuses a handshake time."""
         if self._ssl is None:
             return {}
         return {"ssl": self._ssl, "ssl_handshake_timeout": self._service.bounds.head_s}

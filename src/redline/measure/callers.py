@@ -63,7 +63,7 @@ class Caller(Protocol):
         """
 
     def pause_s(self, answer: Answer, now_s: float) -> float:
-        """Returns the seconds until a user asks again after a failure; 0 or less for at once."""
+        """Returns the pause of a user after a failure, in seconds; 0 or less for none."""
 
     def drop_unsent(self) -> None:
         """Cancels calls that wait to be sent, as far as they are known."""

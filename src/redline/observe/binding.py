@@ -116,7 +116,7 @@ def current(windows: Sequence[Window]) -> Binding | None:
 
 
 def recent(windows: Sequence[Window]) -> list[Window]:
-    """The windows by which `current` can judge a run that continues, in a time that does not grow.
+    """The windows that `current` needs for a run that continues; their number does not grow.
 
     These are the latest ones, and earlier ones with the first calls, which show how long an answer
     takes while the endpoint has no others.

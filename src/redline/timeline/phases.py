@@ -1,4 +1,4 @@
-"""How long calls spent in each phase, by when they began and ended and the marks of their attempts.
+"""How long calls spent in each phase, from their start, their end and their marks.
 
 The time from the begin of a call to the first mark of its first attempt is the client's own, and so
 is that from the end of its last attempt to its outcome.

@@ -22,7 +22,7 @@ from redline.waist import Health
 
 # The p95 of the queue wait is that of this share of the panic window.
 WAIT_SHARE = 0.5
-# Calls whose wait is looked at while they wait, the first ones.
+# At most this many waiting calls, the first ones, are examined for their wait.
 LOOKED_AT = 10_000
 # After a replica could not be started, none is started for this long, then twice as long.
 FIRST_PAUSE_S = 1.0
@@ -61,8 +61,8 @@ class Fleet:
 
     pool: holds no other endpoints; made with `may_be_empty`. A replica finishes its calls before it
     is stopped. failures: the last ones, the oldest first. failed_starts: those since a replica was
-    last started, or the fleet was stopped for want of calls. again_s: no replica is started before
-    this time (monotonic).
+    last started, or the fleet was stopped because it had no calls. again_s: no replica is started
+    before this time (monotonic).
     """
 
     def __init__(

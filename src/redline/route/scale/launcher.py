@@ -105,7 +105,7 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
         if found is None:
             raise ConfigError(
                 f"command does not exist: {name}",
-                hint="install it, or write its path; a command of the shell needs sh -c '...'",
+                hint="install it, or write its path; a shell command needs sh -c '...'",
             )
 
 
@@ -273,13 +273,13 @@ class _Process:
     async def end(self) -> None:
         """Raises RedlineError if something is left of it."""
         assert self._process.stdin is not None
-        # The guardian sees that.
+        # The guardian notices the end of its stdin.
         self._process.stdin.close()
         try:
             await asyncio.wait_for(asyncio.shield(self._ended), END_S)
         except TimeoutError:
             raise RedlineError(
-                f"a process of it has not ended within {END_S:g} s", where=str(self.log)
+                f"one of its processes has not ended within {END_S:g} s", where=str(self.log)
             ) from None
 
     def tail(self) -> str:
@@ -316,7 +316,7 @@ class ReplicaBackend(HttpBackend):
 
 
 def _secrets(replica: LocalReplica) -> Iterator[str]:
-    """What must not show in an error that quotes a log or a command."""
+    """Secrets that must not appear in an error that quotes a log or a command."""
     yield replica.endpoint.api_key or ""
     named = [*os.environ.items(), *replica.env.items(), *_flags(replica.command)]
     for name, value in [*named, *replica.endpoint.headers.items()]:

@@ -19,7 +19,7 @@ class Overloaded(ServerFailed):
     def __init__(self, what: str, *, retry_after_s: float) -> None:
         super().__init__(
             what,
-            hint="ask again later, or allow more time",
+            hint="retry later, or allow more time",
             status=503,
             retry_after_s=retry_after_s,
         )

@@ -3,7 +3,7 @@
 an attempt failed               and the call
 before its answer had begun     goes to another endpoint that works, at most MOST times, while
                                 the retry budget allows it
-and no other endpoint works     ends with that endpoint's own answer, which says when to ask again
+and no other endpoint works     ends with that endpoint's own answer, which says when to retry
 after its answer had begun      ends
 after the endpoints changed     is withdrawn, since they may not have its model any more
 """

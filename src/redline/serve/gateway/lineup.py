@@ -377,7 +377,7 @@ class Lineup:
                 except ConfigError as error:
                     if error.what != said:
                         said = error.what
-                        self._on_note(f"{endpoint.label} waits to join: {said}")
+                        self._on_note(f"{endpoint.label} cannot join yet: {said}")
                     await asyncio.sleep(_AGAIN_S)
                 else:
                     return

@@ -264,7 +264,7 @@ def _reread(
 
 
 def _on_hangup(told: Callable[[], None]) -> None:
-    """Has the running event loop call `told` on SIGHUP, on systems that have this signal."""
+    """Makes the running event loop call `told` on SIGHUP, on systems that have this signal."""
     if hasattr(signal, "SIGHUP"):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, told)
 

@@ -71,7 +71,7 @@ class Door(HttpServer):
             **pages,
         }
         self._since = int(SYSTEM.wall_s())
-        # Tasks that wait until the door closes, and those of them that it has closed for.
+        # Tasks that are cancelled when the door closes, and those that it has cancelled.
         self._waits: set[asyncio.Task[Any]] = set()
         self._shut_out: set[asyncio.Task[Any]] = set()
         self._is_empty = asyncio.Event()

@@ -154,7 +154,7 @@ class _Stream(ClientStream):
     async def finish(self, whole: Any) -> None:
         """Ends the stream. whole: the chat of a backend that gave no chunk; None otherwise.
 
-        Raises CallError if the chat is none.
+        Raises CallError if `whole` is not a chat.
         """
         if whole is not None:
             await self._write(self._translation.take(whole))

@@ -128,7 +128,7 @@ class Passed(ClientStream):
             await self._write(data)
 
     def put_now(self, raw: bytes) -> bool:
-        # It has no usage that the client has not asked for.
+        # `raw` contains usage only if the client asked for it.
         return self._exchange.write_now(raw)
 
     def outlet(self) -> Outlet | None:

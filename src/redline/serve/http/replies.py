@@ -67,7 +67,7 @@ def _made(form: Form, asked: Asked, reply: Reply) -> dict[str, Any]:
     reasons = reply.finish_reasons
     choices = []
     for index, text in enumerate(_texts(reply.output)):
-        # One for all, if a backend of the user's own states one for several texts.
+        # A backend may state one reason for all of its texts.
         reason = reasons[index] if index < len(reasons) else reasons[0]
         reason = "stop" if reason in _STOPS else reason
         choices.append(

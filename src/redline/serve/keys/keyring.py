@@ -14,7 +14,7 @@ from redline.serve.keys.key_file import Key, digest_of, read_keys
 from redline.serve.keys.tenants import Tenant, Tenants
 
 DEFAULT_TENANT = "default"
-# A longer text is not a key, and is not hashed.
+# A longer text cannot be a key, and is not hashed.
 _LONGEST = 256
 
 

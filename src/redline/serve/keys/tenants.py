@@ -93,7 +93,7 @@ class Tenants:
             self._learn(tenant, told.get(tenant.name, 0))
 
     def _learn(self, tenant: Tenant, told: int) -> None:
-        """Takes over what others have committed. `told`: what more of this process they know."""
+        """Takes over what others have committed. `told`: what they now also know of us."""
         day, totals = self._totals
         money = tenant.limits.money
         # One that has not called today begins its day here.

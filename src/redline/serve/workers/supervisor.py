@@ -125,7 +125,7 @@ class _Child:
         return status if status >= 0 else 128 - status
 
     def hang_up(self) -> None:
-        """Has the worker read its settings again, once it serves: before, SIGHUP would end it."""
+        """Makes the worker read its settings again, once it serves: before, SIGHUP ends it."""
         self._is_outdated = True
         if self._is_serving:
             self.tell(signal.SIGHUP)
