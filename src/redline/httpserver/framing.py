@@ -78,7 +78,7 @@ def check_fields(fields: Mapping[bytes, bytes], *, is_http_1_1: bool) -> None:
     """
     if b"host" in fields:
         if not _is_host(fields[b"host"]):
-            raise Fault(400, "the Host header is not a host, or there are several")
+            raise Fault(400, "the Host header is invalid, or there are several")
     elif is_http_1_1:
         raise Fault(400, "the Host header is missing")
     if b"transfer-encoding" in fields and (

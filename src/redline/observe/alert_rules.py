@@ -185,7 +185,7 @@ KNOWN_RULES = {
         what="waiting calls relative to 30 s earlier",
         figure=figures.queue_growth,
         advice=_always(
-            "fewer calls in flight (-c), or a higher limit: rows come faster than they are done"
+            "fewer calls in flight (-c), or a higher limit: calls queue faster than they finish"
         ),
     ),
     "budget_burn": Known(

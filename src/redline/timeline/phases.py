@@ -1,4 +1,4 @@
-"""How long calls spent in each phase, from their start, their end and their marks.
+"""How long calls spent in each phase, from their start and end and the marks of their attempts.
 
 The time from the begin of a call to the first mark of its first attempt is the client's own, and so
 is that from the end of its last attempt to its outcome.

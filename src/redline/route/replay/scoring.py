@@ -145,7 +145,7 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
         notes.append(
             f"too few calls to estimate how long {', '.join(few)} takes (fewer than "
             f"{LEAST_CALLS}): "
-            "guessed from these and from the others"
+            "guessed from these and from the other endpoints"
         )
     workers = min(last.workers, most_at_once((call.arrived_s, call.done_s) for call in calls))
     # As a run without --balance would have chosen.

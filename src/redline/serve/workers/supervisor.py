@@ -182,7 +182,7 @@ class _Supervisor:
                 # Killed by the system, such as for lack of memory. Otherwise the worker has
                 # reported why.
                 self._on_note(
-                    f"{child.worker.name} has ended with status {status} before it served"
+                    f"{child.worker.name} ended with status {status} before it could serve"
                 )
         return max(statuses)
 
@@ -207,7 +207,7 @@ class _Supervisor:
                 return
             if SYSTEM.now_s() - began_s > _SETTLED_S:
                 pause_s = _FIRST_PAUSE_S
-            self._on_note(f"{child.worker.name} has ended with status {status}; starting it again")
+            self._on_note(f"{child.worker.name} ended with status {status}; starting it again")
             try:
                 async with asyncio.timeout(pause_s):
                     await self._stop.wait()
