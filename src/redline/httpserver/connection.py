@@ -61,7 +61,7 @@ Handler = Callable[[Exchange], Coroutine[Any, Any, None] | None]
 
 
 class _StopError(Exception):
-    """Raised to llhttp, so that it reads no further."""
+    """Raised in a callback, so that llhttp parses no further."""
 
 
 class Service:

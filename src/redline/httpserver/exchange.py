@@ -79,9 +79,9 @@ class Exchange:
 
     method: upper-case. path: decoded. Made by the connection, for one handler.
 
-    is_kept: the connection serves another request after this one. body, size: of a request whose
-    head is known but for its length, see request_form.py: the body, if it is whole, and its bytes.
-    fault: why no handler sees it.
+    is_kept: the connection serves another request after this one. body, size: of a request of a
+    known form, see request_form.py: the body, if it is complete, and its size in bytes. fault: why
+    the request is refused without a handler.
     """
 
     # Of a path with large bodies; None for the bound of the connection.

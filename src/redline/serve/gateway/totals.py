@@ -28,7 +28,7 @@ _LATER = ("429", "503")
 
 
 class Durations:
-    """Durations by the bounds of a histogram. counts: of each bucket."""
+    """Durations in the buckets of a histogram. counts: by bucket."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS_S) + 1)
