@@ -237,7 +237,7 @@ KNOWN_RULES = {
         advice=_by_what_binds,
     ),
 }
-# Rules for which not every job has a figure: why it has none, and where there is one.
+# Rules for which not every job has a figure: why a job has none, and what it takes to have one.
 OF_A_MODEL = {
     "batch_efficiency": (
         "an endpoint does not report how full its batches are",

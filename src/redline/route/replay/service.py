@@ -66,10 +66,10 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
     at_once: of the form `slots`, otherwise 0; slowdown: of the form `shared`, otherwise 0. seen:
     most calls in flight in the record.
-    off: by what share the predicted latencies differ from the recorded ones, the median. spread:
-    quantiles of the work of calls over what the weights say. calls: answers that were fitted.
-    is_own: there were enough of them. failures: the share of its attempts that failed; failed_s:
-    how long these took, quantiles.
+    off: the median relative difference of the predicted latencies from the recorded ones. spread:
+    quantiles of the work of calls, divided by what the weights predict. calls: answers that were
+    fitted. is_own: there were enough of them; otherwise the service is guessed. failures: the share
+    of its attempts that failed; failed_s: how long these took, quantiles.
     """
 
     form: Form = "parallel"
@@ -88,7 +88,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     failed_s: tuple[float, ...] = (0.0,)
 
     def work_s(self, new: float, cached: float, output: float, draw: float) -> float:
-        """Seconds of work of a call of these tokens. draw: 0 to 1, of what else it differs by."""
+        """Seconds of work of a call of these tokens. draw: 0 to 1, for its other variation."""
         usual_s = self.base_s + self.input_s * new + self.cached_s * cached + self.output_s * output
         return max(_LEAST_S, usual_s * quantile(self.spread, draw))
 
@@ -125,9 +125,7 @@ def fitted(attempts: Sequence[Served]) -> Service | None:
 def guessed(attempts: Sequence[Served], usual: Service) -> Service:
     """A service for a server with too few answers, as if tokens did not matter.
 
-    The spread is that of another one.
-
-    usual: that one; without an answer, all is taken from it.
+    usual: another service, whose spread is used; without any answer, all of its values.
     """
     if not any(one.is_answer for one in attempts):
         return replace(usual, calls=0, is_own=False)
