@@ -15,7 +15,7 @@ from redline.apis.request_parts import Count, Messages, ResponseFormat
 from redline.errors import BadReply
 from redline.waist import Reply
 
-# The calls that the caller must answer; the others, such as web_search_call, are done already.
+# Calls that the caller must answer; the provider has made all others, such as web_search_call.
 _CALLERS_TOOLS = frozenset({"function_call", "custom_tool_call"})
 # A response may also be `failed`, `queued`, `in_progress` or `cancelled`.
 _ENDED = frozenset({None, "completed", "incomplete"})
@@ -114,7 +114,7 @@ API = Api(
 
 
 def whole(name: str, created_s: int, text: str, *, is_cut: bool, **fields: Any) -> dict[str, Any]:
-    """The answer with this text. is_cut: by the limit of its tokens.
+    """The answer with this text. is_cut: whether the token limit cut it.
 
     name: part of its ids. created_s: wall time. fields: others, such as `model` and `usage`.
     """
@@ -154,5 +154,5 @@ def text_of_event(event: dict[str, Any]) -> str:
 
 
 def is_last(event: dict[str, Any]) -> bool:
-    """The event holds the whole response."""
+    """Whether the event contains the whole response."""
     return event.get("type") in _LAST_EVENTS

@@ -1,6 +1,6 @@
-"""Prints text for a reader, without an effect on the work or the exit status.
+"""Prints text for a reader; a failure to print affects neither the work nor the exit status.
 
-Text from others is made safe to print: it can neither move a cursor nor change the direction.
+Text from outside is made safe to print: it can neither move a cursor nor change the direction.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def clipped(text: str, longest: int) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Returns the names for a message: `text, label`, of very many the first; `none` for none."""
+    """Lists names for a message: `text, label`; only the first of very many; `none` for none."""
     return clipped(", ".join(names) or "none", _LONGEST_LIST)
 
 

@@ -2,9 +2,9 @@
 
 The memory has no name: a process gets it by inheriting its descriptor, and it ends with the last
 process that has it. The lock is the kernel's (fcntl, not flock: an inherited descriptor is one open
-file), so that a killed holder releases it. The numbers must therefore be consistent at every
-moment: each is written in one step, and a row of numbers has one word for each process, written by
-that process alone.
+file), so it is released if its holder is killed. The numbers must therefore be consistent at every
+moment: each is written in one step, and a row of numbers has one word for each process, which only
+that process writes.
 
 kind     a region                         when a process is lost
 plain    any words                        stays as it is

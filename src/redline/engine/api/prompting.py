@@ -1,7 +1,7 @@
 """Parses requests in OpenAI's terms into token ids and sampling parameters.
 
-Anything that cannot be done as requested is refused by name before anything is computed. A null
-parameter counts as not given.
+A parameter that cannot be followed is refused by name before anything is computed. A parameter that
+is null counts as not given.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from redline.engine.sample import SamplingParams
 from redline.errors import Rejected, nearest
 
 _MOST_PROMPTS = 2048
-# OpenAI's default of /v1/completions, and vLLM's. A chat has none.
+# The default max_tokens of /v1/completions at OpenAI and in vLLM. A chat has no default.
 _COMPLETION_TOKENS = 16
 _SHORTEN = "shorten it, or start the engine with a larger max_model_len"
 _ONLY_TEXT = "the local engine reads only text, in the roles system, developer, user and assistant"
-# Parameters of OpenAI that the engine lacks, with the values that have no effect.
+# Parameters of OpenAI that the engine lacks, each with the values that it accepts: they have no
+# effect.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
@@ -88,8 +89,9 @@ class _Completion(_Shared, kw_only=True):
 class Asked(NamedTuple):
     """One request, read and checked.
 
-    form: its other parameters. prompts: token ids. params: as requested, max_tokens None if it was
-    not given. schema: the JSON schema that the answers must follow, None for free text.
+    form: its other parameters. prompts: the token ids of each. params: as requested; max_tokens is
+    None if it was not given. schema: the JSON schema that the answers must follow; None for free
+    text.
     """
 
     form: _Chat | _Completion
@@ -115,10 +117,10 @@ def read_request(
 ) -> Asked:
     """Returns the checked parameters of a request.
 
-    tokenizer: one of transformers. vocabulary: token ids are below it. max_model_len: tokens of a
-    prompt and its answer, at most. token_bytes: of the longest token; a text of more than
-    max_model_len times that is refused without tokenizing it. Raises Rejected, which names the
-    parameter.
+    tokenizer: one of transformers. vocabulary: the number of token ids. max_model_len: the most
+    tokens of a prompt and its answer. token_bytes: the size of the longest token; a text of more
+    than max_model_len times that is refused without tokenizing it. Raises Rejected, which names
+    the parameter.
     """
     api = api_of(url)
     if api not in (chat.API, completions.API):
@@ -140,7 +142,7 @@ def read_request(
     for name, prompt in given.items():
         if isinstance(prompt, str):
             _check_bytes(name, prompt, max_model_len, token_bytes)
-            # A chat's template writes the special tokens, and they are not to be added again.
+            # A chat's template writes the special tokens, so they must not be added again.
             prompt = tokenizer.encode(prompt, add_special_tokens=not form.is_chat)
         _check(name, prompt, vocabulary, params.max_tokens, max_model_len)
         prompts.append(prompt)
@@ -217,7 +219,7 @@ def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
     """
     if not messages:
         raise Rejected("`messages` is empty")
-    # Answers that clients send back have empty fields for tools.
+    # Answers that clients send back as messages have empty fields for tools.
     stated = [
         {name: value for name, value in message.items() if value is not None and value != []}
         for message in messages

@@ -24,7 +24,7 @@ from redline.process import counted
 class Engine(NamedTuple):
     """A loaded engine, whose thread must be started in the event loop that uses it.
 
-    name: the name of the model for clients. notes: a description in lines for a terminal.
+    name: the model's name for clients. notes: lines for a terminal that describe the engine.
     """
 
     backend: EngineBackend
@@ -54,7 +54,7 @@ def open_engine(settings: EngineSettings) -> Engine:
     )
     ends = _ends(settings.model, config, tokenizer)
     speculation = _speculation(settings, config.vocab_size, length, device)
-    # Last, since it may be many processes, which the thread ends.
+    # This comes last: it may start processes, which only the thread ends.
     computer = make_computer(settings, config, capacity=length, device=device)
     core = Core(Scheduler(bounds), computer, ends=ends, speculation=speculation)
     thread = EngineThread(core)
@@ -125,6 +125,6 @@ def _ends(name: str, config: Any, tokenizer: Any) -> frozenset[int]:
         except OSError:
             stated = getattr(config, "eos_token_id", None)
     listed = stated if isinstance(stated, list) else [stated]
-    # Some settings state -1 for none, or the id of another vocabulary.
+    # Some settings state -1 for none, or a token of another vocabulary.
     known = range(config.vocab_size)
     return frozenset(token for token in (*listed, tokenizer.eos_token_id) if token in known)

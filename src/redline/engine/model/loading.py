@@ -22,7 +22,7 @@ from redline.engine.model.kv_cache import Shape, SlotCache
 from redline.errors import ConfigError
 from redline.process import counted
 
-# Settings of models with other attention, which needs another kind of cache; its name in errors.
+# Settings of models whose attention needs another kind of cache, and its name in errors.
 _OTHER_ATTENTION = {
     "kv_lora_rank": "multi-head latent attention (MLA)",
     "state_size": "a state space (SSM)",
@@ -33,10 +33,10 @@ _OTHER_ATTENTION = {
     "attention_chunk_size": "chunked attention",
 }
 _SLIDING = "sliding_attention"
-# Up to the length of its window a sliding layer sees all tokens, as a full one does.
+# A sliding layer sees all tokens, as a full one does, of a sequence no longer than its window.
 _LAYERS = ("full_attention", _SLIDING)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Sequences are longer only on request: keys and values of many such take gigabytes.
+# Longer sequences must be requested: the keys and values of many would take gigabytes.
 _DEFAULT_LEN = 4096
 _LONGEST_REASON_CHARS = 300
 # The hint for a model that the engine cannot run.
@@ -44,7 +44,7 @@ OTHERS = (
     "the engine runs Llama, Qwen2, Qwen3 and Mistral with full attention; "
     "--launcher vllm runs others"
 )
-# In errors about models that are code beside their weights.
+# This occurs in errors about models that bring code besides their weights.
 _CUSTOM_CODE = "trust_remote_code"
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")

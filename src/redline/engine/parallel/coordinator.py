@@ -29,7 +29,7 @@ from redline.engine.settings import EngineSettings
 from redline.engine.step import Computer, EngineFailed, open_runner, try_ranks
 from redline.errors import ConfigError, RedlineError
 
-# Seconds that ranks may take to end after they are asked to.
+# The seconds within which ranks have to end when they are asked to.
 _END_S = 5.0
 _MAIN = """
 import sys
@@ -52,10 +52,10 @@ def make_computer(settings: EngineSettings, config: Any, *, capacity: int, devic
 
 
 class Ranks:
-    """tensor_parallel x pipeline_parallel processes as one computer, from now until `close`.
+    """tensor_parallel x pipeline_parallel processes as one Computer, from now until `close`.
 
-    parameter_bytes: of each rank. Raises ConfigError if the model cannot be split in this way, and
-    EngineFailed if a rank ends before it is ready.
+    parameter_bytes: the bytes of the parameters in each rank. Raises ConfigError if the model
+    cannot be split in this way, and EngineFailed if a rank ends before it is ready.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Ranks:
         if status < 0:
             how = f"was killed by {signal.Signals(-status).name}"
         elif troubles:
-            # A rank that has lost its peer fails after it.
+            # The earliest failure is the cause: ranks that lose their peer fail after it.
             _, rank, error = min(troubles)
             if isinstance(error, RedlineError):
                 return error

@@ -1,8 +1,8 @@
 """A rank's part of a model: its stage's layers and, of their weights, its share.
 
 Only that part is read, by slices of the safetensors files, so no rank ever holds the whole model.
-transformers' own plan for the model determines how each layer is split. Column-wise: a rank has
-some of a layer's outputs. Row-wise: it has some of the inputs, and the ranks' outputs are summed.
+transformers' own plan for the model determines how each layer is split. Column-wise: each rank has
+some of a layer's outputs. Row-wise: each has some of the inputs, and the ranks' outputs are summed.
 The vocabulary is split in the embedding, whose rows are summed, and in the head, whose logits are
 concatenated.
 """

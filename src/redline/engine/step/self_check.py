@@ -1,8 +1,8 @@
 """Checks a model before it serves: the engine must compute what the model itself computes.
 
-Its attention is replaced, and no list of settings shows which models have more than plain causal
-attention: sinks, a layer that attends twice, a layer that does not receive the step. Its weights
-are packed, too. So the logits of a few tokens are computed both ways, in three forward passes.
+The engine replaces a model's attention and packs its weights. No list of settings shows which
+models have more than plain causal attention, such as sinks, a layer that attends twice, or one that
+does not receive the step. So the logits of a few tokens are computed both ways, in three passes.
 """
 
 from __future__ import annotations
