@@ -263,7 +263,7 @@ def test_a_list_is_queued_whole_or_not_at_all() -> None:
     assert [outcome.output for outcome in outcomes[:2]] == lists[:2]
     error = outcomes[2].error
     assert isinstance(error, RateLimited)
-    assert str(error).startswith("4000 items already wait")
+    assert "4000 items wait to be sent" in str(error)
     assert seen == lists[0] + lists[1]
 
 

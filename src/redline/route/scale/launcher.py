@@ -64,10 +64,10 @@ TRIALS: Mapping[str, Mapping[str, object]] = {
 class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
     """What is started for each replica.
 
-    command: the command line. {port} stands for the port on 127.0.0.1 to listen on, and {slot} for
-    a number from 0 that no other replica has, such as that of the GPU to use. The command must stay
-    in the foreground. model: the model that requests name. trial: the path of the request that it
-    must answer to be ready, one of TRIALS. endpoint: limits, key, headers and timeouts of a
+    command: the command line. {port} is replaced by the port on 127.0.0.1 to listen on, and {slot}
+    by a number from 0 that no other replica has, such as that of the GPU to use. The command must
+    stay in the foreground. model: the model that requests name. trial: the path of the request that
+    it must answer to be ready, one of TRIALS. endpoint: limits, key, headers and timeouts of a
     replica; its base URL is not used.
     env: added to the environment of this process; may contain {port} and {slot}. cwd: its working
     directory. logs: the folder for the output of replicas, one file each. start_s: the longest time
