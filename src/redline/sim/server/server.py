@@ -67,7 +67,7 @@ class Sim(HttpServer):
         return self._provider.serve(exchange)
 
     async def _drain(self) -> None:
-        """Cuts off requests in flight, as a provider that goes down does."""
+        """Cuts off requests in flight, like a provider that goes down."""
 
     def _metrics(self) -> Reply:
         """Returns the metrics that a pool reads from one of its servers."""

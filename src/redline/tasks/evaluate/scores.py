@@ -47,7 +47,7 @@ class Graded(_Line, frozen=True):
 class Scores:
     """Counts of an evaluation's answers, and of its questions if each has several samples.
 
-    A call that failed counts as an answer that is not correct, and is also counted by itself.
+    A failed call counts as an answer that is not correct, and is also counted separately.
     Intervals are over questions, because answers to one question are not independent. Raises
     ConfigError if the output has no manifest or is not of an evaluation.
     """
@@ -153,7 +153,7 @@ class Scores:
 def _majority_is_right(group: list[Graded]) -> bool:
     """Returns whether the answer that most samples of a question give is right.
 
-    Right answers count as the same answer; others are the same if they are written the same.
+    All right answers count as the same answer; wrong ones are the same if they are written alike.
     """
     won = majority(
         (answer.correct, b"" if answer.correct else msgspec.json.encode(answer.extracted))
@@ -164,9 +164,9 @@ def _majority_is_right(group: list[Graded]) -> bool:
 
 
 def question_of(line: _Line, may_have_samples: bool) -> str | int:
-    """Returns what all answers to a question have in common, and no others have.
+    """Returns the key that all answers to a question share, and no others have.
 
-    It is the row number, which rows that are added may shift, only for samples without a name.
+    Only for samples without a name it is the row number, which added rows may shift.
     """
     if not may_have_samples:
         return line.hash

@@ -24,9 +24,9 @@ from redline.tasks.evaluate.evaluation import BUILT_IN, Evaluation, Grading
 
 
 def load(path: Path) -> Evaluation:
-    """Loads the evaluation in a file, which is named after the file if it has no name.
+    """Loads the evaluation in a file; without a name, it is named after the file.
 
-    Raises ConfigError that names the file and the key.
+    Raises ConfigError, which names the file and the key.
     """
     try:
         table = read_toml(path)

@@ -39,7 +39,7 @@ _MOST_INT = 2**63 - 1
 class _Columns:
     """The columns of a table, and the kinds of values in each.
 
-    tags: the column name of each field of a tag, which is never that of a column of the rows. rows:
+    tags: the column name of each field of a tag, which differs from all columns of the rows. rows:
     the number of rows of the table.
     """
 

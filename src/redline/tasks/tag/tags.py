@@ -1,8 +1,8 @@
 """The summary of a tagging job, read from its files.
 
-An interrupted run that is continued ends with the same numbers. A row that failed has no tag, so it
-is neither right nor wrong and is counted by itself. A row in both files has succeeded after it had
-failed (see journal.py).
+An interrupted run that is continued ends with the same numbers. A failed row has no tag, so it is
+neither right nor wrong and is counted separately. A row in both files failed at first and then
+succeeded (see journal.py).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
 
     tagged: rows with a tag. failed: rows without one. reasks: the total over both.
 
-    is_over: every row of the input is tagged or failed. unread: how many tagged and failed rows the
-    last run did not read, at least. without_gold: tagged rows that are not compared because their
-    gold column is empty. strays: compared rows whose gold label the schema lacks. agreement: that
-    of the tags with gold; None if it was not requested.
+    is_over: whether every row of the input is tagged or failed. unread: the least number of tagged
+    and failed rows that the last run did not read. without_gold: tagged rows that are not compared
+    because their gold column is empty. strays: compared rows whose gold label is not in the schema.
+    agreement: of the tags with gold; None if it was not requested.
     """
 
     tagged: int
