@@ -398,7 +398,9 @@ def test_an_answer_whose_row_was_changed_is_pointed_out(cli: Cli, data: str) -> 
     text = Path(data).read_text()
     Path(data).write_text(text.replace('"gold": "yes0"', '"gold": "yes00"', 1))
     after = evaluated(cli, "two", data, 1)
-    assert "the last run did not read the row of 1 answer in this score" in after.out
+    assert (
+        "1 answer in this score is of a row that the last run did not read: changed," in after.out
+    )
     assert after.out.splitlines()[-1] == "accuracy: 9/13"
 
 

@@ -107,15 +107,18 @@ class Scores:
 
     def _warnings(self) -> Iterator[str]:
         if self._unread:
-            rows = "row" if self._unread == 1 else "rows"
-            answers = counted(self._unread, "answer")
-            yield f"the last run did not read the {rows} of {answers} in this score: changed,"
+            answers = counted(
+                self._unread,
+                "answer in this score is of a row",
+                "answers in this score are of rows",
+            )
+            yield f"{answers} that the last run did not read: changed,"
             yield "removed or beyond the limit; an evaluation into a new file leaves them out"
             yield ""
         if self._mixed:
             have = counted(self._mixed, "row number has", "row numbers have")
-            yield f"{have} more than {self.samples} answers, since rows were added before others:"
-            yield "such questions count as one, unless the rows have a custom_id"
+            yield f"{have} more than {self.samples} answers, as rows were inserted before others:"
+            yield "questions with one number count as one, unless the rows have a custom_id"
             yield ""
 
     def _share(self, name: str, count: int, is_right: Callable[[Graded], bool]) -> str:

@@ -60,9 +60,11 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
         """
         lines = [] if self.is_over else ["the run has not finished: these are the tags so far", ""]
         if self.unread:
-            rows = "the row" if self.unread == 1 else "the rows"
+            results = counted(
+                self.unread, "of these results is of a row", "of these results are of rows"
+            )
             lines += [
-                f"the last run did not read {rows} of {self.unread:,} of these results: changed,",
+                f"{results} that the last run did not read: changed,",
                 "removed or beyond the limit; tags in a new file leave them out",
                 "",
             ]
