@@ -44,7 +44,7 @@ def called(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
 class DaemonThreads(ThreadPoolExecutor):
     """A pool of at most `most` daemon threads, started when they are needed.
 
-    It derives from ThreadPoolExecutor only because event loops require one. Futures get
+    It derives from ThreadPoolExecutor only because event loops require that. Futures get
     RaisedStop in place of StopIteration.
     """
 
@@ -86,7 +86,7 @@ class DaemonThreads(ThreadPoolExecutor):
             self.join(None)
 
     def join(self, most_s: float | None) -> None:
-        """Returns when all submitted work is done, or after most_s seconds; None waits without end.
+        """Returns when all submitted work is done, or after most_s seconds; None: no bound.
 
         Call it after `shutdown`: until then, idle threads do not end.
         """

@@ -14,9 +14,9 @@ from redline.sim.answers.bodies import BadCall
 _DEEP = 8
 _MAX_DEPTH = 32
 _MAX_VALUES = 10_000
-# Characters that lengthen texts to their minLength, in all texts together.
+# The most characters, in all texts together, that are added to reach a minLength.
 _MAX_PADDING = 10_000_000
-# Schemas that are merged into one.
+# The most schemas that are merged into one.
 _MAX_PARTS = 1_000
 _COMBINING = ("$ref", "anyOf", "oneOf", "allOf")
 # Of two bounds the tighter one applies.
