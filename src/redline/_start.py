@@ -1,7 +1,7 @@
-"""What the redline command sets before the rest of it is imported.
+"""Prepares the process of the redline command before the other modules are imported.
 
-Ctrl-C during the imports is one line and an interrupt's status, and no garbage is collected.
-Imported first. Does nothing in a program that merely imports redline.
+Ctrl-C during the imports prints one line and exits with status 130, and the garbage collector is
+off. This module is imported first. In a program that merely imports redline it does nothing.
 """
 
 import gc
@@ -22,7 +22,7 @@ def is_command() -> bool:
 
 
 def collect_rarely() -> None:
-    """The garbage of a run is almost all counted away.
+    """Makes the garbage collector run rarely: reference counting frees nearly all garbage of a run.
 
     With Python's default of 700 objects, the collector takes a quarter of a busy client's time.
     A thousand calls in flight, with their connections, are 50,000 objects, all in use.
@@ -40,7 +40,7 @@ def end(number: int, frame: object) -> None:
 
 
 def give_way() -> None:
-    """Lets Ctrl-C raise KeyboardInterrupt again, as in any program; none is lost."""
+    """Lets Ctrl-C raise KeyboardInterrupt again, as in any program, and loses no interrupt."""
     if signal.getsignal(signal.SIGINT) is end:
         sys.unraisablehook = _repeat_interrupt
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -49,10 +49,10 @@ def give_way() -> None:
 def _repeat_interrupt(ignored: "sys.UnraisableHookArgs") -> None:
     """Interrupts again if Python ignored a KeyboardInterrupt; reports other errors as usual.
 
-    Python ignores what weakref callbacks and `__del__` raise, and every import calls one of those.
+    Python ignores errors of weakref callbacks and `__del__`, and every import calls a callback.
     """
     if ignored.exc_type is KeyboardInterrupt:
-        # Later, by another thread: raised here, it would be ignored as well.
+        # Another thread interrupts later: an error raised here would be ignored, too.
         threading.Timer(_REPEAT_S, _interrupt_main).start()
     else:
         sys.__unraisablehook__(ignored)
@@ -63,7 +63,7 @@ def _interrupt_main() -> None:
 
 
 if is_command():
-    # Imports leave no garbage: to look through what they make takes a tenth of the start.
+    # Imports leave no garbage, and scanning their objects takes a tenth of the start-up time.
     gc.disable()
 if (
     is_command()

@@ -19,7 +19,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks. The monotonic one is the event loop's own (PEP 418)."""
 
-    # Read several times for each call, so no function of our own wraps them.
+    # These are read several times for each call, so no Python function wraps them.
     now_s = staticmethod(time.monotonic)
     wall_s = staticmethod(time.time)
 

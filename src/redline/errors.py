@@ -36,7 +36,8 @@ from typing import ClassVar
 class RedlineError(Exception):
     """Base of all errors. what: what happened; where: the place; hint: what to do next.
 
-    stops_run: no other row can succeed either, so the run ends and this row stays unfinished.
+    stops_run: whether no other row can succeed either, so that the run ends with this row
+    unfinished.
     """
 
     stops_run: ClassVar[bool] = False
@@ -98,10 +99,10 @@ class WaitTooLong(RedlineError):
 
 
 class CallError(RedlineError):
-    """One attempt failed. `status` is the HTTP status, or None without an answer."""
+    """One attempt failed. status: of the HTTP answer; None if there was none."""
 
     _body: bytes | Callable[[], bytes] = b""
-    # False if the call was refused a place in a queue, or has waited there for too long.
+    # False if a full queue refused the call, or if it waited in a queue for too long.
     is_admitted = True
 
     def __init__(
@@ -122,7 +123,7 @@ class CallError(RedlineError):
         return body
 
     def keep_body(self, body: bytes | Callable[[], bytes]) -> None:
-        """Sets `body`. A function is called when it is first read: a long body is slow to mask."""
+        """Sets `body`, or a function that returns it on first use: masking a long body is slow."""
         self._body = body
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -138,7 +139,10 @@ class Withdrawn(CallError):
 
 
 class Retryable(CallError):
-    """The same call may succeed later. retry_after_s: the server's request; None for none."""
+    """The same call may succeed later.
+
+    retry_after_s: the seconds for which the server asks to wait; None if it does not ask.
+    """
 
     def __init__(
         self,
@@ -164,7 +168,7 @@ class ServerFailed(Retryable):
 class Disconnected(Retryable):
     """The connection was refused, reset, or closed before the answer was whole.
 
-    was_sent: False if no connection was made, so that the server received nothing of the call.
+    was_sent: False if no connection was made, so the server received no part of the call.
     """
 
     was_sent = True
@@ -177,8 +181,8 @@ class BadReply(Retryable):
 class TimedOut(Retryable):
     """A timeout expired.
 
-    phase: connect, first_byte, attempt, row or run. after_s: the timeout in seconds; None if only
-    the deadline is known.
+    phase: `connect`, `first_byte`, `attempt`, `row` or `run`. after_s: the timeout in seconds; None
+    if only its deadline is known.
     """
 
     def __init__(
@@ -193,7 +197,7 @@ class TimedOut(Retryable):
 _AWAITED = {
     "connect": "no connection",
     "first_byte": "no first byte",
-    "attempt": "no whole answer",
+    "attempt": "no complete answer",
     "row": "no success",
     "run": "the run did not end",
 }
@@ -212,7 +216,7 @@ class BadRow(Rejected):
 
 
 class BadTemplate(Rejected):
-    """A template fails on the row, or makes no JSON of it. Nothing was sent."""
+    """A template fails on the row, or its result is not JSON. Nothing was sent."""
 
 
 class OverLimit(Final):
@@ -220,19 +224,19 @@ class OverLimit(Final):
 
 
 class Refused(Final):
-    """The endpoint does not accept the key. No row can succeed until that is fixed."""
+    """The endpoint does not accept the key. No row can succeed until that changes."""
 
     stops_run = True
 
 
 class Unpaid(Final):
-    """The account cannot pay: no credit, or a spend limit. No row can succeed until it can."""
+    """The account is out of credit or over a spend limit. No row can succeed until that changes."""
 
     stops_run = True
 
 
 class BudgetSpent(Final):
-    """The call may cost more than is left of the run's budget, or spending cannot be recorded."""
+    """The call may cost more than the rest of the run's budget, or spending cannot be recorded."""
 
     stops_run = True
 
@@ -252,10 +256,10 @@ def check_known(what: str, name: str, known: Iterable[str]) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns `did you mean X?` for the known name that differs by a typo, or an empty string.
+    """Returns `did you mean X?` if a known name differs only by typos, otherwise an empty string.
 
-    A name that is merely similar is left out: a wrong hint is worse than none. To bound the time,
-    names whose lengths differ by more than the allowed typos are not compared.
+    A merely similar name is not suggested: a wrong hint is worse than none. To save time, names
+    whose lengths differ by more than the allowed typos are not compared.
     """
     slips = {
         each: _slips(name.lower(), each.lower())

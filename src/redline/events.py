@@ -1,8 +1,7 @@
 """Rare events as frozen records, and the protocol of their listeners.
 
-Events are facts about the past: a listener cannot change what follows. A listener is called on
-the event loop and must return at once. What happens to each row is counted instead, see
-`waist.counters`.
+An event reports what has happened; a listener cannot change what follows. Listeners are called on
+the event loop and must return at once. Events of every row are only counted, in `waist.counters`.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event"):
 
 
 class RequestRepeated(Event, frozen=True):
-    """A request is written once more, on a new connection, because a reused one has failed.
+    """A request is written again, on a new connection, because a reused connection failed.
 
-    The server may have processed both. This is not a retry: the row is not at fault.
+    The server may have processed both requests. This does not count as a retry.
     """
 
     endpoint: str
@@ -57,7 +56,7 @@ class EndpointLost(Event, frozen=True):
 
 
 class EndpointOut(Event, frozen=True):
-    """One of several endpoints gets no more calls, for `reason`; `left` of `of` remain."""
+    """One of several endpoints gets no more calls, because of `reason`; `left` of `of` remain."""
 
     endpoint: str
     reason: str
@@ -66,7 +65,7 @@ class EndpointOut(Event, frozen=True):
 
 
 class EndpointDegraded(Event, frozen=True):
-    """One of several endpoints fails, last for `reason`, and gets few calls until it works."""
+    """One of several endpoints fails, and gets few calls until it works. reason: the last error."""
 
     endpoint: str
     reason: str
@@ -103,7 +102,7 @@ class Listener(Protocol):
 
 
 class Silence:
-    """The listener that ignores everything."""
+    """A listener that ignores every event."""
 
     def on_event(self, event: Event) -> None:
         pass

@@ -11,13 +11,13 @@ _MOST_MEMBERS = 1024
 
 
 class BadCompressionError(ValueError):
-    """The compressed data is damaged, or followed by something that it does not announce."""
+    """The compressed data is damaged, or other bytes follow it."""
 
 
 class Inflate:
     """Decompresses one body. A few bytes may become gigabytes, so each step is bounded.
 
-    may_be_raw: some senders leave deflate without its header (RFC 9110, 8.4.1.2).
+    may_be_raw: accept deflate without a zlib header, as some senders write it (RFC 9110, 8.4.1.2).
     """
 
     def __init__(self, *, may_be_raw: bool) -> None:
@@ -35,7 +35,7 @@ class Inflate:
     def take(self, data: bytes, most_bytes: int) -> bytes:
         """The next decompressed bytes, at most `most_bytes` (from 1). Raises BadCompressionError.
 
-        What exceeds `most_bytes` is dropped: the caller refuses such a body.
+        Bytes beyond `most_bytes` are dropped: the caller refuses such a body.
         """
         if self._decoder is None:
             data = self._first + data
@@ -66,5 +66,5 @@ class Inflate:
     def _next_member(self) -> zlib._Decompress:
         self._members += 1
         if not self._is_gzip or self._members > _MOST_MEMBERS:
-            raise BadCompressionError("bytes follow its end")
+            raise BadCompressionError("bytes follow the end of the compressed data")
         return zlib.decompressobj(_GZIP)

@@ -10,12 +10,12 @@ _Made = TypeVar("_Made", bound=type[msgspec.Struct])
 
 
 def mutable(made: _Made) -> _Made:
-    """Gives a struct Python's own way to set an attribute.
+    """Replaces the attribute setter of a msgspec struct with Python's own, and returns the struct.
 
-    That of msgspec also begins to track the struct for the garbage collector once a container is
-    set, which keeps the interpreter from specialising it: it takes fourteen times as many
-    instructions. So this is for structs that are never tracked (gc=False), and for those that
-    always are, because a field is given a container when they are made.
+    msgspec's setter also makes the garbage collector track the struct once a container is set. So
+    the interpreter cannot specialise it, and it takes fourteen times as many instructions. Use this
+    only for structs that are never tracked (gc=False), and for those that are tracked from the
+    start because a field holds a container.
     """
     for name in ("__setattr__", "__delattr__"):
         setattr(made, name, getattr(object, name))

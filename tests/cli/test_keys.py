@@ -96,7 +96,7 @@ def test_another_file(cli: Cli, tmp_path: Path) -> None:
     [
         (
             ["list"],
-            "error: there is no file keys.jsonl\n\nhint: redline keys add TENANT makes it\n",
+            "error: there is no file keys.jsonl\n\nhint: redline keys add TENANT creates it\n",
         ),
         (["revoke", "k-1"], "error: there is no file keys.jsonl\n\nhint: redline keys add TENANT"),
         (["add"], "error: TENANT is missing\nwhere: redline keys add\n"),

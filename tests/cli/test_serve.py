@@ -138,7 +138,7 @@ def test_limits_that_apply_to_no_call_are_refused(
         (["--drain", "48h"], "--drain must be above 0 s and at most 24 h"),
         (["--endpoint", "sim", "--body-size", "0"], "body size must be above 0"),
         (["--endpoint", "sim", "--body-size", "2g"], "body size must be above 0 and at most 1g"),
-        (["--endpoint", "sim", "--keys", "none.jsonl"], "redline keys add TENANT makes it"),
+        (["--endpoint", "sim", "--keys", "none.jsonl"], "redline keys add TENANT creates it"),
         (["--endpoint", "sim", "--keys", "junk"], "line 1 is not a key"),
         (["--endpoint", "sim", "--state", "junk/state"], "junk is not a folder"),
         (["--endpoint", "sim", "--state", "kept"], "kept/batches is not a folder"),
@@ -235,7 +235,7 @@ def test_a_start_says_what_stands_in_its_way_and_what_to_do(cli: Cli) -> None:
         assert "choose another port" in told.err
     told = cli(*sim, "0", "--host", "203.0.113.9")
     assert "cannot listen: Cannot assign requested address" in told.err
-    assert "the host is an address of this machine" in told.err
+    assert "the host must be an address of this machine" in told.err
     told = cli(*sim, "0", "--state", "junk")
     assert "the state cannot be saved in junk" in told.err
     assert "--state" in told.err

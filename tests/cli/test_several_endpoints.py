@@ -195,8 +195,8 @@ def test_when_all_are_dead_the_run_ends_in_words_and_continues(cli: Cli, rows: R
     told = cli("run", name, "--model", "m", *flags, "-o", "out.jsonl")
     assert told.status == 2
     assert re.search(
-        r"error: no endpoint of 2 is left, [ab] as the last: the endpoint has not been reachable "
-        r"for \d+ s: no connection: 127.0.0.1:\d+: Connection refused\n",
+        r"error: none of 2 endpoints is left; the last was [ab]: the endpoint has not been "
+        r"reachable for \d+ s: no connection: 127.0.0.1:\d+: Connection refused\n",
         told.err,
     )
     assert "30 unfinished" in told.summary
@@ -439,7 +439,7 @@ TWO = f'[endpoints.a]\nbase_url = "{URL}"\n[endpoints.b]\nbase_url = "http://127
          "models must map a model's name to another name, not 'fast' = ''",
          "redline.toml, [endpoints.b]"),
         (f"{TWO}models = {{fast = 'x'}}", ["a", "b"],
-         "the endpoint b has a model fast, and a has none", "the models of a"),
+         "the endpoint b names the model fast, and a does not", "the models of a"),
         (f"{TWO}models = {{fast = 'x'}}", ["b"], "no endpoint has a model m", "the models of b"),
         (f"{TWO}model = 'x'\n", ["a", "b"],
          "the endpoints a and b name different models: no model and x",

@@ -94,7 +94,7 @@ def test_tags_of_rows_that_were_corrected_are_not_passed_off_as_the_inputs(
     right = rows({"said": "question", "text": "How?"}, {"said": "question", "text": "Why?"})
     told = cli("tag", right, *flags)
     assert told.out.startswith(
-        "the last run did not read the rows of 2 of these results: changed,\n"
+        "2 of these results are of rows that the last run did not read: changed,\n"
         "removed or beyond the limit; tags in a new file leave them out\n\n"
         "tagged 4, failed 0"
     )
@@ -211,7 +211,7 @@ def test_rows_from_a_pipe(cli: Cli, labels: str) -> None:
 MISTAKES = [
     ([], "tagging needs a schema", "name one: --schema labels.json"),
     (["--schema", "none.json"], "the schema none.json does not exist",
-     "a JSON file, or package.module:Model"),
+     "give a JSON file, or package.module:Model"),
     (["--schema", "labels.json", "--gold", "gold"], "--gold needs an output file",
      "name one: -o tagged.jsonl"),
     (["--schema", "labels.json", "--export", "a.csv"], "--export needs an output file",
@@ -222,7 +222,7 @@ MISTAKES = [
      "--gold gold does not say which field of a tag it is compared with",
      "--gold FIELD=gold, where FIELD is one of: label, urgency"),
     (["--schema", "labels.json", "--export", "a.xlsx", "-o", "out.jsonl"],
-     "cannot export to a.xlsx", "known are .csv, .parquet"),
+     "cannot export to a.xlsx", "use one of .csv, .parquet"),
     (["--schema", "labels.json", "--export", "labels.json", "-o", "out.jsonl"],
      "--export would overwrite labels.json", "choose another file"),
     (["--schema", "labels.json", "--export", "./in.jsonl", "-o", "out.jsonl"],

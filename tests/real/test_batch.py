@@ -222,7 +222,7 @@ def test_a_path_that_is_none_for_batches_ends_the_run() -> None:
         body = '{"model": "m"}'
         report = run(sim, url="/v1/other", body=body, model=None, constant_prompt=True)
         assert report.stopped is not None
-        assert "not one for batches" in report.stopped.what
+        assert "do not support this endpoint" in report.stopped.what
         assert report.unfinished == 2
 
 

@@ -60,7 +60,7 @@ def test_a_limit_on_open_files_that_is_too_low_is_told_before_anything_is_sent(
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "error: concurrency 1,000 needs 1,064 open files, but this process may have 300\n"
+        "error: concurrency 1,000 needs 1,064 open files, but this process may open only 300\n"
         "\n"
         "hint: lower --concurrency to 236, or raise `ulimit -Hn`\n"
     )

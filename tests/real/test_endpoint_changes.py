@@ -351,7 +351,7 @@ def test_a_lost_endpoint_is_tried_again_when_the_settings_are_read() -> None:
         one = Server(("m",), [401])
         async with listening(one), gateway(one.named("A")) as front:
             assert [await front.ask("m") for _ in range(2)] == [502, 502]
-            assert front.served.change(front.settings) == ["tried again: A"]
+            assert front.served.change(front.settings) == ["trying again: A"]
             assert await front.ask("m") == 200
             assert front.served.change(front.settings) == ["nothing has changed"]
 
@@ -367,7 +367,7 @@ def test_a_lost_endpoint_that_still_has_a_call_is_tried_again_once() -> None:
             one.latency_s = 1.0
             long = front.begin("m", 1)
             assert await asyncio.gather(*lost) == [502]
-            assert front.served.change(front.settings) == ["tried again: A"]
+            assert front.served.change(front.settings) == ["trying again: A"]
             await asyncio.sleep(0.1)
             assert front.served.change(front.settings) == ["nothing has changed"]
             assert await asyncio.gather(*long) == [200]
@@ -453,7 +453,7 @@ def test_an_endpoint_with_another_shared_rate_joins_once_the_old_one_is_out_of_u
                 front.change(limited("100/1s"))
                 assert await front.ask("m") == 200
                 notes = [event.what for event in front.served.gateway.watch.snapshot().changes]
-                assert [note for note in notes if "A waits to join" in note]
+                assert [note for note in notes if "A cannot join yet" in note]
                 # One that still waits may be replaced, too.
                 front.change(limited("70/1s"))
                 front.change(limited("60/1s"))
@@ -494,11 +494,11 @@ def test_settings_that_need_a_restart_are_named_and_so_are_other_prices() -> Non
                 prices={"m": Price(input=1, cached_input=1, output=2)},
             )
             for notes in (front.served.change(other), front.served.change(other)):
-                fixed = [f"{name} changes only at a restart" for name in FIXED]
+                fixed = [f"{name} keeps its value until a restart" for name in FIXED]
                 assert [note for note in notes if "restart" in note] == fixed
-            assert "other prices" not in notes
+            assert "prices changed" not in notes
             front.served.change(front.settings)
-            assert "other prices" in front.served.change(other)
+            assert "prices changed" in front.served.change(other)
 
     asyncio.run(main())
 

@@ -668,12 +668,12 @@ def test_a_rank_that_is_killed_ends_the_engine_and_tells_its_clients(
             next(iter(stream))
             (*_, rank) = children(process.pid)
             os.kill(rank, signal.SIGKILL)
-            with pytest.raises(openai.APIError, match="was ended by SIGKILL"):
+            with pytest.raises(openai.APIError, match="was killed by SIGKILL"):
                 for _ in stream:
                     pass
         _, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 1, err
-        assert "was ended by SIGKILL" in err
+        assert "was killed by SIGKILL" in err
         assert "hint: start the engine again" in err
     finally:
         kill(process)

@@ -245,7 +245,7 @@ def test_ranks_end_with_the_process_that_made_them(models_folder: Path) -> None:
         parent = newest_child()
         pids = children(parent)
         os.kill(parent, signal.SIGKILL)
-        with pytest.raises(EngineFailed, match="the process that has made the ranks was ended"):
+        with pytest.raises(EngineFailed, match="the process that started the ranks has ended"):
             ranks.result()
         wait_until(lambda: not any(map(is_running, [*pids, parent])))
 

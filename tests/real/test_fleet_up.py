@@ -193,7 +193,7 @@ def test_a_fleet_follows_its_load_and_ends_with_calls_answered(start: Start) -> 
         up.until(url, lambda status: status["in_flight"] == 1)
         code, err = up.end()
         assert last.result()[0] == 200
-    assert (code, "ending 1 call, within 60 s" in err) == (0, True)
+    assert (code, "waiting up to 60 s for 1 call in flight" in err) == (0, True)
     assert not processes_of(up.folder)
 
 

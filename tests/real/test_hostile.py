@@ -146,7 +146,10 @@ def test_a_wrong_answer_is_one_error(run: Run, name: str) -> None:
             "the answer is compressed as gzip, chunked",
         ),
         (answer(GZIP + b"junk", Content_Encoding="gzip"), "compression is broken"),
-        (answer(zlib.compress(TEXT) * 2, Content_Encoding="deflate"), "bytes follow its end"),
+        (
+            answer(zlib.compress(TEXT) * 2, Content_Encoding="deflate"),
+            "bytes follow the end of the compressed data",
+        ),
         (answer(b"\x1f", Content_Encoding="gzip"), "cut short"),
         (answer(b"x" * (MOST_BYTES + 1)), "longer than 100,000 bytes"),
     ],

@@ -95,7 +95,7 @@ BUCKET = "check the name of the bucket, and which store it is in: AWS_ENDPOINT_U
         ),
         ("s3://data/in", "{} is a folder", "name one object in it; a URL is one input"),
         ("s3://data/", "{} is a folder", "name one object in it; a URL is one input"),
-        ("s4://data/a", "{}: s4:// is not a kind of URL that fsspec knows", "did you mean s3?"),
+        ("s4://data/a", "{}: s4:// is not a URL scheme that fsspec knows", "did you mean s3?"),
     ],
 )
 @pytest.mark.usefixtures("shared")
@@ -107,8 +107,8 @@ def test_an_input_that_is_not_there(cli: Cli, url: str, what: str, hint: str) ->
     ("url", "what", "hint"),
     [
         ("s3://dta/labels.jsonl", "cannot write to {}: there is no bucket dta", BUCKET),
-        ("s3://data", "the output {} names no object", "name one in it: s3://data/labels.jsonl"),
-        ("s3://data/", "the output {} names no object", "name one in it: s3://data/labels.jsonl"),
+        ("s3://data", "the output {} does not name an object", "such as s3://data/labels.jsonl"),
+        ("s3://data/", "the output {} does not name an object", "such as s3://data/labels.jsonl"),
         (
             "s3://data/a/../b",
             "the output {} has an empty part, `.` or `..` between its slashes",
@@ -306,6 +306,6 @@ def test_a_driver_that_is_not_installed(
     package = "gcsfs" if url.startswith("gs") else "redline[s3]"
     told = cli("run", url, *ASK)
     assert told == error(
-        f"reading {url} needs a driver, and {package} is not installed",
+        f"reading {url} needs a driver, but {package} is not installed",
         f"pip install '{package}'",
     )

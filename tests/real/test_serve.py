@@ -303,8 +303,8 @@ def test_hangup_changes_the_endpoints_and_loses_no_call(tmp_path: Path) -> None:
     assert status == 0
     assert "the settings are unchanged: redline.toml, [serve]: unknown setting: prot" in err
     assert "the settings are unchanged: cannot read redline.toml: it is not UTF-8" in err
-    assert "settings read: new: two" in err
-    assert "settings read: no longer: one" in err
+    assert "settings read: new endpoints: two" in err
+    assert "settings read: removed endpoints: one" in err
 
 
 @pytest.mark.parametrize("models", ["", 'models = { m = "sim" }'])
@@ -329,7 +329,7 @@ def test_calls_wait_on_while_their_only_endpoint_gets_another_name(
             serve.process.send_signal(signal.SIGHUP)
             assert [one.result() for one in asking] == ["You said: hello"] * 6
             _, err = serve.end()
-    assert "settings read: new: new" in err
+    assert "settings read: new endpoints: new" in err
 
 
 def test_an_endpoint_comes_back_though_its_calls_have_not_ended(tmp_path: Path) -> None:
@@ -392,7 +392,9 @@ def test_a_class_that_comes_only_at_a_start_is_refused_on_sighup(tmp_path: Path)
             assert client.chat.completions.create(model="m", messages=HELLO).choices
             status, err = serve.end()
     assert status == 0
-    assert "the settings are unchanged: the class gold of tenant team needs a restart" in err
+    assert (
+        "the settings are unchanged: tenant team uses the class gold, which needs a restart" in err
+    )
 
 
 def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(tmp_path: Path) -> None:
@@ -422,7 +424,7 @@ def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(tmp_path: Path) 
             http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10).connect()
         assert all(one.result().choices for one in asked)
         status, err = ending.result()
-        assert (status, "ending 8 calls" in err) == (0, True)
+        assert (status, "for 8 calls in flight" in err) == (0, True)
 
 
 class Caller(threading.Thread):
@@ -579,7 +581,10 @@ def test_the_gateway_says_how_many_calls_it_has_cut_off(tmp_path: Path) -> None:
             wait_until(lambda: sim.stats()["in_flight"] == 2)
             status, err = serve.end()
             assert all(isinstance(call.exception(), openai.InternalServerError) for call in calls)
-        assert (status, err) == (0, "ending 2 calls, within 1 s\n2 calls were cut off after 1 s\n")
+        assert (status, err) == (
+            0,
+            "waiting up to 1 s for 2 calls in flight\n2 calls were cut off after 1 s\n",
+        )
 
 
 def test_pages_say_whether_it_lives_and_whether_it_can_answer(tmp_path: Path) -> None:
@@ -1065,7 +1070,7 @@ def test_a_hangup_after_a_key_was_revoked_says_that_keys_are_others(
         asyncio.get_running_loop().call_later(2.5 if is_followed else 0.0, tell)
 
     serve_gateway(settings, reread=lambda: settings, on_url=hang_up, on_note=notes.append)
-    assert notes == ["settings read: other keys (1 active)"]
+    assert notes == ["settings read: keys changed (1 active)"]
 
 
 def test_a_hangup_while_the_server_of_several_workers_starts_does_not_end_it(

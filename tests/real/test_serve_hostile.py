@@ -763,8 +763,8 @@ def test_a_refusal_has_the_id_under_which_the_gateway_shows_it(tmp_path: Path) -
                 b"{": b"read as JSON: Input data was truncated",
                 b'{"model": "fast", "temperature": NaN}': b"read as JSON: JSON is malformed",
                 b"[" * 100_000: b"read as JSON: ",
-                b'{"messages": []}': b"names no model",
-                b"[]": b"names no model",
+                b'{"messages": []}': b"does not name a model",
+                b"[]": b"does not name a model",
             }.items():
                 answer = asyncio.run(once(world, request("POST", CHAT, body)))
                 assert (answer.status, why in answer.body) == (400, True), answer.body

@@ -444,7 +444,7 @@ def test_a_worker_that_is_killed_while_it_starts_ends_all_with_the_reason(tmp_pa
         timeout=60,
     )
     assert (done.returncode, done.stdout) == (137, "")
-    assert "worker 1 has ended with status 137 before it served" in done.stderr
+    assert "worker 1 ended with status 137 before it could serve" in done.stderr
 
 
 def test_a_served_function_may_print(tmp_path: Path) -> None:

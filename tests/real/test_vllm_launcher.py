@@ -255,7 +255,7 @@ def test_what_does_not_listen_is_killed(start: Start) -> None:
 def test_vllm_that_cannot_start_is_told_below_its_own_words(start: Start) -> None:
     status, out, err = start("m", mood="dies").end()
     assert (status, out) == (1, "")
-    told = "error: vLLM ended before it was ready, with status 1\n"
+    told = "error: vLLM exited before it was ready, with status 1\n"
     assert f"loading m\nValueError: the model is not there\n{told}" in err
 
 
@@ -265,7 +265,7 @@ def test_vllm_that_dies_while_it_serves_is_told_and_its_workers_end(start: Start
     os.kill(launched.numbers()[0], signal.SIGKILL)
     status, _, err = launched.end()
     assert status == 2
-    assert err.endswith("error: vLLM ended while it served, with status -9\n")
+    assert err.endswith("error: vLLM exited while serving, with status -9\n")
     assert all_gone(launched.numbers())
 
 

@@ -114,7 +114,7 @@ def test_a_job_that_gave_its_dead_endpoints_up_is_resumed_and_ends(
         async with one, two:
             report = await run(fleet, output)
             assert isinstance(report.stopped, NoEndpoint)
-            assert report.stopped.what.startswith("no endpoint of 2 is left, ")
+            assert report.stopped.what.startswith("none of 2 endpoints is left; ")
             assert fleet.dead_s is not None
             # The longest pause between two attempts is 15 s.
             assert 300.0 <= loop.time() - fleet.dead_s < 320.0

@@ -105,7 +105,7 @@ def test_a_body_that_is_slow_to_read_is_read_once_and_before_pickling() -> None:
     [
         ("connect", 10.0, "no connection within 10 s (connect timeout)"),
         ("first_byte", 0.5, "no first byte within 0.5 s (first_byte timeout)"),
-        ("attempt", 600.0, "no whole answer within 600 s (attempt timeout)"),
+        ("attempt", 600.0, "no complete answer within 600 s (attempt timeout)"),
         ("row", None, "no success in time (row timeout)"),
         ("run", 3600.0, "the run did not end within 3600 s (run timeout)"),
     ],

@@ -25,22 +25,22 @@ class Envelope(msgspec.Struct, kw_only=True):
 
 
 def no_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | None:
-    """None: the API has no quick reader."""
+    """Returns None, for an API without a quick reader."""
     return None
 
 
 class Api(msgspec.Struct, frozen=True, kw_only=True):
     """One API of an endpoint.
 
-    path: of its requests; a url that ends like it, from the part after `/v1` on, is of this API.
+    path: of its requests; a url belongs to the API if it ends with the part of `path` after `/v1`.
     prompt: the field of a request that holds the prompt. texts: all fields whose strings the model
-    reads. as_json: fields that become a part of the prompt as JSON, names and all. output_limits:
-    fields that bound the tokens of one answer. has_system: a request has a place for a system
-    message. has_output: answers have tokens that are generated. is_streamed: they may be streamed.
-    read: the reply that a body holds; asked: the request's body, by which answers are counted, None
-    if that is not known. Raises msgspec.DecodeError for another shape, and the error that the
-    body holds. read_usual: the same for an answer as nearly all are, quicker, and with its headers;
-    None for any other.
+    reads. as_json: fields that become a part of the prompt as JSON, with their names.
+    output_limits: fields that bound the tokens of one answer. has_system: whether a request may
+    have a system message. has_output: whether answers have generated tokens. is_streamed: whether
+    they may be streamed. read: parses the reply in a body; asked: the request's body, which states
+    the number of answers, or None if it is not known. Raises msgspec.DecodeError for another shape,
+    and the error that the body contains. read_usual: the same, quicker, for an answer of the most
+    common form, with its headers; returns None for any other.
     """
 
     path: str

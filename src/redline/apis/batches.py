@@ -1,4 +1,4 @@
-"""POST /v1/files, POST /v1/batches: files of requests go up, files of results come down.
+"""POST /v1/files, POST /v1/batches: requests are uploaded and results downloaded as files.
 
 https://platform.openai.com/docs/api-reference/batch
 """
@@ -16,22 +16,22 @@ from redline.apis.loose_json import number
 from redline.errors import BadReply
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
-# The window that the API supports; other servers accept none or another one, and treat this as
-# theirs.
+# The only window that OpenAI supports. Servers that have another window, or none, accept this value
+# and use their own.
 WINDOW = "24h"
 # The final statuses of a batch.
 ENDED = frozenset(("failed", "completed", "expired", "cancelled"))
 # OpenAI's bounds: bytes of one file, and lines of one batch.
 MOST_FILE_BYTES = 200 * 1024 * 1024
 MOST_LINES = 50_000
-# Code and message of a line without an answer, by the status that its batch has ended with.
+# Code and message of a line without an answer, by the final status of its batch.
 UNFINISHED = {
     "expired": ("batch_expired", "This request was not executed within the completion window."),
     "cancelled": ("batch_cancelled", "This request was not executed: the batch was cancelled."),
 }
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _WRONG = re.compile(r"`\$\.(\w+)")
-# A request of the file may not bring its prompt beside its body.
+# Fields of a prompt, which belong in the body of a line and not beside it.
 _OUTSIDE = ("messages", "prompt", "input")
 
 
@@ -53,7 +53,7 @@ class BatchRequest(msgspec.Struct):
 
 
 class RequestLine(msgspec.Struct):
-    """One line of the file that goes up."""
+    """One line of an uploaded file."""
 
     custom_id: str
     method: str
@@ -62,9 +62,9 @@ class RequestLine(msgspec.Struct):
 
 
 class Problem(msgspec.Struct):
-    """Why a batch failed.
+    """A reason why a batch failed.
 
-    line: of its file, from 1; None if the problem concerns the whole file.
+    line: the number of the line, from 1; None if the problem concerns the whole file.
     """
 
     code: str | None = None
@@ -74,7 +74,7 @@ class Problem(msgspec.Struct):
 
 
 class LineChecker:
-    """Reads the lines of one file. endpoint: the url that all of them must have."""
+    """Reads and checks the lines of one file. endpoint: the url that every line must have."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -102,7 +102,7 @@ class LineChecker:
             return Problem("invalid_type", "'body' must be an object.", line, "body")
         for name in _OUTSIDE:
             if name in found:
-                text = f"Unknown parameter: '{name}'. It belongs into 'body'."
+                text = f"Unknown parameter: '{name}'. It belongs in 'body'."
                 return Problem("unknown_parameter", text, line, name)
         return asked
 
@@ -125,7 +125,7 @@ def _absent(name: str, line: int) -> Problem:
 class Batch(msgspec.Struct):
     """A batch as the provider shows it. created_at: wall time, 0 if it is not known.
 
-    finished: lines that the provider says have an answer or an error, 0 if it does not say.
+    finished: the number of lines with an answer or an error; 0 if the provider does not state it.
     """
 
     id: str
@@ -248,7 +248,7 @@ class _Error(msgspec.Struct):
 
 
 class ResultLine(msgspec.Struct):
-    """One line of a file of results or errors. problem: why the rest of it cannot be read."""
+    """One line of a file of results or errors. problem: why the line's result cannot be read."""
 
     custom_id: str
     response: _Response | None = None
@@ -266,7 +266,7 @@ _NAMED = msgspec.json.Decoder(_Named)
 
 
 def read_line(raw: bytes) -> ResultLine:
-    """The line. Raises BadReply for one that names no row."""
+    """Parses a line. Raises BadReply if it names no row."""
     try:
         return _LINE.decode(raw)
     except (ValueError, RecursionError) as error:

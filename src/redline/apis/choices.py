@@ -23,7 +23,7 @@ from redline.waist import Reply
 
 Object = dict[str, Any]
 
-# Above the number of answers of any endpoint to one request: a larger number is an error.
+# More answers than any endpoint gives to one request: a larger number is an error.
 _MOST_CHOICES = 100_000
 # Indices in a message.
 _MOST_NAMED = 5
@@ -44,7 +44,7 @@ class ChoicesRequest(msgspec.Struct, kw_only=True):
 
 
 class SampledRequest(ChoicesRequest, kw_only=True):
-    """The same, with the fields that bound and seed the answers."""
+    """A ChoicesRequest with the fields that bound and seed the answers."""
 
     n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
     max_tokens: Count | None = None
@@ -113,7 +113,7 @@ def choices(body: Object) -> int:
 
 
 def drafts(body: Object) -> int:
-    """The number of billed answers: `best_of` of them are written, whether they are sent or not."""
+    """The number of billed answers, which is `best_of` if given: some may not be sent."""
     n, best_of = number(body.get("n")), number(body.get("best_of"))
     return _copies(n if best_of is None else max(n or 1, best_of), body)
 
@@ -181,7 +181,7 @@ def read(body: bytes, asked: Object | None) -> Reply:
 
 
 def has_ended(body: bytes) -> bool:
-    """Whether each choice in a JSON body has a finish reason, and the body has no error."""
+    """Whether each choice in a JSON body has a finish reason and the body contains no error."""
     try:
         endings = _ENDINGS.decode(body)
     except msgspec.ValidationError:
@@ -201,7 +201,7 @@ P = TypeVar("P", bound=_Part)
 def in_order(found: list[P], asked: int | None, name: str) -> list[P]:
     """The parts of an answer, sorted by index. Raises BadReply if they are not the requested ones.
 
-    asked: their number; None if it is not known. name: of one part, for a message.
+    asked: the requested number; None if it is not known. name: what a part is called in an error.
     """
     if asked == len(found) == 1 and not found[0].index:
         return found
@@ -267,9 +267,9 @@ def write_choice(
     logprobs: Object | None = None,
     tool_calls: Any = None,
 ) -> Object:
-    """A choice of an answer, or of an event with what is new in it.
+    """A choice of an answer, or of an event, which has only the new part.
 
-    name: of the entry that holds the text and the tool calls. part: makes its value of them.
+    name: the entry that holds the text and the tool calls. part: makes the entry's value of them.
     """
     return {
         "index": index,
@@ -333,7 +333,7 @@ class ChoicesWriter(NamedTuple):
 
     def encoder(self) -> Callable[[Object], bytes]:
         """Makes the bytes of an event with one piece; what all events share is encoded once."""
-        # No bracket follows that of the empty list of choices.
+        # The bracket of the empty list of choices is the last one.
         begin, _, end = event_bytes(self.event()).rpartition(b"]")
 
         def encode(piece: Object) -> bytes:

@@ -38,7 +38,7 @@ _REPLY = msgspec.json.Decoder(_Reply)
 
 
 def inputs(body: dict[str, Any]) -> int | None:
-    """The number of vectors that a request asks for; None if the body does not show it."""
+    """The number of vectors that a request asks for; None if the body does not state it."""
     value = body.get("input")
     if isinstance(value, list):
         # A list of numbers is one input, given as token ids.

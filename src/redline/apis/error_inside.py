@@ -1,7 +1,7 @@
 """Errors inside an answer with HTTP 200, judged by the status that they contain.
 
-Gateways send one if the model behind them fails after they have begun to answer (OpenRouter's page
-on errors).
+Gateways send such an error if the model behind them fails after they have begun to answer
+(OpenRouter's page on errors).
 
   the error names                      it is judged as
   a status from 400 to 599             that status
@@ -49,7 +49,7 @@ _ENVELOPE = {
 
 
 class ErrorInside(Exception):
-    """The JSON of an answer is an error; value: that JSON."""
+    """Raised for an answer whose JSON is an error. value: that JSON."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -105,11 +105,11 @@ def judge_error(value: Any, headers: Mapping[str, str], wall_s: float) -> CallEr
 def judge_part(what: str, error: Any, *, is_begun: bool = True) -> CallError | NoEndpoint:
     """The error of an answer that broke off; what: the claim, such as `choice 1 broke off`.
 
-    is_begun: a part of the answer is there. The error then has no status: tokens before the break
-    may have been billed, which those of a request that was refused with a status are not.
+    is_begun: whether a part of the answer has arrived. The error then has no status: tokens before
+    the break may have been billed, whereas a request refused with a status is not billed.
     """
     judged = judge_error({"error": error}, {}, 0.0)
-    # The loss of the model is the whole message, as for an answer that has not begun.
+    # If the model is lost, the message is the same as for an answer that has not begun.
     if isinstance(judged, CallError):
         judged.what = f"{what}: {judged.what}"
         if is_begun:

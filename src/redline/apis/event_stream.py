@@ -1,7 +1,7 @@
 """Streamed answers as bytes: text/event-stream (WHATWG HTML, 9.2), written and read.
 
-An event is some fields by line, a blank line ends it, and its `data` is JSON. The API ends a stream
-with `data: [DONE]`, and what follows that is not a part of the answer.
+An event has a field on each line and ends with a blank line; its `data` is JSON. The API ends a
+stream with `data: [DONE]`, and what follows that is not a part of the answer.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ DONE_EVENT = b"data: %b\n\n" % DONE
 _LONGEST_EVENT_BYTES = 8 * 1024 * 1024
 # Two ends of lines. They are atomic: CR LF is one of them and not two.
 _BLANK_LINE = re.compile(rb"(?:\r\n?+|\n)(?:\r\n?+|\n)")
-# Of a blank line, at most: all but its last byte.
+# The most bytes of an incomplete blank line: all but its last byte.
 _MOST_BEGUN_BYTES = 3
-# Its LF may be on its way; a server that ends lines with CR alone is not waited for.
+# The LF may still arrive, but a server that ends lines with CR alone sends none.
 _MAY_GO_ON = frozenset({b"\r\n\r", b"\n\r"})
-# In front of what a model says: the end of a key, and the begin of a string. Within a string of
-# JSON, the same has a backslash.
+# The end of a key and the beginning of a string, before a model's text. Inside a JSON string, these
+# quotes would have a backslash.
 _KEYS = tuple(
     b'%b":%b"' % (key, space)
     for key in (b"content", b"text", b"arguments")
@@ -37,7 +37,7 @@ is_text = _INSIDE.fullmatch
 
 
 def event_bytes(event: object, name: str = "") -> bytes:
-    """One event. name: of its kind; empty for none."""
+    """Encodes one event. name: its `event` field; empty for none."""
     line = f"event: {name}\n".encode() if name else b""
     return b"%bdata: %b\n\n" % (line, msgspec.json.encode(event))
 
@@ -47,19 +47,19 @@ class ErrorData(bytes):
 
 
 class EventParser:
-    """Bytes in, whole events out, wherever the bytes were cut."""
+    """Splits a stream of bytes into complete events, wherever the bytes were cut."""
 
     def __init__(self) -> None:
-        # What has come without a blank line; a long event is not copied with each of its reads.
+        # The bytes since the last blank line; a long event is not copied at each read.
         self._rest = bytearray()
         self._is_first = True
 
     def blocks(self, data: bytes) -> list[tuple[bytes, bytes | None]]:
-        """What `data` completes, as it came with its blank line, and its data.
+        """The blocks that `data` completes, each as received with its blank line, and its data.
 
-        The data is an ErrorData for an error, and None for a block that is no event, such as a
-        comment. All blocks and `left` are what was fed, byte for byte. Raises BadReply for an
-        endless event.
+        The data is an ErrorData for an error, and None for a block without an event, such as a
+        comment. All blocks followed by `left` equal the bytes fed. Raises BadReply for an endless
+        event.
         """
         if not (self._rest or self._is_first) and _is_line(data):
             # As most reads are: one event.
@@ -80,13 +80,16 @@ class EventParser:
 
     @property
     def is_amid(self) -> bool:
-        """Part of an event has come, or nothing yet: the next bytes need not begin an event."""
+        """Whether a part of an event, or nothing at all, has arrived.
+
+        The next bytes then need not begin an event.
+        """
         return bool(self._rest) or self._is_first
 
     def line(self, data: bytes) -> bytes | None:
         """The data of the one event that `data` is, if it is a line and nothing came before it.
 
-        None for anything else. Keeps nothing: what is not fed to `blocks` was not seen.
+        None for anything else. It does not change the parser, unlike `blocks`.
         """
         return None if self.is_amid or not _is_line(data) else _data_of(data)
 
@@ -101,10 +104,10 @@ class EventParser:
 
 
 class EventForm(msgspec.Struct, frozen=True):
-    """Events like one before, byte for byte but for what a model says in them.
+    """The form of events that differ from an earlier one only in the model's text.
 
-    A reader that passes over that would read the same of all.
-    begin, end: the event in front of the text and behind it, with `data: ` and its blank line.
+    Apart from the text, all of them have the same contents.
+    begin, end: the event before and after the text, with `data: ` and its blank line.
     begin_bytes, end_bytes: their lengths.
     """
 
@@ -114,7 +117,7 @@ class EventForm(msgspec.Struct, frozen=True):
     end_bytes: int
 
     def fits(self, data: bytes, start: int, stop: int) -> bool:
-        """From `start` up to `stop`, `data` is one event of this form."""
+        """Whether `data` from `start` up to `stop` is one event of this form."""
         return (
             data.startswith(self.begin, start, stop)
             and data.endswith(self.end, start, stop)
@@ -136,7 +139,7 @@ def event_form_of(data: bytes) -> EventForm | None:
 
 
 def _has_end(kept: bytearray, start: int) -> bool:
-    """Whether a blank line is in it, from `start` on."""
+    """Whether it contains a blank line from `start` on."""
     if kept.find(b"\r", start) < 0:
         return kept.find(b"\n\n", start) >= 0
     return _BLANK_LINE.search(kept, start) is not None

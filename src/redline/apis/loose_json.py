@@ -1,10 +1,10 @@
 """JSON and numbers as lenient servers write them: JSON that does not follow RFC 8259.
 
-  a byte order mark             is passed over
-  NaN, Infinity, 1e999          are null
-  half of a surrogate pair      is U+FFFD
+  a byte order mark             is skipped
+  NaN, Infinity, 1e999          become null
+  half of a surrogate pair      becomes U+FFFD
 
-Slower than msgspec by a factor of ten, so it is tried only after msgspec has refused.
+This is ten times slower than msgspec, so it is tried only on data that msgspec has refused.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def parsed(data: bytes) -> Any:
 
 
 def mended(data: bytes) -> bytes:
-    """The same value as proper JSON. Raises ValueError or RecursionError."""
+    """Converts the data to proper JSON. Raises ValueError or RecursionError."""
     return json.dumps(clean(parsed(data)), ensure_ascii=False).encode()
 
 
 def decoded(data: bytes) -> Any:
-    """The value of JSON, proper or not, as it is clean. Raises ValueError or RecursionError."""
+    """The value of JSON, proper or not, cleaned by `clean`. Raises ValueError or RecursionError."""
     try:
         return msgspec.json.decode(data)
     except ValueError:
@@ -37,7 +37,7 @@ def decoded(data: bytes) -> Any:
 
 
 def decoded_or_text(data: bytes) -> Any:
-    """The same; the data as a text if it is not JSON at all."""
+    """As `decoded`, but returns data that is not JSON at all as text."""
     try:
         return decoded(data)
     except (ValueError, RecursionError):
@@ -45,7 +45,7 @@ def decoded_or_text(data: bytes) -> Any:
 
 
 def encoded(value: Any) -> bytes:
-    """The value as proper JSON, whose strings may hold lone surrogates."""
+    """Encodes as proper JSON a value whose strings may hold lone surrogates."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -53,7 +53,7 @@ def encoded(value: Any) -> bytes:
 
 
 def clean(value: Any) -> Any:
-    """The value without what proper JSON cannot hold."""
+    """The value with everything replaced that proper JSON cannot hold, as in the table above."""
     if isinstance(value, str):
         return paired(value)
     if isinstance(value, dict):
@@ -76,7 +76,7 @@ class PairJoiner:
         self._half = ""
 
     def add(self, text: str) -> str:
-        """The next piece, without half a pair at its end, which is kept for the one after it."""
+        """The next piece without half a pair at its end, which is kept for the following piece."""
         if self._half:
             text, self._half = self._half + text, ""
         if text and "\ud800" <= text[-1] <= "\udbff":

@@ -1,8 +1,8 @@
 """Reading replies of every API, and plain JSON of any other path.
 
-The API is known by the end of the request's path. `read` raises BadReply for a body that is not
-what the API promises, so that it is retried like any other fault, and the error itself for a
-body that holds one.
+The end of the request's path determines the API. `read` raises BadReply for a body that is not what
+the API promises, so that the call is retried as after any other fault. For a body that contains an
+error, it raises that error.
 
   an answer                                    is
   with an `error` and no choices               judged by the status inside
@@ -56,7 +56,7 @@ def _read_plain(
 
 
 def _check_plain(whole: Any) -> None:
-    """Raises for an error, and for a choice that broke off, wherever choices are."""
+    """Raises the error in the JSON, or that of a choice that broke off, wherever choices are."""
     if is_error(whole, of_any_api=True):
         raise ErrorInside(whole)
     found = whole.get("choices") if isinstance(whole, dict) else None
@@ -76,7 +76,7 @@ APIS = (chat.API, completions.API, embeddings.API, responses.API)
 
 @lru_cache(maxsize=1024)
 def api_of(url: str) -> Api:
-    """The API whose ending the path of `url` has, its query aside; PLAIN for any other."""
+    """The API to which the path of `url`, without its query, belongs; PLAIN if it is of none."""
     path = f"/{_path_of(url)}"
     return next((api for api in APIS if path.endswith(api.ending)), PLAIN)
 
@@ -91,9 +91,9 @@ def read(
 ) -> Reply:
     """The reply that `body` holds for a call to `url`.
 
-    output_path: picks the answer from the JSON, for any API. asked: the request's body, by which
-    answers are counted; None if it is not known. headers: the answer's; with wall_s, also for the
-    Retry-After of an error inside, see `judge`. Raises CallError, and NoEndpoint if a local engine
+    output_path: picks the answer from the JSON, for any API. asked: the request's body, which
+    states the number of answers; None if it is not known. headers: those of the answer. headers,
+    wall_s: as in `judge`, for an error inside. Raises CallError, and NoEndpoint if a local engine
     is lost.
     """
     if headers is None:

@@ -15,7 +15,7 @@ from redline.apis.request_parts import Count, Messages, ResponseFormat
 from redline.errors import BadReply
 from redline.waist import Reply
 
-# The calls that the caller must answer; the others, such as web_search_call, are done already.
+# Calls that the caller must answer; the provider has made all others, such as web_search_call.
 _CALLERS_TOOLS = frozenset({"function_call", "custom_tool_call"})
 # A response may also be `failed`, `queued`, `in_progress` or `cancelled`.
 _ENDED = frozenset({None, "completed", "incomplete"})
@@ -66,11 +66,11 @@ def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
     if reply.error:
         raise judge_part("the response failed", reply.error)
     if reply.status == "failed":
-        raise BadReply("the response failed, and does not say why")
+        raise BadReply("the response failed without giving a reason")
     if reply.status not in _ENDED:
         waits = reply.status in ("queued", "in_progress")
         hint = "remove `background`: redline does not wait for stored responses" if waits else ""
-        raise BadReply(f"the response is not whole: its status is `{reply.status}`", hint=hint)
+        raise BadReply(f"the response is not complete: its status is `{reply.status}`", hint=hint)
     texts, refusals, tool_calls = [], [], []
     for raw in reply.output:
         item = _ITEM.decode(raw)
@@ -114,7 +114,7 @@ API = Api(
 
 
 def whole(name: str, created_s: int, text: str, *, is_cut: bool, **fields: Any) -> dict[str, Any]:
-    """The answer with this text. is_cut: by the limit of its tokens.
+    """The answer with this text. is_cut: whether the token limit cut it.
 
     name: part of its ids. created_s: wall time. fields: others, such as `model` and `usage`.
     """
@@ -154,5 +154,5 @@ def text_of_event(event: dict[str, Any]) -> str:
 
 
 def is_last(event: dict[str, Any]) -> bool:
-    """The event holds the whole response."""
+    """Whether the event contains the whole response."""
     return event.get("type") in _LAST_EVENTS

@@ -1,4 +1,4 @@
-"""Events of a stream, put together to the answer that they would be if it came whole."""
+"""Assembles the events of a stream into the answer that a call without a stream would get."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _ChoiceHead(msgspec.Struct):
 
 
 class _EventHead(msgspec.Struct):
-    """The fields of an event that matter if its text does not."""
+    """The fields of an event that are read if its text is not needed."""
 
     type: Any = None
     object: Any = None
@@ -52,7 +52,7 @@ def read_event(data: bytes) -> tuple[Object, bool]:
 
 
 class StreamedAnswer:
-    """One answer, as far as it has come."""
+    """One answer, as far as it has arrived."""
 
     def __init__(self) -> None:
         self._choices: dict[int, _Choice] = {}
@@ -87,7 +87,7 @@ class StreamedAnswer:
         return first
 
     def skim(self, event: bytes) -> bool:
-        """True if the event has nothing but more of a choice's text; False if `add` must read it.
+        """Whether the event has only more of a choice's text; if not, `add` must read it.
 
         An answer whose events were skimmed has no text.
         """
@@ -115,7 +115,7 @@ class StreamedAnswer:
     def whole(self, *, is_done: bool) -> tuple[str, bytes]:
         """The url and the body of the same answer unstreamed.
 
-        is_done: the stream has said that it is over. Raises Disconnected for half an answer.
+        is_done: whether the stream announced its end. Raises Disconnected for an incomplete answer.
         """
         if self._response is not None:
             return responses.API.path, self._response
@@ -123,7 +123,7 @@ class StreamedAnswer:
         # Some servers give no reason at all; one that gives it gives it for each choice.
         has_ended = bool(reasons) and all(reasons)
         if not has_ended and (any(reasons) or not is_done):
-            raise Disconnected("the stream ended before its answer was whole")
+            raise Disconnected("the stream ended before its answer was complete")
         parts = [choice.whole(index) for index, choice in sorted(self._choices.items())]
         return chat.API.path, encoded({**self._known, "choices": parts})
 
@@ -133,7 +133,7 @@ class _Pieces(list[str]):
 
 
 class _Choice:
-    """One choice of a streamed answer, as far as it has come."""
+    """One choice of a streamed answer, as far as it has arrived."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

@@ -64,7 +64,7 @@ def response_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
 
 
 def stated_tokens(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Input and output tokens that a usage states, 0 to 10^9; None for a count that it does not."""
+    """The input and output tokens of a usage, 0 to 10^9; None for a count that it lacks."""
     read = usage.get("prompt_tokens")
     written = usage.get("completion_tokens")
     return (
@@ -76,7 +76,8 @@ def stated_tokens(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
 class Usage(NamedTuple):
     """Tokens of one call: no token is counted twice.
 
-    input: neither cached nor written. cached: read from the provider's cache. written: put into it.
+    input: neither read from nor written to the provider's cache. cached: read from it. written:
+    written to it.
     """
 
     input: int = 0
@@ -94,12 +95,12 @@ class Usage(NamedTuple):
 
 
 def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> Usage | None:
-    """What a reply's `usage` says; None if it leaves one out or says nothing but zeros.
+    """The usage that a reply states; None if it states none, or only zeros.
 
     has_output: False for embeddings, whose usage names no output.
-    OpenAI's chat, completions, embeddings and responses count what is read from the cache, and what
-    is put into it, as parts of the input; so do OpenRouter and DeepSeek. Anthropic's messages count
-    both beside the input. LiteLLM has Anthropic's names for parts of `prompt_tokens`.
+    OpenAI's chat, completions, embeddings and responses include tokens read from the cache, and
+    those put into it, in the input; so do OpenRouter and DeepSeek. Anthropic's messages count both
+    separately. LiteLLM has Anthropic's names for parts of `prompt_tokens`.
     """
     if usage is None:
         return None
@@ -124,7 +125,7 @@ def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> U
 
 
 def _read_carefully(usage: Mapping[str, Any], *, has_output: bool) -> Usage | None:
-    """As `read_usage`, of a usage in which any field may be missing or odd."""
+    """As `read_usage`, for a usage whose fields may be missing or malformed."""
     read = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
     output = _count(usage.get("completion_tokens", usage.get("output_tokens")))
     if output is None and not has_output:

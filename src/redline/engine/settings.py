@@ -27,19 +27,20 @@ LONGEST_WAIT_S = 60.0
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one local model.
 
-    model: a folder, or a name on the hub. dtype: one of DTYPES; `auto` for the model's own.
-    draft_model: likewise, a smaller model with the same vocabulary. draft_tokens: the most tokens
-    drafted at once, 0 for none; the number adapts to what pays off. has_lookup: without a draft
-    model, drafts are the tokens that followed the last ones when these occurred earlier in the
-    sequence. max_batch_size: the most sequences at once. max_step_tokens: the most tokens that one
-    step computes. max_wait_s: how long an idle engine waits for more requests before it begins, 0
-    to 60. max_model_len: the most tokens of a sequence, prompt and answer; None for the model's own
-    maximum, at most 4,096. max_cache_tokens: the tokens that the cache has room for; as each
-    sequence takes max_model_len of them, it lowers the number computed at once. None for
-    max_batch_size sequences. max_waiting: the most requests in the queue. reuses_prefixes: keep
-    keys and values for later prompts with the same beginning. threads: PyTorch's threads in each
-    process. tensor_parallel, pipeline_parallel: the processes that share each layer, and the stages
-    of layers. Raises ConfigError for values that are not valid.
+    model: a folder, or a name on the Hugging Face hub. dtype: one of DTYPES; `auto` for the model's
+    own. draft_model: the folder or name of a smaller model with the same vocabulary. draft_tokens:
+    the most tokens drafted at once, 0 for none; fewer are drafted when that is faster. has_lookup:
+    without a draft model, draft the tokens that followed an earlier occurrence of the last tokens
+    in the sequence. max_batch_size: the most sequences computed at once. max_step_tokens: the most
+    tokens that one step computes. max_wait_s: seconds for which an idle engine waits for more
+    requests before it begins, 0 to 60. max_model_len: the most tokens of a sequence, prompt and
+    answer; None for the model's own maximum, but at most 4,096. max_cache_tokens: the tokens that
+    the cache has room for; each sequence reserves max_model_len of them, so fewer than
+    max_batch_size may be computed at once; None for room for max_batch_size. max_waiting: the most
+    requests in the queue. reuses_prefixes: keep keys and values for later prompts with the same
+    beginning. threads: PyTorch's threads in each process. tensor_parallel: the number of processes
+    that share each layer. pipeline_parallel: the number of stages into which the layers are split.
+    Raises ConfigError for values that are not valid.
     """
 
     model: str
@@ -60,7 +61,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The model's name for clients: that of its folder, or its own on the hub."""
+        """The model's name for clients: that of its folder, or its name on the hub."""
         folder = Path(self.model)
         if not folder.is_dir():
             return self.model
@@ -68,7 +69,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype}")
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype}")
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:

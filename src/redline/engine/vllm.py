@@ -1,7 +1,7 @@
-"""vLLM in place of the engine, with the engine's settings: for a fleet of GPUs.
+"""Runs vLLM in place of the engine, with the engine's settings, for a fleet of GPUs.
 
-It runs as a separate command in its own process group, for as long as redline does. The flags are
-those of vLLM 0.32; /health, /metrics, the API and the log are vLLM's own, too.
+vLLM is a separate command in its own process group and ends with redline. The flags are those of
+vLLM 0.32; /health, /metrics, the API and the log are also vLLM's.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from redline.clock import SYSTEM
 from redline.engine.settings import EngineSettings
 from redline.errors import ConfigError, RedlineError
 
-# A large model may have to be downloaded, loaded and compiled first.
+# Before vLLM is ready, a large model may have to be downloaded, loaded and compiled.
 START_S = 1800.0
-# vLLM ends its own processes when asked to; what is left after this time is killed.
+# vLLM ends its own processes when it is asked to; those left after this time are killed.
 _GRACE_S = 15
 _POLL_S = 0.2
 _NOTHING, _STDERR = subprocess.DEVNULL, 2
@@ -35,7 +35,7 @@ _OWN_SETTINGS = {
 # As in Lookup: by default vLLM looks for exactly five tokens.
 _NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 8}
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-# A shell that outlives redline if redline is killed: then its input ends, and it ends the group.
+# A shell that outlives redline if redline is killed: its input then ends, and it ends vLLM's group.
 # vLLM's workers do not notice that they are orphans (vllm issue 55510).
 _GUARD = 'read -r _; kill -TERM "-$1"; sleep "$2"; kill -KILL "-$1"'
 
@@ -52,12 +52,12 @@ def launch(
     """Serves with vLLM until SIGINT or SIGTERM, and returns the exit status, 0.
 
     Call it in the main thread. port: 0 for a free one. on_url: called with the base URL when vLLM
-    is ready. on_note: called with the command line. start_s: the most seconds until it is ready.
-    Its output goes to stderr. No process is left behind, however this one ends. Raises ConfigError
-    if it cannot be started with these settings, and RedlineError if it ends by itself or is not
-    ready in time.
+    is ready. on_note: called with the command line. start_s: the most seconds until vLLM is ready.
+    vLLM's output goes to stderr. No process is left behind, however this one ends. Raises
+    ConfigError if vLLM cannot be started with these settings, and RedlineError if it ends by itself
+    or is not ready in time.
     """
-    # Imported here: it brings modules for archives, and `import redline` reads this file.
+    # Imported here, as it imports modules for archives and `import redline` imports this module.
     import shutil
 
     port = _free(host, port)
@@ -79,8 +79,8 @@ def launch(
             elif not is_ready and SYSTEM.now_s() > ready_by_s:
                 raise RedlineError(f"vLLM was not ready within {start_s:g} s", hint=hint)
     if not signals:
-        state = "while it served" if is_ready else "before it was ready"
-        what = f"vLLM ended {state}, with status {process.returncode}"
+        state = "while serving" if is_ready else "before it was ready"
+        what = f"vLLM exited {state}, with status {process.returncode}"
         raise RedlineError(what, hint=f"{hint}; `vllm serve --help` lists its settings")
     return 0
 

@@ -11,9 +11,9 @@ lost       a close by either side        nothing more: handlers are cancelled
 A head that is like one before, but for the length of its body, is compared and not parsed; see
 request_form.py.
 
-A handler that can answer at once does so where its request is read; what others must await, one
-task awaits. The connection is read meanwhile: a client that leaves cancels the task. Requests that
-come meanwhile wait in order; reading pauses when there are 16, or when 64 KiB of a body wait.
+A handler that can answer at once does so as soon as its request is read; a task awaits the others.
+The connection is read meanwhile: a client that leaves cancels the task. Requests that arrive
+meanwhile wait in order; reading pauses when there are 16, or when 64 KiB of a body wait.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Handler = Callable[[Exchange], Coroutine[Any, Any, None] | None]
 
 
 class _StopError(Exception):
-    """Raised to llhttp, so that it reads no further."""
+    """Raised in a callback, so that llhttp parses no further."""
 
 
 class Service:
@@ -313,9 +313,9 @@ class Connection(asyncio.Protocol):
         elif self._current is not None:
             self._is_ending = True
             body_s = self._body_s(self._current)
-            self._current.fail(408, f"the body did not come within {body_s:g} s")
+            self._current.fail(408, f"the body did not arrive within {body_s:g} s")
         elif self._is_in_head:
-            self._refuse(Fault(408, "the head of the request did not come in time"))
+            self._refuse(Fault(408, "the head of the request did not arrive in time"))
             self._advance()
         else:
             self.close()

@@ -79,9 +79,9 @@ class Exchange:
 
     method: upper-case. path: decoded. Made by the connection, for one handler.
 
-    is_kept: the connection serves another request after this one. body, size: of a request whose
-    head is known but for its length, see request_form.py: the body, if it is whole, and its bytes.
-    fault: why no handler sees it.
+    is_kept: the connection serves another request after this one. body, size: of a request of a
+    known form, see request_form.py: the body, if it is complete, and its size in bytes. fault: why
+    the request is refused without a handler.
     """
 
     # Of a path with large bodies; None for the bound of the connection.
@@ -141,13 +141,14 @@ class Exchange:
     def keep(self, found: object) -> None:
         """Keeps what the handler has read of the header fields, for requests with the same.
 
-        Most clients send the same with each request of a connection. Their length is not of them.
+        Most clients send the same fields with each request of a connection. The length is not one
+        of them.
         """
         self._fields.kept = found
 
     @property
     def target(self) -> str:
-        """The path and the query, as they may be asked for again."""
+        """The path and the query, as a request for the same target would state them."""
         query = self._query.decode("latin-1")
         return quote(self.path) + (f"?{query}" if query else "")
 
@@ -337,7 +338,7 @@ class Exchange:
             await self._channel.drained()
 
     def holds(self, is_wanted: Callable[[], bool]) -> None:
-        """The response holds something to its end. is_wanted: others wait for that now.
+        """The response holds a resource to its end. is_wanted: whether others wait for it now.
 
         A client that is slow to take the response then has `wanted_s` of HttpBounds.
         """

@@ -10,7 +10,7 @@ import msgspec
 from redline.httpserver.exchange import BodyError, Exchange
 
 _MOST_PARTS = 100
-# Without a handler, its parser's warnings about what clients send would go to stderr.
+# Without a handler, the parser's warnings about what clients send would go to stderr.
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())
 # All fields of a form whose files are passed on.
 _MOST_FIELD_BYTES = 64 * 1024
@@ -38,8 +38,8 @@ async def read_form(exchange: Exchange, on_file: OnFile | None = None) -> dict[s
     """The parts by name, the last one of each. Raises BodyError.
 
     The bound of the exchange's body is the bound of all parts together.
-    on_file: gets the data of each part with a filename while it comes, and is awaited; such a part
-    then has no data in the end. It is called at least once for each, if only with b"".
+    on_file: awaited with the data of each part that has a filename, as it arrives; such a part then
+    has no data in the result. It is called at least once for each such part, even if only with b"".
     """
     # Imports tempfile, and few requests upload anything.
     from python_multipart import MultipartParser
@@ -49,7 +49,7 @@ async def read_form(exchange: Exchange, on_file: OnFile | None = None) -> dict[s
     kind, options = parse_options_header(exchange.headers.get("content-type"))
     boundary = options.get(b"boundary")
     if kind != b"multipart/form-data" or not boundary:
-        raise BodyError(415, "a file is uploaded as multipart/form-data with a boundary")
+        raise BodyError(415, "a file must be uploaded as multipart/form-data with a boundary")
     form = _Form(hands_on=on_file is not None)
     try:
         parser = MultipartParser(

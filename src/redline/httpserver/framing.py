@@ -1,4 +1,4 @@
-"""What a request's head must say, beyond what llhttp checks, so that two readers agree on it.
+"""Checks of a request's head beyond those of llhttp, so that any two readers interpret it alike.
 
 llhttp itself refuses Content-Length together with Transfer-Encoding, repeated or malformed lengths,
 obsolete line folding, bare CR and LF, whitespace before a colon, control characters and malformed
@@ -26,7 +26,7 @@ _METHODS = frozenset(
 _INFLATED = {b"gzip": False, b"x-gzip": False, b"deflate": True}
 
 
-# The method, the path, decoded, the query, as it is, and whether the version is 1.1, not 1.0.
+# The method, the decoded path, the raw query, and whether the version is 1.1 rather than 1.0.
 Line = tuple[str, str, bytes, bool]
 
 
@@ -78,7 +78,7 @@ def check_fields(fields: Mapping[bytes, bytes], *, is_http_1_1: bool) -> None:
     """
     if b"host" in fields:
         if not _is_host(fields[b"host"]):
-            raise Fault(400, "the Host header is not a host, or there are several")
+            raise Fault(400, "the Host header is invalid, or there are several")
     elif is_http_1_1:
         raise Fault(400, "the Host header is missing")
     if b"transfer-encoding" in fields and (
@@ -101,7 +101,7 @@ def coding_of(fields: Mapping[bytes, bytes]) -> bool | Fault | None:
     if coding in (b"", b"identity"):
         return None
     if coding not in _INFLATED:
-        return Fault(415, "the body must be plain, gzip or deflate")
+        return Fault(415, "the body must be uncompressed, gzip or deflate")
     return _INFLATED[coding]
 
 

@@ -1,8 +1,8 @@
-"""Requests whose head is that of one before, byte for byte but for the length of the body.
+"""Requests whose head equals an earlier one, byte for byte, except for the length of the body.
 
-A client sends the same head with each request of a connection. What llhttp has read and this
-server has taken once, both would take in the same way again: such a head is compared and not read.
-The head of a request without a body, such as that for a health page, has nothing that may differ.
+A client sends the same head with each request of a connection. llhttp and this server would
+interpret the same head in the same way again, so it is compared, not parsed. The head of a request
+without a body, such as one for a health page, must be entirely equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_DIGITS = 9
 _HEAD_END = b"\r\n\r\n"
 # The lengths of most bodies differ little.
 _MOST_LENGTHS = 4096
-# How the body or the connection continues if one of them is there is for llhttp to say.
+# If one of these is present, only llhttp can tell how the body or the connection continues.
 _FRAMING = frozenset((b"transfer-encoding", b"content-encoding", b"upgrade", b"expect"))
 
 
@@ -38,7 +38,7 @@ class RequestForm(msgspec.Struct, frozen=True):
     fields: Fields
 
     def body(self, data: bytes, most_bytes: int) -> bytes | None:
-        """The body; None for data that is anything but one whole request of this form.
+        """The body; None unless `data` is exactly one whole request of this form.
 
         most_bytes: of the body.
         """
@@ -55,7 +55,7 @@ class RequestForm(msgspec.Struct, frozen=True):
         return body if len(body) <= most_bytes else None
 
     def begun(self, data: bytes, most_bytes: int) -> tuple[int, bytes] | None:
-        """How long the body is and what has come of it, if `data` begins a request of this form.
+        """The length and the arrived part of the body, if `data` begins a request of this form.
 
         None unless it is the whole head, and less of the body than that announces. most_bytes: of
         the body.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Thousands of connections may be opened at once; the kernel lowers this to its own bound.
 _BACKLOG = 4096
-# What to do about an address that cannot be listened on; otherwise the host is the matter.
+# Hints for an address that cannot be listened on; for other errors, the host is the cause.
 _HINTS = {
     errno.EADDRINUSE: "stop what listens there, or choose another port: 0 picks a free one",
     errno.EACCES: "only root may use a port below 1024; 0 picks a free one",
@@ -42,8 +42,10 @@ _HINTS = {
 # Byte 13 of a TCP header has its flags, and SYN is 2 of them. The codes are from linux/filter.h.
 _NO_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
 _SO_ATTACH_FILTER = 26  # asm-generic/socket.h
-_OTHER_HINT = "the host is an address of this machine, such as 127.0.0.1; 0.0.0.0 is all of them"
-# For what was written to go out, and for handlers that are cancelled.
+_OTHER_HINT = (
+    "the host must be an address of this machine, such as 127.0.0.1; 0.0.0.0 is all of them"
+)
+# Time to send what was written, and for handlers that are cancelled.
 _LAST_WORDS_S = 1.0
 # For the first request of a client that has just connected, when the server closes.
 _FIRST_WORDS_S = 1.0
@@ -63,9 +65,9 @@ def cannot_listen(name: str, address: tuple[str, int], error: OSError) -> Config
 
 
 def _take_no_more(listening: socket.socket) -> None:
-    """Has the kernel begin no more connections, but complete those that it has begun.
+    """Makes the kernel begin no more connections, but complete those that it has begun.
 
-    A client asks again after a second, and then finds the address closed.
+    A client tries again after a second, and then finds the address closed.
     """
     if sys.platform != "linux" or listening.family == socket.AF_UNIX:
         return
@@ -97,7 +99,7 @@ async def stop_accepting(listener: asyncio.Server) -> list[socket.socket]:
     await asyncio.sleep(0)
     accepted = list[socket.socket]()
     for one in listening:
-        # An error is that there are no more, as a rule.
+        # An error usually means that there are no more.
         with one, suppress(OSError):
             while True:
                 accepted.append(one.accept()[0])
@@ -216,7 +218,7 @@ class HttpServer(ABC):
             await listener.wait_closed()
 
     def _tls(self) -> dict[str, Any]:
-        """What asyncio needs for TLS, if there is any: it refuses a bound on no handshake."""
+        """asyncio's arguments for TLS; empty without it, when asyncio refuses a handshake time."""
         if self._ssl is None:
             return {}
         return {"ssl": self._ssl, "ssl_handshake_timeout": self._service.bounds.head_s}

@@ -63,7 +63,7 @@ class Caller(Protocol):
         """
 
     def pause_s(self, answer: Answer, now_s: float) -> float:
-        """Returns the seconds until a user asks again after a failure; 0 or less for at once."""
+        """Returns the pause of a user after a failure, in seconds; 0 or less for none."""
 
     def drop_unsent(self) -> None:
         """Cancels calls that wait to be sent, as far as they are known."""
@@ -257,7 +257,7 @@ class FunctionCaller:
 
 def _never_run(what: str) -> ConfigError:
     return ConfigError(
-        f"{what}, which would be called and never run",
+        f"{what}, whose body would never run",
         hint="make it an async generator, or return the whole answer",
     )
 
@@ -280,10 +280,10 @@ def _read(answer: Answer, result: Any, *, is_of_lists: bool) -> None:
     """
     if is_of_lists:
         if not isinstance(result, Sequence) or isinstance(result, str | bytes):
-            raise ValueError(f"it returned {type(result).__name__} and not a list of answers")
+            raise ValueError(f"it returned {type(result).__name__} instead of a list of answers")
         if len(result) != answer.weight:
             answers = counted(len(result), "answer")
-            raise ValueError(f"it returned {answers} to {counted(answer.weight, 'request')}")
+            raise ValueError(f"it returned {answers} for {counted(answer.weight, 'request')}")
     for part in result if is_of_lists else [result]:
         if isinstance(part, Outcome):
             if part.error is not None:
@@ -335,5 +335,5 @@ def caller_of(
     if not callable(handler):
         raise ConfigError(f"{handler!r:.100} cannot be called", hint=_FORM)
     if isinstance(handler, type):
-        raise ConfigError(f"{handler.__name__} is a class, and not an object of it", hint=_FORM)
+        raise ConfigError(f"{handler.__name__} is a class, not an instance of it", hint=_FORM)
     return FunctionCaller(handler, batch_size=batch_size, threads=threads, clock=clock)

@@ -132,7 +132,7 @@ def bottleneck(use: ClientUse, typical: Quantiles | None) -> str:
     for what, delay_s in (("its event loop was", use.loop_lag_s), ("calls were made", use.late_s)):
         if delay_s > bar_s:
             return (
-                f"{what} up to {1000 * delay_s:.0f} ms late (p99), which the latencies contain: "
-                "leave the machine to it alone, or lower the load"
+                f"{what} up to {1000 * delay_s:.0f} ms late (p99), which the latencies include: "
+                "keep other work off this machine, or lower the load"
             )
     return ""

@@ -13,7 +13,7 @@ import msgspec
 from redline.errors import ConfigError, nearest
 
 FIGURES = ("latency", "ttft", "tpot")
-_HINT = "write it like ttft<500ms,latency<3s; known are latency, ttft and tpot"
+_HINT = "write it like ttft<500ms,latency<3s; the figures are latency, ttft and tpot"
 _ONE = re.compile(r"([a-z_]+)\s*<=?\s*(\d+(?:\.\d+)?|\.\d+)\s*(us|ms|s|m)?")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, None: 1.0}
 
@@ -39,7 +39,7 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
         name, most_s = match[1], float(match[2]) * _SECONDS[match[3]]
         if name not in FIGURES:
             raise ConfigError(
-                f"--slo names no figure: {name}", hint=nearest(name, FIGURES) or _HINT
+                f"--slo has an unknown figure: {name}", hint=nearest(name, FIGURES) or _HINT
             )
         if most_s <= 0:
             raise ConfigError(f"--slo must be above 0 s: {part}", hint=_HINT)

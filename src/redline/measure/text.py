@@ -53,7 +53,7 @@ def _notes(figures: Figures) -> Iterator[str]:
         yield f"this client is the bottleneck: {client}"
     if figures.unsent:
         yield (
-            f"{counted(figures.unsent, 'request')} of {figures.scheduled:,} could not be made in "
+            f"{counted(figures.unsent, 'request')} of {figures.scheduled:,} were not sent in "
             "time: the target does not keep up with this rate, and latencies grow with the "
             "duration"
         )
@@ -67,7 +67,7 @@ def _notes(figures: Figures) -> Iterator[str]:
             "of the limits"
         )
     if figures.is_token_count_estimated:
-        yield "answers without a usage are counted by their chunks, one token each"
+        yield "answers without usage are counted as one token per chunk"
     spreads = (figures.latency, figures.ttft, figures.inter_token, figures.tpot)
     if error := max((one.error for one in spreads if one is not None), default=0.0):
         yield f"quantiles are within {error:.0%} of the exact ones"
@@ -132,12 +132,9 @@ def knee_lines(knee: Knee, measured: Sequence[Figures]) -> Iterator[str]:
         yield f"({knee.share:.0%} of that of {knee.best:,} in flight)"
     if knee.unsure:
         shown = ", ".join(f"{level:,}" for level in knee.unsure)
-        yield (
-            f"note: {shown} may be enough as well, given the intervals: a longer duration would "
-            "show"
-        )
+        yield (f"note: {shown} may also be enough, given the intervals: measure longer to decide")
     if len(measured) == 1:
-        yield "note: only this level was measured: a larger --limit or -c allows more of them"
+        yield "note: only this level was measured: a larger --limit or -c allows more levels"
     if knee.is_open:
         yield "note: throughput still rose at the highest level that was measured"
     for one in measured:

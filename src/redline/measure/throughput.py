@@ -191,7 +191,7 @@ def schedule_of(rate_per_s: float, arrivals: str, seed: int) -> Iterator[float]:
             hint="leave it out for a closed loop, in which each user waits for the answer",
         )
     if arrivals not in ARRIVALS:
-        raise ConfigError(f"arrivals are one of {', '.join(ARRIVALS)}, not {arrivals}")
+        raise ConfigError(f"arrivals must be one of {', '.join(ARRIVALS)}, not {arrivals}")
     return poisson(rate_per_s, seed) if arrivals == "poisson" else constant(rate_per_s)
 
 
@@ -248,7 +248,7 @@ def _endless(requests: Iterable[Any]) -> Iterator[Any]:
     Raises ConfigError for an empty list, and for a single request in place of a list.
     """
     if isinstance(requests, str | bytes | dict | msgspec.Struct):
-        raise ConfigError("requests must be a list, or another iterable, of requests")
+        raise ConfigError("requests must be a list or another iterable of requests")
     if not isinstance(requests, Sequence):
         return iter(requests)
     if not requests:

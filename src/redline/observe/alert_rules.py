@@ -67,13 +67,13 @@ class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
     def refuse_without_figures(self, names: Collection[str]) -> None:
         """Raises ConfigError for a stated rule of these names, for which the job has no figure.
 
-        A built-in one stays silent.
+        A built-in rule without a figure stays silent.
         """
         for rule in self.rules:
             if rule.is_stated and rule.name in names:
                 why, source = OF_A_MODEL[rule.name]
                 raise ConfigError(
-                    f"there is no figure for {rule.name}: {why}",
+                    f"the job has no figure for the alert {rule.name}: {why}",
                     where="alerts",
                     hint=f"leave it out; {source}",
                 )
@@ -122,8 +122,8 @@ _BY_ERROR = {
     "timed_out": "a longer --timeout, or fewer calls in flight (-c)",
     "server_failed": "fewer calls in flight (-c), or another endpoint",
     "disconnected": "fewer calls in flight (-c), or another endpoint",
-    "rejected": "a look at the failed rows: the endpoint refuses what they ask",
-    "bad_reply": "a look at the failed rows: answers cannot be read",
+    "rejected": "check the failed rows: the endpoint rejects their requests",
+    "bad_reply": "check the failed rows: their answers cannot be read",
 }
 
 
@@ -134,7 +134,7 @@ def _thumb(advice: str) -> str:
 def _by_what_binds(seen: Seen, span_s: float) -> str:
     binding = current(seen.windows)
     if binding is None or binding.cause not in _BY_CAUSE:
-        return _thumb("a look at what binds: redline status")
+        return _thumb("check what binds: redline status")
     return f"{_by_fit(seen) or _thumb(_BY_CAUSE[binding.cause])} (bound by {binding.what})"
 
 
@@ -149,7 +149,7 @@ def _by_fit(seen: Seen) -> str:
 
 def _by_error(seen: Seen, span_s: float) -> str:
     kind = next(iter(figures.errors_lately(seen, span_s)), "")
-    advice = _BY_ERROR.get(kind, "a look at the errors: redline status")
+    advice = _BY_ERROR.get(kind, "check the errors: redline status")
     return _thumb(f"{advice} (most are {kind})" if kind else advice)
 
 
@@ -185,7 +185,7 @@ KNOWN_RULES = {
         what="waiting calls relative to 30 s earlier",
         figure=figures.queue_growth,
         advice=_always(
-            "fewer calls in flight (-c), or a higher limit: rows come faster than they are done"
+            "fewer calls in flight (-c), or a higher limit: calls queue faster than they finish"
         ),
     ),
     "budget_burn": Known(
@@ -204,7 +204,7 @@ KNOWN_RULES = {
         word="below",
         usual=0.7,
         for_s=60.0,
-        what="taken places of the model's batches",
+        what="used places in the model's batches",
         figure=figures.batch_efficiency,
         advice=_always("more calls in flight (-c), or a smaller max_batch_size"),
         is_share=True,
@@ -237,15 +237,15 @@ KNOWN_RULES = {
         advice=_by_what_binds,
     ),
 }
-# Rules for which not every job has a figure: why it has none, and where there is one.
+# Rules for which not every job has a figure: why a job has none, and what it takes to have one.
 OF_A_MODEL = {
     "batch_efficiency": (
-        "an endpoint does not say how full its batches are",
+        "an endpoint does not report how full its batches are",
         "a model in the run's own process does: --endpoint engine:DIR",
     ),
     "gpu_utilization": (
         "no GPU of the run's own process can be read",
-        "there is one with --endpoint engine:DIR, a GPU and `pip install nvidia-ml-py`",
+        "it takes --endpoint engine:DIR, a GPU and `pip install nvidia-ml-py`",
     ),
 }
 BUILT_IN = tuple(

@@ -30,7 +30,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
     number: of this alert in the run, from 1. since_s, at_s: when the figure was first beyond the
     threshold, and when the alert changed, in seconds since the run began. what: one sentence.
-    advice: what may help: a gain that is expected by what was seen, or a rule of thumb.
+    advice: what may help: a gain predicted from the run so far, or a rule of thumb.
     """
 
     rule: str

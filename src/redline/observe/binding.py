@@ -80,7 +80,7 @@ _HELD: dict[str, Found] = {
     "taker": (Cause.WRITER, "the reader of the results", "answered rows wait until they are taken"),
     "memory": (
         Cause.CONCURRENCY,
-        "the room for large rows",
+        "the memory for large rows",
         "no rows are read until large ones are done",
     ),
     "limit": (Cause.LIMIT, "a rate limit", "calls wait for their grant"),
@@ -116,7 +116,7 @@ def current(windows: Sequence[Window]) -> Binding | None:
 
 
 def recent(windows: Sequence[Window]) -> list[Window]:
-    """The windows by which `current` can judge a run that continues, in a time that does not grow.
+    """The windows that `current` needs for a run that continues; their number does not grow.
 
     These are the latest ones, and earlier ones with the first calls, which show how long an answer
     takes while the endpoint has no others.
@@ -185,7 +185,7 @@ class _Run:
         later = self._latency_around(index)
         if not self._first.pairs or not later.pairs:
             return _undetermined(
-                f"{full}, and too few are answered to say whether more would bring more"
+                f"{full}, and too few have been answered to say whether more calls would bring more"
             )
         evidence = self._saturated(index, later)
         if evidence is None and (before := self._latest_saturated(index)) is not None:
@@ -321,7 +321,7 @@ def _busy_client(window: Window) -> Found | None:
     if window.busy >= _BUSY or is_late:
         evidence = f"the event loop was busy for {100 * min(1.0, window.busy):.0f} % of the time"
         if window.cpu < _CPU * min(1.0, window.busy):
-            evidence += f", waiting for a CPU included: the process had {window.cpu:.2f} of one"
+            evidence += f", including waits for a CPU: the process had {window.cpu:.2f} of one"
         return Cause.CLIENT, "the client's CPU", evidence
     if window.late_s >= _MOST_OF * window.span_s:
         evidence = f"the event loop was held up for {window.late_s:.1f} of {window.span_s:.1f} s"

@@ -11,9 +11,9 @@ one call at a time. d is where more calls in flight slow all of them down; infin
 
 None of this is known well from a few levels, so the curve is not the best fit but all of them, each
 by its likelihood and by what is known beforehand: k lies anywhere, evenly by its logarithm, or
-there is none. What was seen to grow in proportion so bends right behind the highest level in one of
-some seven cases for each doubling. For each k, p and d, the scale a is known in closed form, as
-measured rates have errors that are normal in the logarithm.
+there is none. Therefore a rate that has grown in proportion so far bends right above the highest
+level in about one of seven cases per doubling. For each k, p and d, the scale a is known in closed
+form, as measured rates have errors that are normal in the logarithm.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _active(windows: Sequence[Window]) -> tuple[list[_Point], bool]:
 def _is_standstill(window: Window) -> bool:
     """The process was stopped, or for most of the window no call could be sent.
 
-    Rows that end between the pauses which an endpoint asks for show that it is none.
+    If rows end between the pauses that an endpoint asks for, it is not a standstill.
     """
     if not window.samples or window.stopped_s > _MAJORITY * window.span_s:
         return True

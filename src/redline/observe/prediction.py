@@ -50,11 +50,13 @@ _NO_GAIN = 0.05
 _UNSURE_GAIN = 0.15
 _FIXED = (Cause.INPUT, Cause.CLIENT, Cause.WRITER)
 
-_FEW_LEVELS = "the job has not run at three numbers of calls in flight; -c auto tries several"
+_FEW_LEVELS = (
+    "the job has run at too few different numbers of calls in flight; -c auto tries several"
+)
 _NOT_STEADY = "the run was never steady"
 _NOTHING_BINDS = "what binds is not known"
 _NEW_LIMIT = "a limit is new"
-_TOO_FAR = "more than twice the calls in flight that were seen"
+_TOO_FAR = "more than twice the calls in flight seen so far"
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):

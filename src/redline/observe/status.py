@@ -65,8 +65,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     Of the latest run: attempts, input_tokens, output_tokens, errors (by kind), error (the last one
     in words), bound (shares of the time by what bound), sentence (the largest of them), phases (see
     time_by_phase).
-    helps: what other settings would bring, by all runs; helps_unknown: why nothing can be said.
-    scores: of the runs that were predicted.
+    helps: the predicted effects of other settings, from all runs; helps_unknown: why there are
+    none. scores: of the runs that were predicted.
     """
 
     state: State

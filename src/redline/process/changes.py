@@ -8,7 +8,7 @@ from typing import Any
 
 
 async def end_tasks(*tasks: asyncio.Future[Any] | None) -> None:
-    """Cancels the tasks, and returns when all of them are over. None: there is none to end."""
+    """Cancels the tasks, and returns when all of them have ended. None is ignored."""
     given = [task for task in tasks if task is not None]
     for task in given:
         task.cancel()

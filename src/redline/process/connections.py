@@ -1,4 +1,4 @@
-"""TCP keep-alive, for connections on which nothing is sent for long."""
+"""TCP keep-alive, for connections that are silent for a long time."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Files that survive a crash: replaced in one step, made durable, held by one process.
 
-A lock lasts as long as the process that took it, whatever that process forks. But an flock belongs
-to an open file, which a forked process shares: a pool's workers may outlive a killed run, and with
-them its locks. So locked files are closed in every forked process, and only the process that took a
-lock unlocks it.
+A lock must end with the process that took it. But an flock belongs to an open file, which a forked
+process shares: the workers of a pool may outlive a killed run, and keep its locks. So locked files
+are closed in every forked process, and only the process that took a lock unlocks it.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class LockedFile:
         return True
 
     def is_at(self, path: Path) -> bool:
-        """Whether it is the file at `path`, which may have been replaced. Raises OSError."""
+        """Whether this is still the file at `path`. Raises OSError."""
         try:
             return os.path.samestat(os.fstat(self.fd), path.stat())
         except (FileNotFoundError, NotADirectoryError):
@@ -64,7 +63,7 @@ class LockedFile:
         try:
             fcntl.flock(fd, fcntl.LOCK_UN)
         except OSError:
-            # On a file system without locks there was none.
+            # A file system without locks has none to release.
             pass
         os.close(fd)
 
@@ -88,8 +87,8 @@ if hasattr(os, "register_at_fork"):
 def open_alone(path: Path, flags: int) -> LockedFile:
     """Opens and locks the file at `path`, which no other redline may hold under any name.
 
-    The output's lock does not detect that two names, such as a link and its target, are one file,
-    nor that a folder was moved and another one made in its place. flags: as for `os.open`. Raises
+    The output's own lock does not detect two names of one file, such as a link and its target, or a
+    folder that was moved and replaced by a new one. flags: as for `os.open`. Raises
     JournalError if the file cannot be opened or another process holds it.
     """
     try:
@@ -97,7 +96,7 @@ def open_alone(path: Path, flags: int) -> LockedFile:
     except OSError as error:
         raise JournalError(
             f"cannot open {path}: {error.strerror}",
-            hint=_HINTS.get(error.errno or 0, "with -o, choose a place that can be written"),
+            hint=_HINTS.get(error.errno or 0, "choose an -o that can be written"),
         ) from error
     try:
         _hold(file, path)
@@ -133,8 +132,8 @@ def sync_name(path: Path) -> None:
 def replace_file(path: Path, write: Callable[[int], None]) -> None:
     """Replaces the file at `path` atomically: a reader sees either the old file or the new one.
 
-    If `path` is a link, its target is replaced. The permissions stay. write: called with the
-    descriptor of a new file beside it. Raises JournalError if the file cannot be written.
+    If `path` is a link, its target is replaced. The permissions are kept. write: called with the
+    descriptor of a new file in the same folder. Raises JournalError if the file cannot be written.
     """
     with telling(path):
         beside = _beside(path)
@@ -149,7 +148,7 @@ def replace_file(path: Path, write: Callable[[int], None]) -> None:
                 os.close(fd)
             os.replace(beside, _real(path))
         except OSError:
-            # On a full disk, the unfinished file takes up space.
+            # The unfinished file takes up space on what may be a full disk.
             beside.unlink(missing_ok=True)
             raise
         sync_name(path)

@@ -16,9 +16,9 @@ _LONGEST_LINE = 100
 def load_object(name: str, hint: str = "") -> Any:
     """Loads the object `module:name` from a module in this folder or an installed one.
 
-    name: may have dots on both sides of the colon. hint: added to the error if the module does not
-    exist. Raises ConfigError if the object cannot be loaded, with the line of the user's own code
-    that failed.
+    name: may contain dots on both sides of the colon. hint: added to the error if the module does
+    not exist. Raises ConfigError if the object cannot be loaded, with the failing line of the
+    user's own code.
     """
     module_name, colon, path = name.partition(":")
     if not (colon and module_name and path):
@@ -44,7 +44,7 @@ def load_object(name: str, hint: str = "") -> Any:
 def _not_imported(name: str, module: str, error: Exception, hint: str) -> ConfigError:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is not None and f"{module}.".startswith(f"{missing}."):
-        looked = "it is searched for in this folder and among the installed packages"
+        looked = "redline looks in this folder and among the installed packages"
         return ConfigError(
             f"there is no module {module}", where=name, hint=f"{looked}; {hint}" if hint else looked
         )
@@ -70,6 +70,6 @@ def _is_own(frame: traceback.FrameSummary) -> bool:
 
 
 def _inside(filename: str) -> Path | None:
-    """Returns the path of a file from this folder on; None if it is elsewhere."""
+    """Returns the path of a file relative to this folder; None if it is outside."""
     path, here = Path(filename), Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else None

@@ -11,15 +11,15 @@ from redline.errors import ConfigError
 _OTHER_FILES = 64
 # Of these, the files that a run itself opens, with the margin.
 _OWN_FILES = 48
-# As many as a process can use, if the system states no limit or a far higher one.
+# More than any process needs: used if the system states no limit, or a far higher one.
 _MOST_FILES = 1 << 20
 
 
 def raise_limit(connections: int) -> None:
     """Raises the soft limit as far as the hard one allows.
 
-    connections: the number that may be in use at once; each endpoint keeps idle ones besides.
-    Raises ConfigError if the hard limit is too low for those in use.
+    connections: the number that may be in use at once; idle ones come on top of these. Raises
+    ConfigError if the hard limit is too low for those in use.
     """
     others = max(_OTHER_FILES, _open_files() + _OWN_FILES)
     needed = connections + others
@@ -27,8 +27,8 @@ def raise_limit(connections: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         lower = f"lower --concurrency to {hard - others:,}, or " if hard > others else ""
         raise ConfigError(
-            f"concurrency {connections:,} needs {needed:,} open files, but this process may have "
-            f"{hard:,}",
+            f"concurrency {connections:,} needs {needed:,} open files, but this process may "
+            f"open only {hard:,}",
             hint=f"{lower}raise `ulimit -Hn`",
         )
     _raise(needed)

@@ -1,6 +1,6 @@
-"""Prints text for a reader, without an effect on the work or the exit status.
+"""Prints text for a reader; a failure to print affects neither the work nor the exit status.
 
-Text from others is made safe to print: it can neither move a cursor nor change the direction.
+Text from outside is made safe to print: it can neither move a cursor nor change the direction.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-# The same in the UTF-8 of JSON, where a control character below 32 is escaped already.
+# The same characters in the UTF-8 of JSON, which already escapes control characters below 32.
 _HIDDEN_IN_JSON = re.compile(_HIDDEN.pattern.replace("\x00-\x08\x0b-\x1f", ""))
-# Characters of a list of names in a message: a table may have thousands of columns.
+# The most characters of a list of names in a message: a table may have thousands of columns.
 _LONGEST_LIST = 500
 
 
 class _Lasting:
-    """A stream that drops what cannot be written, on a full disk or after its terminal closed."""
+    """A stream that drops text it cannot write, as on a full disk or after its terminal closed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -58,12 +58,12 @@ def lasting(stream: TextIO) -> TextIO:
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """Formats a count: `1 row`, `2,000 rows`. many: the plural if it is not `one` with an s."""
+    """Formats a count: `1 row`, `2,000 rows`. many: the plural, by default `one` with an s."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def clipped(text: str, longest: int) -> str:
-    """Returns the text, cut to at most `longest` characters, of which the last are then `...`."""
+    """Returns the text, cut to at most `longest` characters; a cut text ends with `...`."""
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 

@@ -1,15 +1,15 @@
 """Numbers in memory that several processes of one command share under one lock.
 
-The memory has no name: a process gets it by inheriting its descriptor, and it ends with the last
-process that has it. The lock is the kernel's (fcntl, not flock: an inherited descriptor is one open
-file), so that a killed holder releases it. The numbers must therefore be consistent at every
-moment: each is written in one step, and a row of numbers has one word for each process, written by
-that process alone.
+The memory has no name: a process inherits its descriptor, and the memory is freed with the last
+process that holds it. The lock is the kernel's (fcntl, not flock: an inherited descriptor is one
+open file), so it is released if its holder is killed. The numbers must therefore be consistent at
+every moment: each is written in one step, and a row of numbers has one word for each process, which
+only that process writes.
 
 kind     a region                         when a process is lost
 plain    any words                        stays as it is
-counts   a word for each process          its word is 0
-amounts  the same, after one for all      its word is added to the first one, then is 0
+counts   a word for each process          its word becomes 0
+amounts  the same, after a word for all   its word is added to the first word and becomes 0
          lost processes
 """
 

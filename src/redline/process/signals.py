@@ -1,4 +1,4 @@
-"""Runs a program until Ctrl-C or SIGTERM, and distinguishes what ends it from failures."""
+"""Runs a program until Ctrl-C or SIGTERM, and tells the ends of a task from its failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Unblocked(BaseException):
-    """Raised by a signal in code that blocks the event loop, so that the run can end."""
+    """Raised by a signal's handler in code that blocks the event loop, so that the run can end."""
 
 
 def ends_task(error: BaseException) -> bool:
@@ -38,7 +38,7 @@ def on_signals(told: Callable[[int], object]) -> None:
 
 
 def end_at_once(number: int) -> None:
-    """Exits with the status of a process that this signal ended, whatever its threads do."""
+    """Exits with the status that belongs to this signal, without waiting for threads."""
     os._exit(128 + number)
 
 

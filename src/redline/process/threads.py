@@ -1,7 +1,7 @@
 """Threads that do not delay the exit of the process, unlike the standard library's pools.
 
-A user's function may never return, and a name server may take minutes: a run that has given up on
-them must not wait for them again when the program exits.
+A user's function may never return, and a name server may take minutes: if a run no longer waits for
+them, the exit of the program must not either.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Above the number of runs at a time: one whose object store hangs must not hold up the others.
+# More than the runs of one process: a run whose object store hangs must not delay the others.
 _MOST_OWN = 256
 
 _Work = tuple[Future[Any], Callable[[], Any]]
@@ -44,7 +44,7 @@ def called(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
 class DaemonThreads(ThreadPoolExecutor):
     """A pool of at most `most` daemon threads, started when they are needed.
 
-    It derives from ThreadPoolExecutor only because event loops require one. Futures get
+    It derives from ThreadPoolExecutor only because event loops require that. Futures get
     RaisedStop in place of StopIteration.
     """
 
@@ -86,7 +86,7 @@ class DaemonThreads(ThreadPoolExecutor):
             self.join(None)
 
     def join(self, most_s: float | None) -> None:
-        """Returns when all submitted work is done, or after most_s seconds; None waits without end.
+        """Returns when all submitted work is done, or after most_s seconds; None: no bound.
 
         Call it after `shutdown`: until then, idle threads do not end.
         """
@@ -109,7 +109,7 @@ class DaemonThreads(ThreadPoolExecutor):
 def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
     """Runs `work` as asyncio.to_thread does, but in a thread of redline's own.
 
-    The event loop's pool is the user's as well: all of its threads may be in calls that never end.
+    The user also uses the event loop's pool, so all of its threads may be in calls that never end.
     """
     call = partial(contextvars.copy_context().run, work, *args, **kwargs)
     return asyncio.get_running_loop().run_in_executor(_own_threads(), call)

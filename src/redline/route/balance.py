@@ -51,14 +51,14 @@ OWNERS = 2
 class Figures:
     """What a strategy knows of one endpoint.
 
-    weight: its capacity in proportion to the others'. in_flight: calls on their way to it, of this
-    pool. tokens: they are expected to use. tokens_per_s: it drains, 0 if unknown; see `drained`.
-    coming: those of the calls that are about to reach its backend.
-    latency_s: mean of its answers of late, 0 if unknown. availability: share of its calls of late
+    weight: its capacity relative to the others. in_flight: calls of this pool that it has. tokens:
+    those that these calls are expected to use. tokens_per_s: the rate at which it drains tokens, 0
+    if unknown; see `drained`. coming: calls in flight that are about to reach its backend.
+    latency_s: mean of its recent answers, 0 if unknown. availability: share of its recent calls
     that did not fail. price: for a million tokens, in any one currency.
-    queued: calls that its server says are waiting. foreign: calls that it has, running or waiting,
-    and not of this pool. gpu: the share of the cache on its GPU that is in use, 0 to 1, None if
-    unknown. seen_s: when the server said so. room_s: seconds until it could start the call.
+    queued: calls that wait, as its server reports. foreign: calls from outside this pool that it
+    has, running or waiting. gpu: the share of the cache on its GPU that is in use, 0 to 1, None if
+    unknown. seen_s: when the server reported this. room_s: seconds until it could start the call.
     answers: how many it has given. answered_s: when it gave the latest.
     call_s: what each of its calls is expected to add to the time until it answers another one, and
     expected_s: that time; others: `foreign` if that is fresh. All three are as of the last
@@ -243,7 +243,7 @@ class LongestPrefix(Strategy):
     slack: an endpoint does not get a call for its prefix if its load would then exceed `slack`
     times the mean load plus one call (bounded loads); the least loaded one gets the call instead.
     If calls wait, an endpoint with room gets the first call whose prefix it has seen; otherwise the
-    first whose prefix no endpoint has seen, which it takes from none; otherwise the first.
+    first whose prefix no endpoint has seen; otherwise the first.
     """
 
     needs = frozenset({"blocks"})

@@ -37,8 +37,8 @@ class EndpointPool(Pool):
 def seat_of(endpoint: Endpoint, *, price: float | None = None, **parts: Any) -> Seat:
     """The endpoint's place in a pool.
 
-    price: see Figures; None for that of an input and an output token together, of the endpoint's
-    dearest model. parts: of its HttpBackend.
+    price: see Figures; None for the price of an input and an output token together, of the
+    endpoint's most expensive model. parts: of its HttpBackend.
     """
 
     def make(on_room: Callable[[], None]) -> HttpBackend:
@@ -84,7 +84,7 @@ def check_distinct(endpoints: Sequence[Endpoint]) -> None:
         if account in accounts:
             raise ConfigError(
                 f"the endpoints {accounts[account]} and {name} are one server under one key",
-                hint="leave one out: each would use the limits of both in full",
+                hint="remove one: each would use the limits of the account in full",
             )
         names[name], accounts[account] = endpoint, name
 
@@ -98,8 +98,8 @@ def _check_models(endpoints: Sequence[Endpoint]) -> None:
         for name, other in known.items():
             if name not in endpoint.models:
                 raise ConfigError(
-                    f"the endpoint {other} has a model {name}, and {endpoint.label} has none",
+                    f"the endpoint {other} names the model {name}, and {endpoint.label} does not",
                     where=f"the models of {endpoint.label}",
-                    hint=f"say what {endpoint.label} calls it, also if it is {name}: "
+                    hint=f"state its name at {endpoint.label}, even if it is {name} there too: "
                     f'models = {{ {name} = "..." }}',
                 )

@@ -1,4 +1,4 @@
-"""Whether an endpoint of a pool gets calls, from the results of its calls.
+"""Decides whether an endpoint of a pool gets calls, from the results of its calls.
 
 state     gets                                   becomes
 starting  none, until its health page is well    warming; degraded, if calls fail after all
@@ -9,19 +9,19 @@ degraded  one at the end of each pause, at most  warming, after a success
 warming   twice as many at once after each       ready, after WARM_CALLS successes; degraded, on
           success                                less evidence than a ready one
 
-Only an endpoint whose health page is asked begins as starting. Once degraded, it gets a call only
-after that page has been well again: calls do not find out what a page says. What calls find out has
-more weight: a page that is well brings nothing back by itself, and one that is not takes out
-nothing that has answered since.
+Only an endpoint whose health page is read begins as starting. Once degraded, it gets a call only
+after that page has been healthy again. Calls have more weight than the page: a healthy page alone
+does not bring an endpoint back, and an unhealthy one does not degrade an endpoint that has answered
+since.
 
 A failure is an answer of HTTP 500 or above, a timeout, a lost connection or an unreadable answer;
 a 4xx never is one. A call that ends at its own deadline is a failure if it was written and has
 waited, without a byte, for as long as an answer takes on average; otherwise it does not count, and
 neither does a call that ends unwritten. Nor does one that its caller cancels, unless it has waited
-several times as long and the endpoint has answered nothing meanwhile. How often the others fail is
-what is to be expected: an endpoint is degraded when it fails significantly more often than that, by
-a CUSUM test (Page, Continuous Inspection Schemes, Biometrika 41, 1954) of Bernoulli trials. So
-neither a rare failure nor a bad day of the whole provider takes an endpoint out.
+several times as long and the endpoint has answered nothing meanwhile. The failure rate of the other
+endpoints is the expected one: an endpoint is degraded when it fails significantly more often than
+that, by a CUSUM test (Page, Continuous Inspection Schemes, Biometrika 41, 1954) of Bernoulli
+trials. So neither a rare failure nor a bad day of the whole provider takes an endpoint out.
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ class Breaker:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is ready, and nothing speaks against it."""
+        """Whether it is ready, without recent evidence against it."""
         return self.state is Health.READY and not self.evidence
 
     def ignore(self, is_ignored: bool) -> None:
-        """Has calls begin in any state, or no longer."""
+        """Sets whether calls may begin in any state."""
         self.is_ignored = is_ignored
 
     def allows(self, now_s: float, coming: int = 0) -> bool:
@@ -126,7 +126,8 @@ class Breaker:
     def cancelled(self, epoch: int) -> None:
         """Counts a call that ended without a result, so that another call may test the endpoint.
 
-        It may at once, but if that one is cancelled too, the next one waits for the end of a pause.
+        The other call may begin at once, but if it is cancelled too, the next one waits for the end
+        of a pause.
         """
         is_try = self._ended(epoch) and self.state is Health.DEGRADED
         if is_try and not self._is_made_again:

@@ -96,7 +96,8 @@ class PoolMember(Figures):
     def trust(self, now_s: float) -> None:
         """Asks its backend once for many calls whether it takes them, if nothing is wrong.
 
-        Not before its first answer, whose latency counts at once; later ones count at a review.
+        Does nothing before its first answer, whose latency counts at once; later ones count at a
+        review.
         """
         is_known = self.answers > 0 and self.breaker.is_settled
         if is_known and not self.steady and not self.is_out:

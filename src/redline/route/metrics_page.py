@@ -1,4 +1,4 @@
-"""What a model server says of itself on /metrics, in Prometheus' text format.
+"""What a model server reports on /metrics, in Prometheus' text format.
 
 server    running                     waiting                     use of its cache
 vLLM      vllm:num_requests_running   vllm:num_requests_waiting   vllm:kv_cache_usage_perc, before

@@ -13,7 +13,7 @@ METRICS = "/metrics"
 HEALTH = "/health"
 # For a server without a health page.
 MODELS = "/v1/models"
-# A page takes milliseconds; a server that is too busy for that is asked again soon.
+# A page takes milliseconds; a server that is too busy for that is queried again soon.
 TIMEOUT_S = 2.0
 # vLLM's page has about 50 kB for each of its engines.
 MOST_BYTES = 4 * 2**20

@@ -1,9 +1,9 @@
 """Several endpoints as one backend: calls are bound late, and any endpoint may be lost.
 
 A call that no endpoint can take now waits in the pool, by priority and arrival, and not in front of
-one endpoint. An endpoint takes a call only when it has a slot free and its limits soon let the call
-go. Calls that it has not written when it is parked, degraded or taken out come back to their place
-in the queue, at no cost to their rows.
+one endpoint. An endpoint takes a call only when it has a free slot and its limits will allow the
+call soon. Calls that it has not written when it is parked, degraded or taken out come back to their
+place in the queue, at no cost to their rows.
 
   what an endpoint answers with          the call                          the endpoint
   an answer, or an error of the row      has its outcome                   -
@@ -69,21 +69,21 @@ _ASKED = Asked()
 MOVED = "the endpoints have changed"
 # A call given up by its caller counts against the endpoint after this multiple of the mean latency.
 _LONG_WAIT = 3.0
-# What an endpoint rejects a request with because of what it says.
+# The statuses with which an endpoint rejects a request because of its contents.
 _OF_THE_ROW = (400, 413, 422)
 Unfit: TypeAlias = OverLimit | Rejected
 _READY = Health.READY
-# From the best on.
+# Best first.
 _STATES = (_READY, Health.WARMING, Health.STARTING, Health.DEGRADED, Health.DRAINING, Health.GONE)
 
 
 class Pool:
     """A backend that sends each call to one of its endpoints.
 
-    strategy: chooses among those that could take a call. most: calls at all of them together, at
-    most; None for the sum of what each allows. listener: notified of endpoints that are out. seed:
-    of the random draws. may_be_empty: endpoints are added and removed; while there are none, calls
-    wait for one. moves: how often `move` was called.
+    strategy: chooses among the endpoints that could take a call. most: the most calls at all
+    endpoints together; None for the sum of what each allows. listener: notified when an endpoint is
+    degraded, recovers or is lost. seed: of the random draws. may_be_empty: endpoints are added and
+    removed; while there are none, calls wait for one. moves: how often `move` was called.
     Raises ConfigError for two endpoints of one name, or, unless it may be empty, for none.
     """
 
@@ -115,7 +115,7 @@ class Pool:
         self._unwatched: list[PoolMember] = []  # until the first call: there is no loop before
         # The endpoints that could take a call, as far as is known: the chosen one is asked.
         self._open: dict[str, PoolMember] = {}
-        # Endless draws of those; None once they are not the same any more, or not as they were.
+        # Endless draws of those; None once the endpoints or their states have changed.
         self._draws: Iterator[list[PoolMember]] | None = None
         # The same, while calls may take the fast path; None while calls wait.
         self._usual: Iterator[list[PoolMember]] | None = None
@@ -395,7 +395,7 @@ class Pool:
         if call.silent_s is not None and self._has_let_wait(member, call, call.silent_s, now_s):
             self._distrust(member)
             waited_s = now_s - call.silent_s
-            what = f"no first byte within {waited_s:.3g} s, when the caller gave up"
+            what = f"no first byte within {waited_s:.3g} s, after which the caller gave up"
             self._count_failure(member, epoch, now_s, what)
         else:
             member.breaker.cancelled(epoch)
@@ -628,7 +628,9 @@ class Pool:
             if self._is_elsewhere(member, call.barred, now_s, but={Health.GONE}):
                 return False
             if (of := len(self._members)) > 1:
-                error.what = f"no endpoint of {of} is left, {member.name} as the last: {error.what}"
+                error.what = (
+                    f"none of {of} endpoints is left; the last was {member.name}: {error.what}"
+                )
             self._refuse_waiting(member, error, now_s, but={Health.GONE})
             return True
         if is_down:
@@ -683,7 +685,7 @@ class Pool:
     def _usual_s(self, member: PoolMember) -> float:
         """How long an answer takes on average, infinite if that is unknown.
 
-        Here, or at the others if there was none here of late.
+        Measured here, or at the other endpoints if this one has given no answer recently.
         """
         among = [member] if member.latency_s else self._members
         known = [one.latency_s for one in among if one.latency_s]
@@ -728,9 +730,10 @@ class Pool:
         return is_found
 
     def _still_avoids(self, call: Call) -> frozenset[str]:
-        """What a call still avoids that avoids all working endpoints.
+        """What a call that avoids all working endpoints continues to avoid.
 
-        Those that it must never use, and those too small for it unless all that are not gone are.
+        These are the endpoints that it must never use, and those that are too small for it, unless
+        all that are not gone are too small.
         """
         now_s, avoided = self._now_s(), call.unfit | call.barred
         for one in self._members:
@@ -797,7 +800,7 @@ class Pool:
             _fail(ticket, copy.copy(error))
 
     def _lost(self, barred: Collection[str]) -> CallError | NoEndpoint | None:
-        """The error that took the last endpoint out which is not barred; None if one may come."""
+        """The error that took out the last endpoint that is not barred; None if one is left."""
         error: CallError | NoEndpoint | None = None
         for one in self._members:
             if one.name not in barred:
@@ -807,9 +810,9 @@ class Pool:
         return error
 
     def _enter_loop(self) -> None:
-        """Begins anew what the running event loop, not the one before it, has to do.
+        """Restarts in the running event loop what an earlier loop was doing.
 
-        No timer of a loop that has ended comes, and each `asyncio.run` has a loop of its own.
+        Timers of a loop that has ended never fire, and each `asyncio.run` has a loop of its own.
         """
         self._loop, self._reviewer = asyncio.get_running_loop(), None
         self._is_awaited = False
@@ -890,9 +893,10 @@ def _fail(ticket: Ticket, error: CallError | NoEndpoint) -> None:
 
 
 def _says_nothing(error: CallError | NoEndpoint, outcome: Outcome) -> bool:
-    """Whether the error, which is no failure of the endpoint, does not show that it works either.
+    """Whether an error that is no failure of the endpoint does not show that it works, either.
 
-    Many such errors precede the request, as an invalid row does. A deadline may be too short.
+    Many such errors occur before the request is sent, as for an invalid row. A deadline may be too
+    short.
     """
     if isinstance(error, Withdrawn | Refused | Unpaid | RateLimited) or _is_unfit(error):
         return True
@@ -903,8 +907,8 @@ def _says_nothing(error: CallError | NoEndpoint, outcome: Outcome) -> bool:
 def _is_unfit(error: CallError | NoEndpoint) -> TypeGuard[Unfit]:
     """Whether the endpoint does not serve a request that another one may serve.
 
-    It is too large for its limits, or rejected not for what it says, but for its model (404), the
-    rights of the key (403) or where the address leads (302).
+    The request is too large for its limits, or is rejected for its model (404), the rights of the
+    key (403) or a redirect (302), and not for its contents.
     """
     if not isinstance(error, Rejected):
         return isinstance(error, OverLimit)

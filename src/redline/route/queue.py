@@ -14,9 +14,10 @@ from redline.route.balance import Asked
 from redline.route.member import PoolMember
 from redline.waist import Call
 
-# If the first calls may not use the free endpoint, up to this many of them are passed over.
+# If the first calls may not use the free endpoint, up to this many of them are skipped.
 LOOKED_AT = 64
-# Later calls that may overtake a call because they suit the endpoints with room better.
+# At most this many later calls may overtake a call because they suit the endpoints with room
+# better.
 MOST_PASSED = 64
 
 _PLACE = attrgetter("place")
@@ -45,8 +46,8 @@ class Ticket(msgspec.Struct, eq=False):
 class CallQueue:
     """Tickets that wait, lowest priority number and earliest arrival first.
 
-    Its length is bounded by who sends: a runner has a bounded number of workers. tickets: those
-    that wait, in their order, only to be read.
+    The sender bounds its length: a runner has a bounded number of workers. tickets: those that
+    wait, in order; read-only.
     """
 
     def __init__(self) -> None:
@@ -80,7 +81,7 @@ class CallQueue:
             del self.tickets[index]
 
     def take_all(self, which: Callable[[Call], bool] = lambda _: True) -> list[Ticket]:
-        """Removes and returns all tickets, in order. which: of the calls for which it is true."""
+        """Removes and returns the tickets whose calls satisfy `which`, in order."""
         taken, left = list[Ticket](), list[Ticket]()
         for ticket in self.tickets:
             (taken if which(ticket.call) else left).append(ticket)

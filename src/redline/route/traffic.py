@@ -17,8 +17,8 @@ class Traffic(msgspec.Struct):
     """Calls of a pool.
 
     answered: calls that succeeded. unanswered: calls that ended in any other way. served_s: seconds
-    from the write of the last attempt to the end of its answer, of all that were answered.
-    waits: how many calls have waited for an endpoint, by classes of how long.
+    from the write of the last attempt to the end of its answer, summed over answered calls.
+    waits: how many calls have waited for an endpoint, by bucket of the duration.
     """
 
     answered: int = 0
@@ -28,7 +28,7 @@ class Traffic(msgspec.Struct):
 
     @property
     def ended(self) -> int:
-        """Calls that have ended, in whatever way."""
+        """Calls that have ended, with any outcome."""
         return self.answered + self.unanswered
 
     def take_waits(self) -> Counter[int]:

@@ -43,7 +43,7 @@ _GPU_S = 1.0
 class LocalEngine:
     """A model in this process, for `redline.run(rows, endpoint=LocalEngine(settings))`.
 
-    Whatever its clients call the model, it answers.
+    It answers requests under any model name.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -56,7 +56,7 @@ class LocalEngine:
         self._gpu_busy, self._gpu_reads = 0.0, 0
 
     def identity(self) -> str:
-        """The model's location and dtype; of a folder, also its files' sizes and times of change.
+        """The model's location and dtype; for a folder, also the sizes and times of its files.
 
         Models of the hub are identified by their names alone.
         """

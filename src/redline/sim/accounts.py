@@ -1,4 +1,4 @@
-"""The limits of each key, since providers count the requests of each account separately."""
+"""The limits of each key, because providers count the requests of each account separately."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ Everything here decides immediately and takes `now_s`, so that tests can set the
 `fixed` and the rounding down in `counter` are those of the Python package `limits`, on which
 slowapi and flask-limiter are built. Windows of `counter` begin at whole multiples of W.
 
-If an answer is counted when it ends, a count may rise above its limit. Then nothing fits until the
-count is back below it.
+If answers are counted when they end, a count may exceed its limit. Then nothing fits until the
+count is below the limit again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from redline.limits.rule import Rate
 _STRICTLY_AFTER_S = 1e-6
 # The kinds of limits, named as in Anthropic's headers. `tokens` is input and output together.
 KINDS = ("requests", "tokens", "input-tokens", "output-tokens")
-# Float noise of a bucket that has refilled for exactly the wait it announced.
+# Rounding error of a bucket that has refilled for exactly the wait that it announced.
 _DROP = 1e-6
 
 
@@ -70,7 +70,7 @@ class Window(ABC):
 
     @abstractmethod
     def _roll(self, now_s: float) -> None:
-        """Forgets what no longer counts."""
+        """Drops entries that no longer count."""
 
     @abstractmethod
     def _wait_s(self, amount: int, now_s: float) -> float:
@@ -268,8 +268,8 @@ Rates = Mapping[str, Sequence[Rate]]
 class Admission:
     """All limits of one provider: a request is counted by all of them or by none.
 
-    rates: the limits by kind; the kinds are those of KINDS. parked_until_s: monotonic; no request
-    is to be admitted before.
+    rates: the limits by kind; the kinds are those of KINDS. parked_until_s: monotonic; the caller
+    admits no request before this time.
     """
 
     def __init__(self, rates: Rates, algorithm: str = "fixed") -> None:
@@ -308,7 +308,7 @@ class Admission:
         self._limits = found
 
     def park(self, until_s: float) -> None:
-        """Asks for no request to be admitted before `until_s`, monotonic."""
+        """Sets `parked_until_s`, before which no request is to be admitted."""
         self.parked_until_s = until_s
 
     def ask(self, charge: Charge, now_s: float) -> Rejection | None:

@@ -1,4 +1,4 @@
-"""Faults, and the share of requests that meets each; one draw from a seed per admitted request.
+"""Faults, and the share of requests that meets each: one seeded draw per admitted request.
 
 | kind      | what the client sees                                                       |
 |-----------|----------------------------------------------------------------------------|

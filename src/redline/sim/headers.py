@@ -39,10 +39,10 @@ def limit_headers(style: str, readings: Sequence[Reading], wall_s: float) -> dic
 
 
 def retry_headers(style: str, wait_s: float) -> dict[str, str]:
-    """Returns `retry-after` in whole seconds and `retry-after-ms`; after either the request fits.
+    """Returns `retry-after` in seconds and `retry-after-ms`; after either time the request fits.
 
-    Without milliseconds for `envoy`, `ietf` and `slowapi`, which send plain HTTP. Empty for the
-    style `none`, for `gemini` (see `retry_details`), and for a request that will never fit.
+    The styles `envoy`, `ietf` and `slowapi` have no `retry-after-ms`. Empty for the style `none`,
+    for `gemini` (see `retry_details`), and for a request that will never fit.
     """
     if style in ("none", "gemini") or math.isinf(wait_s):
         return {}
@@ -64,7 +64,7 @@ def retry_details(style: str, wait_s: float) -> list[dict[str, str]]:
 
 
 def _each(readings: Sequence[Reading], name: str, reset: Callable[[float], str]) -> dict[str, str]:
-    """Returns three headers for each reading. name: with places for `what` and `part`."""
+    """Returns three headers for each reading. name: a format string with `what` and `part`."""
     headers = {}
     for reading in readings:
         headers[name.format(what=reading.what, part="limit")] = str(reading.limit)

@@ -55,7 +55,7 @@ class Uniform(msgspec.Struct, frozen=True):
 
 
 class Lognormal(msgspec.Struct, frozen=True):
-    """The logarithm of an answer's seconds is normal: the median is e**mu, and the tail is long."""
+    """The logarithm of an answer's seconds is normally distributed; their median is e**mu."""
 
     mu: float
     sigma: float
@@ -87,7 +87,7 @@ def parse_latency(text: str) -> Latency:
     """Parses a latency: `0.2` (constant), `2-5` (uniform) or `lognormal:1.2,0.4`.
 
     The two numbers of a lognormal are mu and sigma of the logarithm of the seconds.
-    Raises ConfigError that shows the valid forms.
+    Raises ConfigError, which shows the valid forms.
     """
     text = text.strip()
     for form, kind in _FORMS.items():

@@ -28,23 +28,23 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
         once. `tokens` counts input and output together.
     algorithm: how the limits count: `fixed` and `moving` windows, sliding window `counter`,
         token `bucket`.
-    charge: when tokens are counted. `actual`: prompt and answer on arrival; `reserved`: prompt and
-        max_tokens on arrival, never given back (the answer's tokens if there is no max_tokens);
+    charge: how tokens count. `actual`: prompt and answer on arrival; `reserved`: prompt and
+        max_tokens on arrival without a refund, or prompt and answer without max_tokens;
         `answered`: the prompt on arrival, the answer when it ends.
     jitter_s: each request is delayed by 0 to this many seconds before the limits are checked.
     concurrency: requests served at once; further ones wait in arrival order. None for no cap.
-    latency: seconds before the first byte; per_token_s: seconds more per completion token.
+    latency: seconds before the first byte. per_token_s: further seconds per completion token.
     faults: the share of admitted requests that fails, by kind.
     headers: the style of limit headers. `none` sends neither limit headers nor Retry-After.
     replay: a file of `question` and `answer` lines to answer from.
-    stories: answers are made-up stories, by the question and the seed of the request.
+    stories: answers are made-up stories, determined by the question and the request's seed.
     near_duplicates: the share of stories that repeat an earlier one with a few words changed.
-    seed: fixes latencies, faults and jitter, in the order of arrival, and the stories.
+    seed: determines the stories and, in the order of arrival, latencies, faults and jitter.
     api_key: if set, the key every request must carry.
     batch_latency: seconds from the creation of a batch to the answer of each of its lines.
-    batch_window_s: the seconds after which a batch expires. batch_tokens: the most tokens that
-        all batches may have waiting, one for four bytes; a batch beyond that fails. None for no
-        limit.
+    batch_window_s: the seconds after which a batch expires. batch_tokens: the most tokens, one
+        for four bytes, that may wait in all batches together; a batch beyond that fails. None
+        for no limit.
     Raises ConfigError for a value that is not valid.
     """
 
@@ -101,9 +101,9 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
                 hint="0.1 is one story in ten",
             )
         if self.near_duplicates and not self.stories:
-            raise ConfigError("near-duplicates are those of stories", hint="ask for stories, too")
+            raise ConfigError("only stories have near-duplicates", hint="turn on stories, too")
         if self.api_key is not None and not self.api_key.strip():
-            raise ConfigError("the key to ask for is empty", hint="leave it out to ask for none")
+            raise ConfigError("the required API key is empty", hint="leave it out to require none")
         if not 0 < self.batch_window_s <= MAX_WINDOW_S:
             raise ConfigError(
                 f"a batch's window must be above 0 and at most {MAX_WINDOW_S:g} s, "

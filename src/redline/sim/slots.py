@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-# Long enough for any reasonable client. A longer queue would only hide from a client that it sends
-# too many requests.
+# Long enough for any reasonable client. A longer queue would only hide that a client sends too many
+# requests.
 MAX_WAITING = 4096
 
 

@@ -31,11 +31,11 @@ class Ticket(msgspec.Struct, gc=False):
 
     number: from 1, in the order of arrival.
     arrival_s: monotonic; when the request had been read and the limits were checked.
-    latency_s: the time that the settings gave it, tokens included; 0 until drawn.
+    latency_s: the latency drawn from the settings, including that of its tokens; 0 until drawn.
     first_token_s: monotonic; when the first text of a stream was written, 0 for an answer that
     was sent at once.
     prompt_tokens, completion_tokens: of an answered request.
-    ended_s: monotonic; 0 until it ends. status: None if the client got none. outcome: its class;
+    ended_s: monotonic; 0 until it ends. status: None if none was sent. outcome: its class;
     empty until it ends. detail: the kind of fault, or the limit that refused it.
     """
 

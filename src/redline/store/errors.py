@@ -40,7 +40,7 @@ _LONGEST_REASON = 200
 
 
 class StoreError(ConfigError):
-    """A failed operation of a store. reason: in a few words. code: the store's own error code."""
+    """A failed operation of a store. reason: a short text. code: the store's own error code."""
 
     def __init__(self, url: ObjectUrl, kind: Kind, reason: str, *, code: str = "") -> None:
         super().__init__(f"cannot use {url.name}: {reason}", hint=_hint(url, kind))
@@ -55,9 +55,9 @@ class StoreError(ConfigError):
 
 
 class Asking:
-    """Turns any exception of a driver in the block into a StoreError about `url`.
+    """Converts any exception of a driver in the block to a StoreError about `url`.
 
-    The block should contain only calls of the driver. The InterruptedError of a stopped transfer
+    The block should contain only calls to the driver. The InterruptedError of a stopped transfer
     passes through.
     """
 
@@ -73,7 +73,7 @@ class Asking:
 
 
 def store_error(error: Exception, url: ObjectUrl) -> StoreError:
-    """The error in redline's terms, with advice."""
+    """Converts a driver's error to redline's own, with a hint on what to do."""
     code = _code(error)
     kind, reason = _kind_and_reason(error, code, url)
     return StoreError(url, kind, reason, code=code)
@@ -103,7 +103,7 @@ def _kind_and_reason(error: Exception, code: str, url: ObjectUrl) -> tuple[Kind,
 
 
 def _cause(error: Exception) -> Exception:
-    """The error below a LookupError of s3fs, which raises one for some network errors."""
+    """The error itself, or the network error behind the LookupError that s3fs raises for some."""
     context = error.__context__
     return context if isinstance(error, LookupError) and isinstance(context, OSError) else error
 

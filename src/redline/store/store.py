@@ -1,7 +1,7 @@
-"""A store of objects, reached through fsspec's driver for it.
+"""An object store, accessed through fsspec's driver for it.
 
 The driver's caches are not used: each query goes to the store, because other processes write to
-it. fsspec and the driver are imported when a store is made, and not before.
+it. fsspec and the driver are imported only when a store is made.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from redline.store.url import ObjectUrl
 
 _PACKAGES = {"s3": "redline[s3]", "s3a": "redline[s3]", "gs": "gcsfs", "gcs": "gcsfs"}
 _PACKAGES |= dict.fromkeys(("az", "abfs", "abfss"), "adlfs")
-# What changes with the content of an object, the surest first; drivers state only some of them.
+# Properties that change with the content of an object, the most reliable first. Each driver states
+# only some of them.
 _IDENTITIES = (
     *("ETag", "etag", "generation", "md5Hash", "md5", "content_md5"),
     *("LastModified", "last_modified", "updated", "mtime", "created"),
 )
-# One page of a listing: looking for a similar name is not worth more.
+# One page of a listing: the search for a similar name is not worth more.
 _MOST_LISTED = 1000
-# A long file is uploaded in parts, several at a time: memory holds these.
+# A long file is uploaded in parts; the parts being uploaded are in memory.
 PART_BYTES, _PARTS_AT_ONCE = 8 * 1024 * 1024, 4
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
 MOST_PARTS = 10_000
@@ -43,7 +44,7 @@ class Found(msgspec.Struct, frozen=True):
 class ObjectStore:
     """The store that contains `url`. All calls block; any thread may call, one at a time.
 
-    doing: the purpose, for the error of a driver that is not installed. Every call raises
+    doing: the purpose, named in the error if the driver is not installed. Every call raises
     StoreError if the store refuses or cannot be reached, and ConfigError if there is no driver.
     """
 
@@ -72,16 +73,16 @@ class ObjectStore:
         return ""
 
     def check_writable(self, url: ObjectUrl) -> None:
-        """Raises StoreError if it is certain that nothing can be written; changes nothing."""
+        """Raises StoreError if writing is sure to fail; changes nothing."""
 
     def upload(
         self, path: Path, url: ObjectUrl, seen: Found | None, is_stopped: Callable[[], bool]
     ) -> Found:
         """Uploads the file in place of the object; returns the new object.
 
-        seen: the object to be replaced, None if it must not exist. Raises StoreError of kind
-        `changed` if another object is there, as far as the store shows, and InterruptedError soon
-        after `is_stopped` returns True.
+        seen: the object to be replaced; None if none may exist. Raises StoreError of kind `changed`
+        if another object is there, as far as the store shows, and InterruptedError soon after
+        `is_stopped` returns True.
         """
         if self.find(url) != seen:
             raise changed_error(url)
@@ -116,7 +117,7 @@ class ObjectStore:
 
 
 class S3Store(ObjectStore):
-    """A store with S3's protocol, in which the store itself refuses to replace another object."""
+    """A store with S3's protocol, which itself refuses to replace an object other than `seen`."""
 
     _has_conditions = True  # until the store reports that it has none
 
@@ -156,7 +157,7 @@ class S3Store(ObjectStore):
             self._fs.call_s3("abort_multipart_upload", UploadId=begun["UploadId"], **of)
 
     def _put(self, path: Path, url: ObjectUrl, seen: Found | None, callback: Any) -> None:
-        """As for any store, but the store itself compares, at the moment of the change."""
+        """Uploads the file; the store itself compares with `seen` at the moment of the change."""
         only_if = {"IfNoneMatch": "*"}
         if not self._has_conditions:
             only_if = {}
@@ -177,8 +178,8 @@ class S3Store(ObjectStore):
     def _put_parts(
         self, path: Path, url: ObjectUrl, only_if: dict[str, str], callback: Any
     ) -> None:
-        # The driver passes them to every request that accepts them: to the one that changes the
-        # object, and not to those that upload its parts.
+        # The driver passes the conditions to each request that accepts them: to the one that
+        # changes the object, but not to those that upload its parts.
         usual = self._fs.s3_additional_kwargs
         self._fs.s3_additional_kwargs = {**usual, **only_if}
         try:
@@ -209,16 +210,16 @@ def _driver(url: ObjectUrl, purpose: str) -> Any:
         known = sorted(fsspec.available_protocols())
         if url.scheme not in known:
             raise ConfigError(
-                f"{url.name}: {url.scheme}:// is not a kind of URL that fsspec knows",
+                f"{url.name}: {url.scheme}:// is not a URL scheme that fsspec knows",
                 hint=nearest(url.scheme, known) or "such as s3://, gs://, az:// or https://",
             )
-        # The driver is loaded first, separately: an error about what it lacks does not come from a
-        # store.
+        # The driver is loaded separately, so that an error about a missing package is not taken for
+        # an error of the store.
         fsspec.get_filesystem_class(url.scheme)
     except ImportError as error:
         package = _PACKAGES.get(url.scheme, "fsspec")
         raise ConfigError(
-            f"{purpose} needs a driver, and {package} is not installed",
+            f"{purpose} needs a driver, but {package} is not installed",
             hint=f"pip install '{package}'",
         ) from error
     with Asking(url):

@@ -11,7 +11,7 @@ import msgspec
 
 from redline.errors import ConfigError
 
-# At least two letters: a single one is a drive of Windows.
+# A scheme has at least two letters: a single letter is a drive of Windows.
 _URL = re.compile(r"(?s)([A-Za-z][A-Za-z0-9+.-]+)://(.*)")
 _LOCAL = ("file", "local")
 _WEB = ("http", "https")
@@ -19,7 +19,7 @@ _VERSION = "?versionId="
 
 
 class ObjectUrl(msgspec.Struct, frozen=True):
-    """One object. path: what follows `://`, the bucket or host first."""
+    """The URL of one object. path: the part after `://`, which begins with the bucket or host."""
 
     scheme: str
     path: str
@@ -31,7 +31,7 @@ class ObjectUrl(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The URL as it may be shown: without a user's password and without a query."""
+        """The URL for display, with `...` in place of user, password and query."""
         host, slash, rest = self._bare.partition("/")
         user, at, address = host.rpartition("@")
         shown = f"{self.scheme}://{'...' if user else ''}{at}{address}{slash}{rest}"
@@ -39,7 +39,7 @@ class ObjectUrl(msgspec.Struct, frozen=True):
 
     @property
     def is_web(self) -> bool:
-        """Whether it is on a web server, to which nothing can be written."""
+        """Whether the object is on a web server, to which nothing can be written."""
         return self.scheme in _WEB
 
     @property
@@ -64,10 +64,10 @@ class ObjectUrl(msgspec.Struct, frozen=True):
         return ObjectUrl(self.scheme, f"{self.path.rpartition('/')[0]}/{name}")
 
     def copy_path(self) -> Path:
-        """The path of this object's copy on this machine: `s3.redline/bucket/dir/rows.jsonl`.
+        """The path of the object's local copy, such as `s3.redline/bucket/dir/rows.jsonl`.
 
-        Relative to the working folder. Raises ConfigError if the URL does not name an object to
-        which results could be written.
+        The path is relative to the working folder. Raises ConfigError if the URL does not name an
+        object to which results could be written.
         """
         if self.is_web:
             raise ConfigError(
@@ -77,8 +77,8 @@ class ObjectUrl(msgspec.Struct, frozen=True):
         segments = self.path.split("/")
         if len(segments) < 2 or not segments[-1] or _VERSION in self.path:
             raise ConfigError(
-                f"the output {self.name} names no object",
-                hint=f"name one in it: {self.scheme}://{self.bucket or 'bucket'}/labels.jsonl",
+                f"the output {self.name} does not name an object",
+                hint=f"such as {self.scheme}://{self.bucket or 'bucket'}/labels.jsonl",
             )
         if {"", ".", ".."} & set(segments[1:]):
             raise ConfigError(
@@ -89,7 +89,7 @@ class ObjectUrl(msgspec.Struct, frozen=True):
 
 
 class OpenedObject(msgspec.Struct, frozen=True):
-    """An input that was already opened: opening takes long, and must not block an event loop.
+    """An input that is already open: opening is slow and must not block an event loop.
 
     source: the result of `open_source`.
     """
@@ -99,7 +99,7 @@ class OpenedObject(msgspec.Struct, frozen=True):
 
 
 def url_of(place: object) -> ObjectUrl | None:
-    """The object that `place` names; None for a path of this machine, `file://` included."""
+    """The URL of the object that `place` names; None for a local path or a `file://` URL."""
     if isinstance(place, OpenedObject):
         return place.url
     if not isinstance(place, str):

@@ -1,4 +1,4 @@
-"""A backend with scripted answers, without a network; it takes only the loop's time."""
+"""A backend with scripted answers, without a network; its latencies pass in the loop's time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Step = Outcome | Reply | CallError | NoEndpoint
 class Send(msgspec.Struct, frozen=True):
     """One send as the backend saw it.
 
-    number: the place among all sends, from 1. attempt: the place in its call, from 1. at_s: the
-    loop's time.
+    number: its place among all sends, from 1. attempt: its place among the sends of its call, from
+    1. at_s: the loop's time.
     """
 
     request: Request
@@ -31,11 +31,11 @@ class Send(msgspec.Struct, frozen=True):
 class ScriptedBackend:
     """A backend that ends each send as the script says, and records it in `sends`.
 
-    script: the steps for send 1, 2, ... (the last one is repeated), or a function of the Send. A
-    Reply succeeds, an error fails, an Outcome is returned as a copy.
+    script: the steps for send 1, 2, ... (the last one is repeated), or a function that returns the
+    step for a Send. A Reply succeeds, an error fails, an Outcome is returned as a copy.
     latency_s: seconds of the loop's time that a send takes, 0 or more; or a function of the Send.
-    room_s: seconds for which `load` reports it as parked; can be set at any time.
-    Given a sink, a reply's text goes there as one chunk before the outcome.
+    room_s: seconds for which `load` reports the backend as parked; can be set at any time.
+    If a send has a sink, the reply's text goes to it as one chunk before the outcome.
     Raises ConfigError for an empty script.
     """
 

@@ -23,7 +23,7 @@ class ManualClock:
         return self._wall_s
 
     def advance(self, by_s: float) -> float:
-        """Moves the time by by_s, 0 or more; returns the new time. Raises ConfigError below 0."""
+        """Advances the time by by_s, 0 or more, and returns it. Raises ConfigError below 0."""
         if not by_s >= 0:
             raise ConfigError(
                 f"a monotonic clock cannot be moved by {by_s:g} s",
@@ -36,7 +36,7 @@ class ManualClock:
 
 
 class VirtualClock:
-    """The time of `loop`, usually a VirtualLoop; wall time is `wall_start_s` at its zero."""
+    """The clock of `loop`, usually a VirtualLoop. wall_start_s: the wall time at loop time 0."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wall_start_s: float = WALL_START_S) -> None:
         self._loop = loop

@@ -5,7 +5,7 @@ outside the loop still takes real time:
 
   outside work                 what the loop does when nothing else is ready
   executor work                waits for it in real time, up to `THREAD_GRACE_S`; work that takes
-                               longer counts as stuck, and timers fire over it
+                               longer counts as stuck, and timers fire while it runs
   a socket is registered       gives the kernel `SETTLE_S` to deliver, then moves on
   nothing, but a timer         moves on to the timer
   nothing, and no timer        raises Deadlock, which names the tasks and where each one waits
@@ -30,13 +30,13 @@ Ts = TypeVarTuple("Ts")
 
 THREAD_GRACE_S = 1.0  # far above a test's file write, far below its time limit
 SETTLE_S = 0.001  # loopback delivers within a send; this covers a busy kernel
-LIMIT_S = 7 * 86400.0  # a ticker would otherwise keep a dead test running for ever
+LIMIT_S = 7 * 86400.0  # without it, a periodic timer would keep a dead test running for ever
 _NAMED_TASKS = 8
 _ASYNCIO = str(Path(asyncio.__file__).parent)
 
 
 class Deadlock(RedlineError):
-    """Nothing can ever happen again in this loop, or its time limit has passed."""
+    """Nothing more can happen in this loop, or its time limit has passed."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -79,7 +79,7 @@ def virtual_run(
 ) -> T:
     """Runs `main` to its end in a VirtualLoop of its own, and returns its result.
 
-    `asyncio.sleep`, `timeout` and `wait_for` are virtual inside. Tasks left over are cancelled.
+    `asyncio.sleep`, `timeout` and `wait_for` take virtual time. Remaining tasks are cancelled.
     Raises what `main` raises, and Deadlock.
     """
     with asyncio.Runner(

@@ -52,7 +52,7 @@ _Durations = dict[int, list[float]]
 class Counters(msgspec.Struct, kw_only=True):
     """The counters of a run; a window holds the difference between two of them.
 
-    calls: that have their outcome.
+    calls: those that have their outcome.
     thread_s: CPU seconds of the event loop's thread, and seconds in which it was ready to run but
     had no CPU. cpu_s: CPU seconds of the whole process. server: of a model in this process.
     """
@@ -164,7 +164,7 @@ class Gatherer:
 
     def note_error(self, what: str) -> None:
         """Notes the error of a failed attempt."""
-        # It may have half of a surrogate pair, which no file of JSON can hold.
+        # It may contain half of a surrogate pair, which a JSON file cannot hold.
         self._error = what[:_LONGEST_ERROR].encode("utf-8", "replace").decode()
 
     def window(
@@ -198,7 +198,7 @@ class Gatherer:
         return window
 
     def _made(self, end_s: float, new: Counters) -> Window:
-        """The window without what the caller of `window` states."""
+        """The window without the fields that `window` adds."""
         old, samples = self._counters, self._samples
         span_s = max(end_s - self._since_s, 1e-9)
         count = max(1, len(samples))

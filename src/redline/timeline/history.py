@@ -1,13 +1,13 @@
 """The timeline of a job: one bounded file of JSON lines, to which each run of the job adds itself.
 
 kind         is
-run          a run has begun; what follows is of it, and its times are seconds since then
+run          a run has begun; the records that follow belong to it, with times in seconds since then
 prediction   how fast it should be, by the runs before it; written before its first window
 window       what the run was like for a while
 end          the run has ended, and how; a run without one was killed, or continues
 
-A reader passes over kinds and fields that it does not know. TIMELINE_VERSION changes when what is
-known is to be read in another way.
+Readers skip kinds and fields that they do not know. TIMELINE_VERSION changes when the meaning of a
+known one changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads files of JSON lines to which runs append records, each of a kind that its `kind` names."""
+"""Reads files of JSON lines to which runs append records of several kinds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEAD = msgspec.json.Decoder(_Head).decode
 
 
 class Records(Generic[RecordT]):
-    """The records in the lines of a file; those of unknown kinds are passed over.
+    """The records in the lines of a file; those of unknown kinds are skipped.
 
     decode: reads a line of one of the known kinds. said: what has a version, such as `t is a trace
     of`. damaged: lines so far that are not valid records, or come before the first run; is_cut: the
@@ -72,6 +72,7 @@ class Records(Generic[RecordT]):
     def _check(self, version: object) -> None:
         if isinstance(version, int) and version > self._newest:
             raise ConfigError(
-                f"{self._said} version {version}, and this redline reads version {self._newest}",
+                f"{self._said} version {version}, and this redline reads versions up to "
+                f"{self._newest}",
                 hint="read it with the redline that wrote it, or a newer one",
             )

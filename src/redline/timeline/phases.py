@@ -1,9 +1,9 @@
-"""How long calls spent in each phase, by when they began and ended and the marks of their attempts.
+"""How long calls spent in each phase, from their start and end and the marks of their attempts.
 
 The time from the begin of a call to the first mark of its first attempt is the client's own, and so
 is that from the end of its last attempt to its outcome.
 
-An attempt has a mark for what it waited for, and none for what was there at once:
+An attempt has a mark for what it waited for, and none for what was available at once:
 
   mark         phase until then
   queued
@@ -17,8 +17,8 @@ An attempt has a mark for what it waited for, and none for what was there at onc
   first token  first token, of a stream
   complete     answer
 
-The time up to a mark belongs to its phase, from the last mark before it on. So the phases of an
-attempt add up to its whole time, and back-off is the time between two attempts.
+The time between two marks belongs to the phase of the later one. So the phases of an attempt add up
+to its whole time, and back-off is the time between two attempts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def phases_of(ended: Iterable[Ended]) -> Phases:
     """The sums of all phases over these calls."""
     sums = dict.fromkeys(Phases.__struct_fields__, 0.0)
     for begun_s, ended_s, tried in ended:
-        # A call that has kept as many attempts as it may has perhaps had earlier ones.
+        # A call that has kept the maximum number of attempts may have had earlier ones.
         before, at_s = "client_s" if len(tried) < MOST_TRIED else "unattributed_s", begun_s
         for attempt in tried:
             at_s = _add(sums, attempt, before, at_s)
@@ -49,7 +49,7 @@ def _add(sums: dict[str, float], attempt: Attempt, before: str, at_s: float) -> 
     """Adds the phases of an attempt; `before` is that up to its first mark. Returns its end.
 
     at_s: when that phase began. An attempt without a write has failed while it waited for the next
-    step. One after the other instead of in a loop over marks, which takes three times as long.
+    step. Written out, since a loop over the marks takes three times as long.
     """
     sent_s, complete_s = attempt.sent_s, attempt.complete_s
     if (mark_s := attempt.queued_s) is not None:

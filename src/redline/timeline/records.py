@@ -1,12 +1,12 @@
-"""What a trace holds: one JSON object a line, of a kind that its `kind` names.
+"""The records of a trace: one JSON object per line, whose `kind` names what it is.
 
 kind     is
-run      a run has begun; what follows is of it, and its times are seconds since then
+run      a run has begun; the records that follow belong to it, with times in seconds since then
 call     a call is over
-dropped  calls that were not recorded, since the disk did not keep up
+dropped  calls that were not recorded, because the disk did not keep up
 
-A reader passes over kinds that it does not know, so that others can be added. VERSION changes when
-what is known is to be read in another way.
+Readers skip kinds that they do not know, so that kinds can be added. VERSION changes when the
+meaning of a known kind changes.
 """
 
 from __future__ import annotations

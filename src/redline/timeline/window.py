@@ -46,16 +46,17 @@ ZERO = 0.0
 
 
 class Phases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Seconds that calls spent in each phase, all calls together that ended in the window.
+    """Seconds in each phase, summed over all calls that ended in the window.
 
-    A call is in one phase after the other. client_s: the client's own work before the first attempt
-    (the `before` function, the template, the cache) and after the last one (`after`, until the
-    outcome is taken). Of its attempts: queue_s, until the budget has room for it or an endpoint of
-    several takes it; slot_s; connect_s; grant_s, its turn to get ready for the grant included;
-    send_s, from the grant to the write, at the end of the event loop's turn, before which results
-    are written; first_byte_s; first_token_s, of a streamed answer; answer_s, to its end, read and
-    parsed. Between attempts: backoff_s. unattributed_s: what none of these accounts for, of the
-    time from its begin to its outcome. Afterwards: durable_s, until its line is on disk.
+    A call passes through the phases in turn. client_s: the client's own work before the first
+    attempt (the `before` function, the template, the cache) and after the last one (`after`, until
+    the outcome is taken). Of its attempts: queue_s, until the budget has room for it or an endpoint
+    of several takes it; slot_s; connect_s; grant_s, including the wait for its turn to get ready
+    for the grant; send_s, from the grant to the write, which comes at the end of the event loop's
+    turn, after results are written; first_byte_s; first_token_s, of a streamed answer; answer_s, to
+    its end, read and parsed. Between attempts: backoff_s. unattributed_s: the time from its
+    beginning to its outcome that none of these accounts for. Afterwards: durable_s, until its line
+    is on disk.
     """
 
     client_s: float = ZERO
@@ -113,7 +114,7 @@ class EndpointState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ServerUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How well a model server was used that reports it to the run.
+    """How well a model server was used, as it reports to the run.
 
     batch_rows: sequences in the batches that it computed; batch_places: those that they had room
     for. gpu_reads: how often the use of its GPU was read; gpu_busy: the sum of these shares, each
@@ -143,7 +144,7 @@ NO_USE = ServerUse()
 class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The whole job at the end of a window, by all runs of its output.
 
-    rows: of the input, at least that many if `is_exact` is False. done, failed: rows with a result
+    rows: of the input; if `is_exact` is False, there may be more. done, failed: rows with a result
     or a failure. untried: rows that this run leaves out. done_here: rows that this run has done.
     attempts, input_tokens, output_tokens: of this run. spent_usd: None while it is unknown; by all
     runs if there is a budget in money, otherwise by this run. spent_tokens: against a budget.
@@ -191,9 +192,9 @@ class Window(
     held: samples by what held the next call back. limits: the rate limits, those that held most
     often first, at most MOST_LIMITS. endpoints: of several, at most MOST_ENDPOINTS. feed_empty:
     share of the samples with workers that waited for a row; journal_full: with too much that was
-    not durable. parked_s: until the endpoint may be asked again, at the end.
+    not durable. parked_s: seconds until the endpoint may be called again, at the end.
 
-    lag_s: the longest that a sample was late; late_s: all of them together. busy: share of the time
+    lag_s: the longest delay of a sample; late_s: the sum of these delays. busy: share of the time
     in which the event loop's thread ran, or was ready to run and other processes had the CPU. cpu:
     CPU seconds of the whole process per second. write_s: seconds in which the event loop waited for
     writes of results, sync_s: in which an fsync of them was under way. stopped_s: seconds in which
@@ -301,7 +302,7 @@ def merged(windows: Sequence[Window]) -> Window:
 
 
 def errors_of(windows: Iterable[Window]) -> Counter[str]:
-    """Counts attempts that failed, by kind; those that an interruption ended are no failures."""
+    """Counts attempts that failed, by kind, without those that an interruption ended."""
     errors = Counter(_sum(window.errors for window in windows))
     del errors["cancelled"]
     return errors
@@ -344,7 +345,7 @@ def coarsened(windows: Iterable[Window], now_s: float, share: float) -> list[Win
 def _merged_limits(windows: Sequence[Window]) -> tuple[LimitUse, ...]:
     """The limits of the last window that has any, and how often each held in all windows.
 
-    Earlier ones exist no longer: a search has tried them, or headers have stated others since.
+    Earlier limits no longer hold: a search has tried them, or headers have stated others since.
     """
     latest = next((window.limits for window in reversed(windows) if window.limits), ())
     held = Counter[str]()

@@ -64,7 +64,7 @@ class TraceFile:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                "another run writes this trace", where=where, hint="name another file"
+                "another run is writing this trace", where=where, hint="name another file"
             ) from None
         except OSError:
             # The file system does not support locks.

@@ -300,7 +300,7 @@ def test_an_answer_that_cannot_go_on_ends_with_an_error(
     guide = grammars.guide({"type": "object", "additionalProperties": False})
     heard = drive(make_core(ground.model, Setting()), [Joining([9], NEW, guide=guide)])
     assert isinstance(heard[0].reason, Rejected)
-    assert "cannot continue in the schema" in heard[0].reason.what
+    assert "cannot be continued within the schema" in heard[0].reason.what
     assert len(heard[0].tokens) < 30
 
 

@@ -113,7 +113,7 @@ UNFIT = {
         "it has code of its own, which the engine does not run",
     ),
     "attention that is no function": (as_falcon, "its attention cannot be replaced"),
-    "an encoder": (saying(model_type="t5", d_model=32), "is no causal language model"),
+    "an encoder": (saying(model_type="t5", d_model=32), "is not a causal language model"),
 }
 
 
@@ -160,7 +160,9 @@ def test_a_sequence_is_no_longer_than_the_model_was_made_for() -> None:
     config = LlamaConfig(**SIZES, max_position_embeddings=CONTEXT)
     assert model_len(None, config, "one") == model_len(CONTEXT, config, "one") == CONTEXT
     assert model_len(None, LlamaConfig(**SIZES, max_position_embeddings=9000), "one") == 4096
-    with pytest.raises(ConfigError, match="may have 513 tokens, but one can have 512") as caught:
+    with pytest.raises(
+        ConfigError, match="one handles sequences of at most 512 tokens here, not 513"
+    ) as caught:
         model_len(CONTEXT + 1, config, "one")
     assert "--max-model-len 512" in caught.value.hint
 
@@ -181,7 +183,7 @@ def test_positions_are_not_turned_by_how_far_another_sequence_is(tmp_path: Path)
     model.save_pretrained(tmp_path)
     most = model_len(None, read_config(str(tmp_path)), "one")
     assert most == original
-    with pytest.raises(ConfigError, match="can have 32"):
+    with pytest.raises(ConfigError, match="at most 32 tokens"):
         model_len(original + 1, read_config(str(tmp_path)), "one")
     short, full, over = (random_prompts(1, size, size)[0] for size in (5, most - 1, most + 1))
     ours = Joining(short, 12)

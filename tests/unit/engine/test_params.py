@@ -48,9 +48,12 @@ def test_what_openai_and_vllm_take_is_taken(given: dict[str, Any]) -> None:
         ({"logprobs": 21}, "`logprobs` is 21"),
         ({"max_tokens": 0}, "`max_tokens` is 0"),
         ({"seed": 2**64}, f"`seed` is {2**64}"),
-        ({"logit_bias": {100: 1.0}}, "`logit_bias` names token 100, and the model has 100"),
+        ({"logit_bias": {100: 1.0}}, "`logit_bias` names token 100, but the model has 100 tokens"),
         ({"logit_bias": {5: 101.0}}, "`logit_bias.5` is 101.0"),
-        ({"stop_token_ids": (-1,)}, "`stop_token_ids` names token -1, and the model has 100"),
+        (
+            {"stop_token_ids": (-1,)},
+            "`stop_token_ids` names token -1, but the model has 100 tokens",
+        ),
         ({"stop": ("a", "")}, "`stop` has an empty string"),
     ],
 )

@@ -199,7 +199,7 @@ def test_prompt_and_answer_fit_the_model() -> None:
 
 def test_the_refusal_of_a_long_prompt() -> None:
     error = refused(TEXT, prompt=["a", [5] * 1200], max_model_len=1024)
-    what = "`prompt[1]` has 1,200 tokens, more than 1,023, which max_model_len leaves for it"
+    what = "`prompt[1]` has 1,200 tokens, but max_model_len allows at most 1,023"
     assert error.what == what
     assert error.hint == "shorten it, or start the engine with a larger max_model_len"
 

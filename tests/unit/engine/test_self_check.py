@@ -48,7 +48,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "a layer that attends twice": (DiffLlamaConfig(**SIZES), r"logits would be \d{2,3}% off"),
     "a layer that is not told of the step": (
         StableLmConfig(**SIZES),
-        "its attention layers do not pass on the arguments of the engine",
+        "its attention layers do not pass on the engine's arguments",
     ),
     "a mask of its own": (DogeConfig(**SIZES), "TypeError: attend"),
 }

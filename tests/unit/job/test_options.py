@@ -168,7 +168,7 @@ def test_a_list_of_one_endpoint_is_bounded_like_any_list(
         (
             [endpoint(name="a", models={"fast": "x"}), endpoint(name="b", api_key="k")],
             {},
-            "the endpoint a has a model fast, and b has none",
+            "the endpoint a names the model fast, and b does not",
         ),
         (
             [endpoint(name=name, api_key=name, models={"fast": name}) for name in "ab"],

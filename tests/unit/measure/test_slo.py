@@ -22,7 +22,7 @@ def test_objectives_are_read() -> None:
     [
         ("", "states no objective"),
         ("ttft>500ms", "is not an objective: ttft>500ms"),
-        ("latncy<3s", "names no figure: latncy (.*)?did you mean latency"),
+        ("latncy<3s", "has an unknown figure: latncy (.*)?did you mean latency"),
         ("latency<0s", "must be above 0 s"),
         ("latency<3h", "is not an objective"),
     ],

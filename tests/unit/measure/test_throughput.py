@@ -109,7 +109,7 @@ def test_a_function_of_lists_gets_lists() -> None:
     answer = asked(of_lists, "a", "b", batch_size=4)
     assert (answer.weight, answer.output_tokens) == (2, 10)
     short = asked(returns_one, "a", "b", batch_size=4)
-    assert short.example == "ValueError: it returned 1 answer to 2 requests"
+    assert short.example == "ValueError: it returned 1 answer for 2 requests"
 
 
 def test_what_a_function_raises_is_a_failure_by_its_type() -> None:
@@ -177,7 +177,7 @@ async def test_in_a_running_loop_it_is_awaited() -> None:
         ({"concurency": 3}, "did you mean concurrency"),
         ({"concurrency": 0}, "concurrency must be a whole number of at least 1"),
         ({"arrivals": "poisson"}, "arrivals need a rate"),
-        ({"rate_per_s": 1.0, "arrivals": "bursty"}, "arrivals are one of constant, poisson"),
+        ({"rate_per_s": 1.0, "arrivals": "bursty"}, "arrivals must be one of constant, poisson"),
         ({"slo": 5}, "slo must be a text, not 5"),
         ({"seed": "7"}, "seed must be a whole number, not '7'"),
         ({"stream": "no"}, "stream must be True or False, not 'no'"),

@@ -191,7 +191,7 @@ def test_a_stated_rule_without_a_figure_is_refused(rule: str, endpoint: str) -> 
     job = {"endpoint": endpoint, "prompt": "a"}
     with pytest.raises(ConfigError) as caught:
         make_job([{}], {**job, "alerts": {rule: 0.5}}, {})
-    assert caught.value.what.startswith(f"there is no figure for {rule}: ")
+    assert caught.value.what.startswith(f"the job has no figure for the alert {rule}: ")
     assert "--endpoint engine:DIR" in caught.value.hint
     make_job([{}], {**job, "alerts": {rule: False}}, {})
     make_job([{}], {**job, "endpoint": Model(), "alerts": {rule: 0.5}}, {})
@@ -203,7 +203,7 @@ def test_a_rule_for_a_gpu_is_refused_once_the_model_has_none() -> None:
 
     with pytest.raises(ConfigError) as caught:
         ask(Model(), gpu_utilization=0.5)
-    assert caught.value.what.startswith("there is no figure for gpu_utilization: ")
+    assert caught.value.what.startswith("the job has no figure for the alert gpu_utilization: ")
     assert ask(Model(), batch_efficiency=0.5).succeeded == 1
     assert ask(Model(gpu_reads=1), gpu_utilization=0.5).succeeded == 1
     assert ask(Model()).succeeded == 1

@@ -291,7 +291,7 @@ def test_a_client_without_cpu_is_named_before_what_its_lateness_looks_like() -> 
     busy = window(0, {"slots": 10}, busy=0.97, cpu=0.4, lag_s=0.3)
     (found,) = bindings([busy])
     assert found.cause is Cause.CLIENT
-    assert "waiting for a CPU included" in found.evidence
+    assert "including waits for a CPU" in found.evidence
     threads = window(0, {"input": 10}, busy=0.3, cpu=1.0, lag_s=0.2)
     assert bindings([threads])[0].cause is Cause.CLIENT
     held_up = window(0, {"input": 2}, busy=0.1, cpu=0.1, lag_s=0.4, late_s=0.7)

@@ -63,7 +63,7 @@ def test_the_limit_is_bounded_where_the_system_states_none_or_refuses_it(
 
 def test_a_hard_limit_that_is_too_low_is_told_with_the_way_out() -> None:
     assert raised(256, 512, 1000) == {
-        "what": "concurrency 1,000 needs 1,064 open files, but this process may have 512",
+        "what": "concurrency 1,000 needs 1,064 open files, but this process may open only 512",
         "hint": "lower --concurrency to 448, or raise `ulimit -Hn`",
     }
 

@@ -235,7 +235,7 @@ def test_a_call_above_a_token_limit_is_replayed_as_one_of_the_limit(tmp_path: Pa
 
 def test_an_unknown_strategy_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "t", "ab", calls(300, "a", "b"), balance="fastest")
-    with pytest.raises(ConfigError, match="an unknown way to balance: fastest"):
+    with pytest.raises(ConfigError, match="a strategy that this redline does not know: fastest"):
         replayed(path)
 
 
@@ -256,7 +256,7 @@ def test_what_is_missing_is_noted(tmp_path: Path) -> None:
     path.write_bytes(data + b"oops\n" + data[-20:-1])
     notes = " ".join(replayed(path).notes)
     assert "its last record was cut off" in notes
-    assert "1 of its lines are no record" in notes
+    assert "1 line is not a record" in notes
     assert "1 of its 2 runs had other endpoints" in notes
 
 

@@ -25,12 +25,12 @@ from redline.sim import SimSettings, Uniform, parse_faults
         ({"concurrency": 0}, "leave it out for no cap"),
         ({"per_token_s": -0.1}, "0.02 is 50 tokens a second"),
         ({"per_token_s": float("nan")}, "0.02 is 50 tokens a second"),
-        ({"api_key": " "}, "leave it out to ask for none"),
+        ({"api_key": " "}, "leave it out to require none"),
         ({"batch_window_s": 0.0}, "24h, the default, is OpenAI's"),
         ({"batch_tokens": 0}, "leave it out for no limit"),
         ({"stories": True, "replay": Path("a.jsonl")}, "leave one out"),
         ({"stories": True, "near_duplicates": 1.5}, "0.1 is one story in ten"),
-        ({"near_duplicates": 0.1}, "ask for stories, too"),
+        ({"near_duplicates": 0.1}, "turn on stories, too"),
     ],
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], hint: str) -> None:

@@ -67,10 +67,10 @@ def test_a_json_schema_is_taken_as_it_is(given: Any) -> None:
         (["a", "a"], "the labels of label must be a list of distinct strings"),
         (["a", 1], "the labels of label must be a list of distinct strings"),
         ({"urgency": "low"}, "the labels of urgency must be a list of distinct strings"),
-        (ONE, "a tag is an object or an array, and the schema describes a single value"),
+        (ONE, "a tag is an object or an array, but the schema describes a single value"),
         (
             {"enum": ["a"]},
-            "a tag is an object or an array, and the schema describes a single value",
+            "a tag is an object or an array, but the schema describes a single value",
         ),
     ],
 )
@@ -201,12 +201,15 @@ def test_strict_is_what_names_and_requires_all(given: Any, is_strict: bool) -> N
         ({"type": "object", "properties": []}, "not a JSON Schema: "),
         ({"properties": {"a": {"$ref": "https://127.0.0.1/x"}}}, "the schema refers to https://"),
         ({"properties": {"a": {"$ref": "#/$defs/A"}}}, "the schema refers to #/$defs/A, which it"),
-        ({"properties": {"a": {"$ref": "#A"}}}, "the schema refers to #A, which it does not have"),
+        (
+            {"properties": {"a": {"$ref": "#A"}}},
+            "the schema refers to #A, which it does not contain",
+        ),
         ({"properties": {"a": {"$dynamicRef": "#A"}}}, "the schema refers to #A, which it does"),
         *(
             (
                 {"properties": {"a": {"$ref": f"#/oneOf/{step}"}}, "oneOf": [ONE]},
-                f"the schema refers to #/oneOf/{step}, which it does not have",
+                f"the schema refers to #/oneOf/{step}, which it does not contain",
             )
             for step in ("1", "-1", "00", "-", "١", "enum")
         ),
@@ -293,7 +296,7 @@ def test_an_anchor_of_the_schemas_draft_is_known(given: dict[str, Any]) -> None:
     ],
 )
 def test_an_anchor_that_is_none_in_the_schemas_draft_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="the schema refers to #part, which it does not have"):
+    with pytest.raises(ConfigError, match="the schema refers to #part, which it does not contain"):
         Schema(given)
 
 
@@ -477,7 +480,7 @@ def test_a_number_that_json_does_not_have_is_refused() -> None:
     schema = load("shop.tickets:Score")
     assert schema.checked({"score": 0.5}) == ({"score": 0.5}, [])
     _, problems = schema.checked({"score": "NaN"})
-    assert [problem.partition(":")[0] for problem in problems] == ["a value in it cannot be kept"]
+    assert [problem.partition(":")[0] for problem in problems] == ["a value in it cannot be stored"]
 
 
 @pytest.mark.usefixtures("models")

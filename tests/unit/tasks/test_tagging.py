@@ -260,7 +260,7 @@ def test_a_system_message_of_the_rows_own_is_kept() -> None:
 
 @pytest.mark.parametrize("body", [None, "text", {"input": "x"}, {"messages": []}])
 def test_only_chat_can_be_tagged(body: Any) -> None:
-    with pytest.raises(Rejected, match="only chat completions can answer by a schema"):
+    with pytest.raises(Rejected, match="only chat completions can follow a schema"):
         tagged([said(GOOD)], request=Request(body=body, url="/v1/embeddings"))
 
 

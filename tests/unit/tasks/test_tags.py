@@ -52,12 +52,12 @@ def test_what_is_read_is_said_in_words(tmp_path: Path) -> None:
     failed(output, 3000)
     text = review(output, SCHEMA, LABEL).text("table: x.csv, 2,015 rows")
     assert text == (
-        "the run is not over: this is what is tagged so far\n\n"
+        "the run has not finished: these are the tags so far\n\n"
         "tagged 2,015, failed 1, re-asks 2\n"
         "accuracy  99.3%  2,000 of 2,015  (95 %: 98.8 to 99.5 %)\n"
         "macro F1  0.332  over 3 labels\n"
         "not compared: 1 failed, 0 without gold\n"
-        "gold labels that the schema does not have: 3 rows\n"
+        "gold labels that are not in the schema: 3 rows\n"
         "    12 x a tagged as b\n"
         "     3 x A tagged as a\n"
         "table: x.csv, 2,015 rows\n\n"

@@ -72,8 +72,11 @@ def test_rows_of_a_file_come_in_turn_and_keep_their_names_apart() -> None:
         ({"vary": {"seed": ["1"]}}, "seed is a column of every row already"),
         ({"vary": {"custom_id": ["a", "b"]}}, "custom_id cannot be varied"),
         ({"vary": {"topic": []}}, "there is no value for topic"),
-        ({"base": [{"a": 1}, {"seed": "Write"}]}, "the rows have a column seed"),
-        ({"base": [{"topic": 1}], "vary": {"topic": ["a"]}}, "the rows have a column topic"),
+        ({"base": [{"a": 1}, {"seed": "Write"}]}, "the rows already have a column seed"),
+        (
+            {"base": [{"topic": 1}], "vary": {"topic": ["a"]}},
+            "the rows already have a column topic",
+        ),
     ],
 )
 def test_a_column_is_given_once(given: dict[str, Any], what: str) -> None:

@@ -19,7 +19,7 @@ def error_body(
 
 
 class ErrorBody(NamedTuple):
-    """The contents of an error body: its message, and all names of its error, in lower case."""
+    """The contents of an error body: its message, and its error's codes and types in lower case."""
 
     message: str
     codes: frozenset[str] = frozenset()
@@ -34,7 +34,7 @@ class _Shape(msgspec.Struct):
 
 
 def read_error(body: bytes) -> ErrorBody:
-    """The message and codes of an error body in any of the usual shapes, as a list of one, too."""
+    """The message and codes of an error body in any usual shape, also if it is a list of one."""
     try:
         parsed = msgspec.json.decode(body, type=_Shape | list[_Shape])
     except (ValueError, RecursionError):
@@ -48,7 +48,7 @@ def read_error(body: bytes) -> ErrorBody:
     if isinstance(error, dict):
         return ErrorBody(str(error.get("message", error)), codes.union(_codes(error)))
     if not error and body.strip() not in (b"{}", b"[]"):
-        # None of the usual shapes: the reason may be under any name.
+        # In none of the usual shapes, the reason may have any name.
         return ErrorBody(body.decode("utf-8", "replace"), codes)
     return ErrorBody(str(error or ""), codes)
 

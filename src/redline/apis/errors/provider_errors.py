@@ -1,7 +1,7 @@
 """Errors that a provider names by code or text, under a status that has another meaning elsewhere.
 
-Each row of the table has its provider and its source above it. The first row that fits decides,
-before the status.
+A comment above each row of the table names its provider and source. The first row that fits takes
+precedence over the status.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Meaning(NamedTuple):
 class _Row(NamedTuple):
     """One error of one provider.
 
-    statuses: those it comes with. code: of its codes and types one must match it as a whole; None
-    for any. text: what the message must match from its beginning, in any case; None for any. Its
-    groups, if any, are a limit and an amount, which must be larger. A 400 may quote the row, so a
-    text alone, or one from anywhere in the message, is no sign there.
+    statuses: the statuses that it comes with. code: a pattern that one of its codes and types must
+    match in full; None for any. text: a pattern that the message must match from its beginning,
+    ignoring case; None for any. Its groups, if any, are a limit and an amount that must exceed it.
+    A 400 may quote the row, so for that status a text needs a code, too.
     """
 
     statuses: tuple[int, ...]
@@ -54,7 +54,7 @@ _TOO_LARGE = Meaning(
     "shorten this row's prompt, lower max_tokens, or have the limit raised",
 )
 _NO_MODEL = Meaning(Rejected, "the endpoint rejected the request", "the key may not use this model")
-WAIT = Meaning(RateLimited, "the provider asks to wait")
+WAIT = Meaning(RateLimited, "the provider asks redline to wait")
 
 _TABLE = (
     # DashScope: a limit of tokens a minute under the code that means an empty account at OpenAI.
@@ -102,7 +102,7 @@ _TABLE = (
         _TOO_LARGE,
     ),
     # OpenRouter: https://openrouter.ai/docs/api_reference/limits
-    # Calls in flight have reserved what is left of the credit; it is free again as they end.
+    # Calls in flight have reserved the rest of the credit, and release it when they end.
     _Row((402,), "openrouter_in_flight_budget|in_flight_budget_exhausted", None, WAIT),
     _Row((403,), "openrouter_(?:guardrail_budget|workspace_budget|key_limit)", None, _SPENT),
     # Moonshot: https://forum.moonshot.ai/t/429-insufficient-balance/244
@@ -136,7 +136,7 @@ _DEEPEST = 3
 
 
 def meaning_of(status: int, said: ErrorBody) -> Meaning | None:
-    """The meaning of status and body together; otherwise that of the status, None if unknown."""
+    """The meaning of status and body together, otherwise that of the status; None if unknown."""
     for each in _and_quoted(said):
         for row in _TABLE:
             if status in row.statuses and _fits(row, each):
@@ -157,7 +157,7 @@ def _fits(row: _Row, said: ErrorBody) -> bool:
 
 
 def _and_quoted(said: ErrorBody) -> Iterator[ErrorBody]:
-    """The error, then those that gateways have quoted in its message, one in the other."""
+    """Yields the error, then the error quoted in its message by a gateway, and so on."""
     for _ in range(_DEEPEST):
         yield said
         found = _QUOTED_BODY.fullmatch(said.message.strip())

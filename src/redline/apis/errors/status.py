@@ -1,4 +1,4 @@
-"""The retry table: what each answer that is no success means, and why.
+"""The retry table: what each unsuccessful answer means, and why.
 
   status               error         tried again   reason
   (no connection)      Disconnected  yes           a server restarts, or a socket was stale
@@ -22,11 +22,11 @@
   200, unreadable      BadReply      twice         a cut or garbled body; more often a wrong URL
   200, wrong path      Rejected      no            --output-path names a field that answers lack
 
-What a provider's code or text says goes before its status: `provider_errors` has that table. An
-account out of credit answers with 400, 402, 403 or 429, depending on the provider.
+A provider's code or text takes precedence over its status: `provider_errors` has that table. For an
+account out of credit, providers answer with 400, 402, 403 or 429.
 
-`x-should-retry: true|false` decides instead, if a provider sends it, except for a refused key
-and an unpaid account.
+If a provider sends `x-should-retry: true|false`, that decides instead, except for a refused key and
+an unpaid account.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def judge(
     message = _quote(said.message)
     what = f"HTTP {status}" + (f": {message}" if message else "")
     if status >= 500 and ENGINE_FAILED in said.codes:
-        hint = "fix what it names, then run the same command again"
+        hint = "fix that cause, then run the same command again"
         return NoEndpoint(f"the model is no longer available: {message}", hint=hint)
     meaning = meaning_of(status, said)
     is_limited = meaning is not None and meaning.error is RateLimited

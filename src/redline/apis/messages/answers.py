@@ -23,7 +23,7 @@ from redline.errors import BadReply
 
 Object = dict[str, Any]
 
-# Of a tool's input: holds arguments that are no JSON object.
+# The key of a tool's input that holds arguments that are not a JSON object.
 INVALID_JSON = "INVALID_JSON"
 _STOP_REASONS = {
     "length": "max_tokens",
@@ -36,12 +36,12 @@ _STOP_REASONS = {
 def message_of(
     chat: Mapping[str, Any], *, model: str = "", stop_sequences: Collection[str] = ()
 ) -> Object:
-    """The message that says what the chat's first choice does.
+    """Converts a chat's first choice to a message.
 
-    model: of an answer that names none. stop_sequences: those of the request. Arguments of a tool
-    that are no JSON object are in its input's INVALID_JSON. What the model thought is left out: a
-    thinking block has a signature, which chat servers do not give. Raises BadReply for an answer
-    that is no chat.
+    model: used if the answer names none. stop_sequences: those of the request. Arguments of a tool
+    that are not a JSON object go into its input's INVALID_JSON. The model's thinking is left out: a
+    thinking block needs a signature, which chat servers do not give. Raises BadReply for an answer
+    that is not a chat.
     """
     try:
         choice = chat["choices"][0]
@@ -87,7 +87,7 @@ def stop_of(
 ) -> tuple[str, str | None]:
     """stop_reason and stop_sequence of a choice that has ended, from its last event at least.
 
-    is_called: it calls a tool. is_refused: it says why the model refuses.
+    is_called: whether the choice calls a tool. is_refused: whether it is a refusal.
     """
     if is_refused:
         return "refusal", None

@@ -26,7 +26,7 @@ _TYPES = {
 
 
 def is_messages_path(path: str) -> bool:
-    """Answers to requests for this path have the shapes of the Messages API."""
+    """Whether answers to requests for this path have the shapes of the Messages API."""
     return path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 

@@ -38,12 +38,12 @@ _DROPPED = frozenset(
     }
 )
 _REFUSED = {
-    "container": "the server has no container",
-    "mcp_servers": "the server calls no MCP server",
-    "n": "one request has one answer",
+    "container": "chat servers have no containers",
+    "mcp_servers": "chat servers call no MCP servers",
+    "n": "a messages request gets one answer",
     "output_format": "give it as `output_config.format`",
 }
-# What is made of other fields, or decides the shape of the answer.
+# Fields of a chat that are made from other fields, or that decide the shape of the answer.
 _OURS = frozenset(
     {
         *("function_call", "functions", "messages", "parallel_tool_calls", "response_format"),
@@ -209,7 +209,7 @@ _KNOWN = frozenset((*_Request.__struct_fields__, *_DROPPED, *_OURS, *_REFUSED))
 
 
 def chat_of(body: Any) -> Object:
-    """The chat request that asks the same. A stream ends with its usage.
+    """Converts the request to a chat request. A stream of that chat ends with its usage.
 
     Raises UntranslatableError, which names the field.
     """
@@ -218,7 +218,7 @@ def chat_of(body: Any) -> Object:
     chat = {name: value for name, value in body.items() if name not in _KNOWN}
     chat |= _prompt(asked)
     if "max_completion_tokens" not in chat:
-        # What most servers know. OpenAI's reasoning models take the other name alone.
+        # Most servers know this name; OpenAI's reasoning models accept only the other one.
         chat["max_tokens"] = asked.max_tokens
     for name in ("temperature", "top_k", "top_p"):
         if (value := getattr(asked, name)) is not None:
@@ -233,7 +233,7 @@ def chat_of(body: Any) -> Object:
 
 
 def _short(name: str) -> str:
-    """The user by a name that OpenAI takes: if it is too long, by its hash, still one for each."""
+    """The user's name as OpenAI accepts it: a name that is too long is replaced by its hash."""
     return name if len(name) <= _LONGEST_USER else sha256(name.encode()).hexdigest()
 
 
@@ -295,7 +295,7 @@ def _messages(asked: _Prompt) -> Iterator[Object]:
 
 
 def _says(message: _User | _Assistant | _System) -> bool:
-    """Whether the message has anything but thinking."""
+    """Whether the message contains anything besides thinking."""
     blocks = _blocks(message.content)
     return not all(isinstance(block, _Thinking | _RedactedThinking) for block in blocks)
 
@@ -305,7 +305,7 @@ def _blocks(content: str | Sequence[Any] | None) -> Sequence[Any]:
 
 
 def _user(blocks: Sequence[Any]) -> Iterator[Object]:
-    """The results of tools, each as its own message, and then what the user says."""
+    """The results of tools, each as its own message, and then the user's message."""
     shown: list[Object] = []
     for block in blocks:
         if isinstance(block, _ToolResult):
@@ -320,7 +320,7 @@ def _user(blocks: Sequence[Any]) -> Iterator[Object]:
 
 
 def _tool_message(result: _ToolResult) -> tuple[Object, list[Object]]:
-    """The message of a tool, and what it cannot hold: it has text only."""
+    """The message of a tool, which holds only text, and the parts that it cannot hold."""
     parts = [part for block in _blocks(result.content) for part in _parts(block)]
     text = "\n".join(part["text"] for part in parts if part["type"] == "text")
     media = [part for part in parts if part["type"] != "text"]
@@ -333,7 +333,7 @@ def _tool_message(result: _ToolResult) -> tuple[Object, list[Object]]:
 
 
 def _assistant(contents: Iterable[Iterable[Any]]) -> Object:
-    """What the model has said, in one message. contents: the blocks of each of its own."""
+    """The model's turn as one message. contents: the blocks of each message of the turn."""
     texts: list[str] = []
     calls: list[Object] = []
     for blocks in contents:
@@ -382,7 +382,7 @@ def _text_part(text: str) -> Object:
 
 
 def _shortest(parts: list[Object]) -> str | list[Object]:
-    """Parts that are all text as one: not every server takes a list."""
+    """Joins parts that are all text into one string: not every server accepts a list."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts

@@ -1,10 +1,10 @@
 """The events of a chat's stream as those of a message's.
 
 message_start, then for each block content_block_start, content_block_delta and content_block_stop,
-then message_delta with the stop reason and the usage, and message_stop. What a client is not shown,
-such as comments and what the model thinks, becomes a ping.
+then message_delta with the stop reason and the usage, and message_stop. Anything that a client does
+not see, such as comments and thinking, becomes a ping.
 
-A block ends when the next one begins. A tool call whose arguments are not whole by then ends later,
+A block ends when the next one begins. A tool call whose arguments are incomplete then ends later,
 since a server may mix the pieces of several calls.
 """
 
@@ -34,10 +34,10 @@ _INSIDE = re.compile(r'["\\]')
 
 
 class MessageStream:
-    """One stream: events of a chat in, events of a message out, both as bytes.
+    """Converts one stream of a chat's events to a message's events, both as bytes.
 
-    model, stop_sequences: as for message_of. has_begun: the message has. Keeps nothing of the
-    answer but the state of its blocks.
+    model, stop_sequences: as for message_of. has_begun: whether the message has begun. Of the
+    answer, only the state of its blocks is kept.
     """
 
     def __init__(self, *, model: str = "", stop_sequences: Collection[str] = ()) -> None:
@@ -56,8 +56,7 @@ class MessageStream:
     def feed(self, data: bytes) -> bytes:
         """The events that `data` completes, wherever it was cut.
 
-        Raises CallError for an event that is an error, BadReply among them for one of another
-        shape.
+        Raises CallError for an event that is an error, and BadReply for one of another shape.
         """
         out = []
         for _, event in self._parser.blocks(data):
@@ -94,11 +93,11 @@ class MessageStream:
                 if not choice.get("index"):
                     out += self._chosen(choice)
         except (AttributeError, KeyError, TypeError) as error:
-            raise BadReply("a streamed event is not one of a chat") from error
+            raise BadReply("a streamed event is not a chunk of a chat completion") from error
         return b"".join(out)
 
     def end(self) -> bytes:
-        """The events that end the message; the chat's stream is over, and whole."""
+        """The events that end the message, once the chat's stream has ended and is complete."""
         out = [] if self.has_begun else [self.take({})]
         out += self._close(is_end=True)
         reason, sequence = stop_of(
@@ -144,7 +143,7 @@ class MessageStream:
         call = self._calls.get(index)
         if call is None or call.is_followed_by(piece.get("id"), function.get("name")):
             if not isinstance(function.get("name"), str) or not function["name"]:
-                raise BadReply("a streamed tool call begins without the name of its tool")
+                raise BadReply("a streamed tool call begins without naming its tool")
             if self._blocks >= _MOST_CALLS:
                 raise BadReply(f"a streamed answer has more than {_MOST_CALLS} parts")
             yield from self._close()
@@ -163,7 +162,7 @@ class MessageStream:
         return _named("content_block_start", index=index, content_block=block)
 
     def _close(self, *, is_end: bool = False) -> Iterator[bytes]:
-        """Ends what has ended; at the end of the stream, all that is open."""
+        """Ends blocks that are complete and, at the end of the stream, all open ones."""
         if self._text is not None:
             yield from self._text.close()
             self._text = None
@@ -175,7 +174,7 @@ class MessageStream:
 
 # Of a choice's last event, what says why it ended.
 _LAST = ("finish_reason", "stop_reason", "matched_stop")
-# What a model thinks, by the names that servers give it.
+# The names that servers give to a model's thinking.
 _THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details")
 
 
@@ -217,9 +216,9 @@ class _Call(_Block):
         self.is_whole = False
 
     def is_followed_by(self, name: Any, tool: Any) -> bool:
-        """A piece with this id and tool is of the next call, even if the index is the same.
+        """Whether a piece with this id and tool begins the next call, even at the same index.
 
-        Gemini gives all calls of an answer the index 0.
+        Gemini gives index 0 to all calls of an answer.
         """
         return self.is_whole and bool(tool) and not (name and name == self._name)
 

@@ -42,7 +42,7 @@ class Speaker(NamedTuple):
 class EngineBackend:
     """Answers /v1/chat/completions and /v1/completions by the engine in `thread`.
 
-    most_sequences: a request with more choices than that never fits into the queue.
+    most_sequences: the size of the queue; a request with more choices than that never fits.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class EngineBackend:
         self._speaker = speaker
         self._name = name
         self._most_sequences = most_sequences
-        # Tokenizing a long prompt takes up to seconds, while the event loop has other calls.
+        # Tokenizing a long prompt may take seconds, during which the event loop serves other calls.
         self._reader = DaemonThreads(1, "redline tokenizer")
         self._is_closed = False
         self._in_flight = 0
@@ -60,7 +60,7 @@ class EngineBackend:
     def load(self, now_s: float, request: Request | None = None) -> Load:
         """Returns the state: gone if the engine has failed, otherwise ready.
 
-        A full queue does not change it: `send` refuses what the queue cannot hold.
+        A full queue does not change the state: `send` refuses requests that do not fit.
         """
         if self._thread.failure is not None:
             return Load(state=Health.GONE, room_s=math.inf, binds="the engine has failed")
@@ -177,7 +177,7 @@ class EngineBackend:
 
 
 class _Stream(NamedTuple):
-    """Passes events on; the first one commits the call."""
+    """Passes events to the sink; the first one commits the call."""
 
     sink: Sink
     call: Call
@@ -214,8 +214,8 @@ async def _answered(
 class _Choice:
     """One answer of a request, which receives its tokens in the engine's thread.
 
-    streams: new text is posted at once; otherwise the whole text is posted at the end. continues:
-    it continues the prompt's text.
+    streams: whether new text is posted at once instead of the whole text at the end. continues:
+    whether it continues the prompt's text.
     """
 
     def __init__(

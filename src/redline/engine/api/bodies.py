@@ -34,7 +34,7 @@ class Said(msgspec.Struct, frozen=True):
     """One choice of an answer, or its new part.
 
     index: the prompt's place times n, plus the choice's place among the prompt's n. finish_reason:
-    `stop` or `length`, None while it continues. drawn: its tokens if log probabilities were
+    `stop` or `length`; None while the choice continues. drawn: its tokens if log probabilities were
     requested, otherwise None.
     """
 

@@ -1,7 +1,7 @@
 """Parses requests in OpenAI's terms into token ids and sampling parameters.
 
-Anything that cannot be done as requested is refused by name before anything is computed. A null
-parameter counts as not given.
+A parameter that cannot be followed is refused by name before anything is computed. A parameter that
+is null counts as not given.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from redline.engine.sample import SamplingParams
 from redline.errors import Rejected, nearest
 
 _MOST_PROMPTS = 2048
-# OpenAI's default of /v1/completions, and vLLM's. A chat has none.
+# The default max_tokens of /v1/completions at OpenAI and in vLLM. A chat has no default.
 _COMPLETION_TOKENS = 16
 _SHORTEN = "shorten it, or start the engine with a larger max_model_len"
-_ONLY_TEXT = "the local engine reads text from system, developer, user and assistant"
-# Parameters of OpenAI that the engine lacks, with the values that have no effect.
+_ONLY_TEXT = "the local engine reads only text, in the roles system, developer, user and assistant"
+# Parameters of OpenAI that the engine lacks, each with the values that it accepts: they have no
+# effect.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
@@ -88,8 +89,9 @@ class _Completion(_Shared, kw_only=True):
 class Asked(NamedTuple):
     """One request, read and checked.
 
-    form: its other parameters. prompts: token ids. params: as requested, max_tokens None if it was
-    not given. schema: the JSON schema that the answers must follow, None for free text.
+    form: its other parameters. prompts: the token ids of each. params: as requested; max_tokens is
+    None if it was not given. schema: the JSON schema that the answers must follow; None for free
+    text.
     """
 
     form: _Chat | _Completion
@@ -115,16 +117,16 @@ def read_request(
 ) -> Asked:
     """Returns the checked parameters of a request.
 
-    tokenizer: one of transformers. vocabulary: token ids are below it. max_model_len: tokens of a
-    prompt and its answer, at most. token_bytes: of the longest token; a text of more than
-    max_model_len times that is refused without tokenizing it. Raises Rejected, which names the
-    parameter.
+    tokenizer: one of transformers. vocabulary: the number of token ids. max_model_len: the most
+    tokens of a prompt and its answer. token_bytes: the size of the longest token; a text of more
+    than max_model_len times that is refused without tokenizing it. Raises Rejected, which names
+    the parameter.
     """
     api = api_of(url)
     if api not in (chat.API, completions.API):
         path = url.partition("?")[0].rstrip("/")
-        hint = f"it has {chat.API.path} and {completions.API.path}"
-        raise Rejected(f"the engine has no {path or '/'}", hint=hint, status=404)
+        hint = f"it serves {chat.API.path} and {completions.API.path}"
+        raise Rejected(f"the engine does not serve {path or '/'}", hint=hint, status=404)
     if not isinstance(body, Mapping):
         raise Rejected("the body is not a JSON object")
     kind: type[_Chat | _Completion] = _Chat if api is chat.API else _Completion
@@ -140,7 +142,7 @@ def read_request(
     for name, prompt in given.items():
         if isinstance(prompt, str):
             _check_bytes(name, prompt, max_model_len, token_bytes)
-            # A chat's template writes the special tokens, and they are not to be added again.
+            # A chat's template writes the special tokens, so they must not be added again.
             prompt = tokenizer.encode(prompt, add_special_tokens=not form.is_chat)
         _check(name, prompt, vocabulary, params.max_tokens, max_model_len)
         prompts.append(prompt)
@@ -192,7 +194,7 @@ def _params(fields: dict[str, Any], form: _Chat | _Completion) -> SamplingParams
         given["logprobs"] = (form.top_logprobs or 0) if form.logprobs else None
         if form.max_completion_tokens is not None:
             if "max_tokens" in given:
-                what = "`max_tokens` and `max_completion_tokens` are given"
+                what = "both `max_tokens` and `max_completion_tokens` are given"
                 raise Rejected(what, hint="keep one")
             given["max_tokens"] = form.max_completion_tokens
     return _typed(given, SamplingParams)
@@ -217,7 +219,7 @@ def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
     """
     if not messages:
         raise Rejected("`messages` is empty")
-    # Answers that clients send back have empty fields for tools.
+    # Answers that clients send back as messages have empty fields for tools.
     stated = [
         {name: value for name, value in message.items() if value is not None and value != []}
         for message in messages
@@ -237,7 +239,7 @@ def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
         # Templates are code of their model: they raise TemplateError, as for roles that do not
         # alternate, or anything else. transformers raises ValueError if there is no template.
         what = f"`messages` do not fit the model's chat template: {error}".partition("\n")[0]
-        raise Rejected(what, hint="for a model without one, use /v1/completions") from None
+        raise Rejected(what, hint="if the model has no template, use /v1/completions") from None
 
 
 def _named(given: str | list[Any]) -> dict[str, Any]:
@@ -248,7 +250,7 @@ def _named(given: str | list[Any]) -> dict[str, Any]:
     if not 0 < len(named) <= _MOST_PROMPTS:
         raise Rejected(f"`prompt` has {len(named):,} items; it must have 1 to {_MOST_PROMPTS:,}")
     if any(isinstance(item, int) for item in given):
-        raise Rejected("`prompt` mixes token ids and whole prompts")
+        raise Rejected("`prompt` mixes token ids with prompts")
     return named
 
 
@@ -260,8 +262,8 @@ def _check_bytes(name: str, text: str, max_model_len: int, token_bytes: int) -> 
         raise Rejected(f"`{name}` holds half a surrogate pair, which is not text") from None
     most = max_model_len * token_bytes
     if size > most:
-        what = f"`{name}` has {size:,} bytes, more than the {most:,} that {max_model_len:,} tokens"
-        raise Rejected(f"{what} have at most, which is max_model_len", hint=_SHORTEN)
+        what = f"`{name}` has {size:,} bytes, but max_model_len ({max_model_len:,} tokens) allows"
+        raise Rejected(f"{what} at most {most:,}", hint=_SHORTEN)
 
 
 def _check(
@@ -273,10 +275,10 @@ def _check(
         raise Rejected(f"`{name}` is empty: there is no token to continue from")
     if not 0 <= min(prompt) <= max(prompt) < vocabulary:
         wrong = next(token for token in prompt if not 0 <= token < vocabulary)
-        raise Rejected(f"`{name}` has the token {wrong}; the model's are 0 to {vocabulary - 1}")
+        raise Rejected(f"`{name}` has the token {wrong}; the model has 0 to {vocabulary - 1}")
     if size > max_model_len - 1:
-        what = f"`{name}` has {size:,} tokens, more than {max_model_len - 1:,}"
-        raise Rejected(f"{what}, which max_model_len leaves for it", hint=_SHORTEN)
+        what = f"`{name}` has {size:,} tokens, but max_model_len allows at most"
+        raise Rejected(f"{what} {max_model_len - 1:,}", hint=_SHORTEN)
     if wanted is not None and size + wanted > max_model_len:
         what = f"`{name}` has {size:,} tokens and `max_tokens` is {wanted:,}"
         raise Rejected(

@@ -24,7 +24,7 @@ from redline.process import counted
 class Engine(NamedTuple):
     """A loaded engine, whose thread must be started in the event loop that uses it.
 
-    name: the name of the model for clients. notes: a description in lines for a terminal.
+    name: the model's name for clients. notes: lines for a terminal that describe the engine.
     """
 
     backend: EngineBackend
@@ -54,7 +54,7 @@ def open_engine(settings: EngineSettings) -> Engine:
     )
     ends = _ends(settings.model, config, tokenizer)
     speculation = _speculation(settings, config.vocab_size, length, device)
-    # Last, since it may be many processes, which the thread ends.
+    # This comes last: it may start processes, which only the thread ends.
     computer = make_computer(settings, config, capacity=length, device=device)
     core = Core(Scheduler(bounds), computer, ends=ends, speculation=speculation)
     thread = EngineThread(core)
@@ -81,9 +81,9 @@ def _slots(settings: EngineSettings, length: int) -> int:
         return settings.max_batch_size
     if settings.max_cache_tokens < length:
         raise ConfigError(
-            f"max_cache_tokens is {settings.max_cache_tokens:,}, and one sequence may have "
-            f"{length:,}",
-            hint="give it more, or lower max_model_len",
+            f"max_cache_tokens is {settings.max_cache_tokens:,}, but one sequence may have "
+            f"{length:,} tokens",
+            hint="raise it, or lower max_model_len",
         )
     fitting = max(1, settings.max_cache_tokens // bucketed(length))
     return min(settings.max_batch_size, fitting)
@@ -103,7 +103,8 @@ def _speculation(
         config = read_config(settings.draft_model)
         if config.vocab_size != vocabulary:
             raise ConfigError(
-                f"the draft model has {config.vocab_size:,} tokens, the model {vocabulary:,}",
+                f"the draft model's vocabulary has {config.vocab_size:,} tokens, the model's "
+                f"{vocabulary:,}",
                 where=settings.draft_model,
                 hint="both must have the same vocabulary",
             )
@@ -124,6 +125,6 @@ def _ends(name: str, config: Any, tokenizer: Any) -> frozenset[int]:
         except OSError:
             stated = getattr(config, "eos_token_id", None)
     listed = stated if isinstance(stated, list) else [stated]
-    # Some settings state -1 for none, or the id of another vocabulary.
+    # Some settings state -1 for none, or a token of another vocabulary.
     known = range(config.vocab_size)
     return frozenset(token for token in (*listed, tokenizer.eos_token_id) if token in known)

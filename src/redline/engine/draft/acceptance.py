@@ -25,9 +25,9 @@ class Chance(NamedTuple):
 class Judged(NamedTuple):
     """The verdict on the drafts of one sequence.
 
-    tokens: the accepted drafts and the token after them; none if the logits that they follow from
-    are not numbers. kept: the number of accepted drafts. chances: one for each token if the request
-    asks for log probabilities, otherwise none.
+    tokens: the accepted drafts and the token after them; empty if their logits are not numbers.
+    kept: the number of accepted drafts. chances: one for each token if the request asks for log
+    probabilities, otherwise empty.
     """
 
     tokens: list[int]
@@ -39,8 +39,9 @@ def judge(sequences: list[Sequence], logits: Tensor, laws: dict[int, Tensor]) ->
     """Returns the tokens that follow in each sequence.
 
     logits (R, V): for each sequence one row for each of its drafts, and one for the token after.
-    laws: (drafts, V) that the drafts were drawn from, by the sequence's number, for each sequence
-    with drafts; empty if all drafts were looked up instead, so that each has probability 1.
+    laws: by the sequence's number, the distributions (drafts, V) from which its drafts were drawn,
+    for each sequence with drafts; empty if all drafts were looked up, so that each has
+    probability 1.
     """
     if not sequences:
         return []

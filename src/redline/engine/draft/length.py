@@ -1,4 +1,4 @@
-"""Chooses how many tokens to draft at a batch size, or none if speculation does not pay.
+"""Chooses how many tokens to draft at a batch size, or none if speculation does not pay off.
 
 With h[j] the share of rows that keep drafted token j once they kept those before it, a step that
 drafts k tokens yields 1 + h[1] + h[1] h[2] + ... tokens a row; that is (1 - a^(k+1)) / (1 - a)
@@ -6,8 +6,9 @@ if all are `a` (Leviathan et al. 2023). It takes longer than a step without draf
 grows with the batch, since the machine has less to spare. The k with the best quotient is chosen.
 Shares are learned for all batches together, durations for each power of two of the batch size.
 
-Both begin at a hopeful value and fade back to it while nothing is measured. So a length that was
-given up is tried again, once in some hundred steps, and only if it would pay at that value.
+Shares and durations begin at an optimistic value and drift back to it while nothing is measured. So
+a length that was given up is tried again, once in some hundred steps, and only if it would pay off
+at that value.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from statistics import median
 # Of useful drafts 0.7 are kept, and each costs a seventh of a step.
 _HOPED_SHARE = 0.7
 _HOPED_COST = 0.15
-# A hope weighs as much as four measurements: two rejections in a row end it if a draft costs half a
-# step. Measurements together weigh at most as much as 24, and lose half of it in 690 steps.
+# The optimistic value weighs as much as four measurements: if a draft costs half a step, two
+# rejections in a row outweigh it. All measurements together weigh at most as much as 24, and lose
+# half of that weight in 690 steps.
 _TRUST = 4.0
 _MOST_WEIGHT = 24.0
 _FADE = 0.999
@@ -42,7 +44,7 @@ _MOST_WITHOUT_PLAIN = 100
 
 
 class _Mean:
-    """A weighted mean that begins at a hope and fades back to it."""
+    """A weighted mean that begins at an optimistic value and drifts back to it."""
 
     def __init__(self) -> None:
         self._sum = self._weight = 0.0
@@ -75,7 +77,7 @@ class _Level:
 
 
 class DraftLength:
-    """The draft length of each step, 0 to `most`. It only decides: the caller supplies seconds.
+    """Chooses the draft length of each step, 0 to `most`; the caller measures the seconds.
 
     Memory: some 100 bytes times `most`, and 1 kB for each power of two that the batch size has
     reached.

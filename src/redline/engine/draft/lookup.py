@@ -1,4 +1,4 @@
-"""Drafts without a draft model: the tokens that followed the same ones earlier in the sequence.
+"""Drafts without a draft model: tokens that followed an earlier occurrence of the last ones.
 
 Prompt lookup (Saxena 2023), with the index of deflate (RFC 1951): places that end with the same
 two tokens are chained from the latest back, and among the last of them the longest match wins.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-# A match of one token is mostly chance. One of more than eight is no better than one of eight, and
-# further back the text has less in common: both bound a proposal's cost.
+# A match of one token is mostly chance, and one of more than eight is no better than one of eight.
+# Older text is less similar. Both bounds limit the cost of a proposal.
 _SHORTEST = 2
 _LONGEST = 8
 _MOST_TRIED = 16

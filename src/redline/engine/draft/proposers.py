@@ -14,8 +14,8 @@ from redline.engine.model import Piece, Runner, Work
 from redline.engine.sample import Purpose, distribution, masked, sample
 from redline.engine.schedule import Sequence, common
 
-# The most tokens per step that a draft model reads of sequences in which it is behind. While drafts
-# do not pay, it computes nothing, and must not catch up in the one step that tries them again.
+# The most tokens per step that a draft model reads to catch up with sequences. While drafts do not
+# pay off, it computes nothing, and it must not catch up in the single step that tries them again.
 _MOST_CATCH_UP = 256
 # If all drafts of a step were kept, the last of them and the token after it are new to the model.
 _USUALLY_MISSING = 2
@@ -24,8 +24,8 @@ _USUALLY_MISSING = 2
 class Drafts(NamedTuple):
     """The result of drafting for a step, besides each sequence's `drafted`.
 
-    laws: (drafts, V) that they were drawn from, by the sequence's number; empty if they were looked
-    up. is_usual: False if the draft model also had to catch up.
+    laws: by the sequence's number, the distributions (drafts, V) from which they were drawn; empty
+    if they were looked up. is_usual: False if the draft model also had to catch up.
     """
 
     laws: dict[int, Tensor]

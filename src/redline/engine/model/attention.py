@@ -1,7 +1,7 @@
 """Attention of the new tokens of many sequences over the slot cache.
 
-A step's new tokens are in one row, whatever sequence each belongs to, so that the model's
-linear layers see them all at once. Attention takes them apart again. Sequences with a few new
+A step's new tokens form one row, whichever sequence each belongs to, so that the model's linear
+layers process them all at once. Attention separates them again. Sequences with a few new
 tokens, which are those that generate, go together in two matrix products: at such lengths PyTorch's
 fused attention is slower on a CPU. Pieces of very different sizes are not mixed, since the short
 ones would be padded to the long. A long piece of a prompt goes through fused attention by itself.
@@ -193,6 +193,6 @@ def attend(
     """
     step: Step | None = settings.get("step")
     if step is None:
-        raise ValueError("its attention layers do not pass on the arguments of the engine")
+        raise ValueError("its attention layers do not pass on the engine's arguments")
     scaled = query[0] * settings["scaling"]
     return step.attend(module.layer_idx, scaled, key[0], value[0])[None], None

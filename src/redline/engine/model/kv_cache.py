@@ -1,7 +1,7 @@
 """The keys and values of every sequence: one slot each, in one tensor per layer.
 
-A slot has room for the longest possible sequence. On a CPU memory is taken only as it is written,
-so an empty slot costs nothing; the scheduler bounds what may be written in total.
+A slot has room for the longest possible sequence. On a CPU, memory is allocated only when it is
+written, so an empty slot costs nothing; the scheduler bounds the total that may be written.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from redline.engine.model.kv_cache import Shape, SlotCache
 from redline.errors import ConfigError
 from redline.process import counted
 
-# Settings of models with other attention, which needs another kind of cache; its name in errors.
+# Settings of models whose attention needs another kind of cache, and its name in errors.
 _OTHER_ATTENTION = {
     "kv_lora_rank": "multi-head latent attention (MLA)",
     "state_size": "a state space (SSM)",
@@ -33,15 +33,18 @@ _OTHER_ATTENTION = {
     "attention_chunk_size": "chunked attention",
 }
 _SLIDING = "sliding_attention"
-# Up to the length of its window a sliding layer sees all tokens, as a full one does.
+# A sliding layer sees all tokens, as a full one does, of a sequence no longer than its window.
 _LAYERS = ("full_attention", _SLIDING)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Sequences are longer only on request: keys and values of many such take gigabytes.
+# Longer sequences must be requested: the keys and values of many would take gigabytes.
 _DEFAULT_LEN = 4096
 _LONGEST_REASON_CHARS = 300
 # The hint for a model that the engine cannot run.
-OTHERS = "Llama, Qwen2, Qwen3 and Mistral with full attention run; --launcher vllm runs others"
-# In errors about models that are code beside their weights.
+OTHERS = (
+    "the engine runs Llama, Qwen2, Qwen3 and Mistral with full attention; "
+    "--launcher vllm runs others"
+)
+# This occurs in errors about models that bring code besides their weights.
 _CUSTOM_CODE = "trust_remote_code"
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -88,7 +91,7 @@ class Loaded:
         fewer = f"give --max-batch-size {fitting} or less, or " if fitting else "give "
         raise ConfigError(
             f"keys and values of {slots:,} sequences of {capacity:,} tokens need "
-            f"{needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of memory are free",
+            f"{needed / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB of memory are free",
             where=str(self.device),
             hint=f"{fewer}a lower --max-model-len",
         )
@@ -111,7 +114,7 @@ def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
         if _CUSTOM_CODE in str(error):
             kind, why, hint = "", "it has code of its own, which the engine does not run", OTHERS
         elif error.args == (NAME,):  # looked up among the model's own kinds of attention
-            kind, why, hint = "", "its attention cannot be replaced by that of the engine", OTHERS
+            kind, why, hint = "", "its attention cannot be replaced by the engine's", OTHERS
         raise ConfigError(f"{failure} {name}: {kind}{why}", hint=hint or _hint(name)) from error
 
 
@@ -174,7 +177,7 @@ def model_len(wanted: int | None, config: Any, name: str) -> int:
             most = min(most, rope.get("original_max_position_embeddings", most))
     length = min(most, _DEFAULT_LEN) if wanted is None else wanted
     if length > most:
-        what = f"a sequence may have {length:,} tokens, but {name} can have {most:,} here"
+        what = f"{name} handles sequences of at most {most:,} tokens here, not {length:,}"
         raise ConfigError(what, hint=f"give --max-model-len {most} or less")
     window = _window(config)
     if window is not None and length > window:
@@ -200,13 +203,13 @@ def _check(config: Any, name: str) -> None:
     """Raises ConfigError for attention that the slot cache does not support."""
     kind = getattr(config, "model_type", "?")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        what = f"the model in {name} ({kind}) is no causal language model"
+        what = f"the model in {name} ({kind}) is not a causal language model"
         raise ConfigError(what, hint="give one that generates text")
     for field, words in _OTHER_ATTENTION.items():
         if getattr(config, field, None):
             raise unfit(name, kind, words)
     if getattr(config, "num_key_value_heads", None) is None:
-        raise unfit(name, kind, "no grouped-query attention that it declares")
+        raise unfit(name, kind, "attention without num_key_value_heads in its config")
     if others := sorted({*(getattr(config, "layer_types", None) or ())} - {*_LAYERS}):
         raise unfit(name, kind, f"{others[0].replace('_', ' ')} layers")
 
@@ -221,9 +224,12 @@ def _hint(name: str) -> str:
     if Path(name).is_dir():
         return (
             "the folder must hold config.json, *.safetensors and the tokenizer's files, none of "
-            "them cut short or a stub of git LFS"
+            "them truncated or a Git LFS pointer"
         )
-    return "give a folder that save_pretrained wrote, or the name of a model if there is a network"
+    return (
+        "give a folder written by save_pretrained, or, with network access, a model's name on the "
+        "Hugging Face hub"
+    )
 
 
 def available_bytes(device: torch.device) -> int | None:

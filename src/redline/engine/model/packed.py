@@ -1,8 +1,8 @@
-"""Linear layers on a CPU whose weights are in the order that the processor's library reads them.
+"""Linear layers on a CPU whose weights are stored in the order in which the library reads them.
 
-A library brings a matrix into an order of its own before it multiplies by it. For the few rows of a
-step that generates, that takes as long as the product, and the weights are the same in every step.
-So it is done once: 1 to 32 rows then take 0.5 to 0.7 of the time. Packed weights work for any
+A library reorders a matrix before it multiplies by it. For the few rows of a generating step, that
+takes as long as the product, although the weights are the same in every step. Therefore they are
+reordered only once: 1 to 32 rows then take 0.5 to 0.7 of the time. Packed weights work for any
 number of rows; the number that they are packed for determines the order.
 
 In float32 two libraries can do it, and which is faster depends on the processor, so both are timed

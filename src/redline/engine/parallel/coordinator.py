@@ -29,7 +29,7 @@ from redline.engine.settings import EngineSettings
 from redline.engine.step import Computer, EngineFailed, open_runner, try_ranks
 from redline.errors import ConfigError, RedlineError
 
-# Seconds that ranks may take to end after they are asked to.
+# The seconds within which ranks have to end when they are asked to.
 _END_S = 5.0
 _MAIN = """
 import sys
@@ -52,10 +52,10 @@ def make_computer(settings: EngineSettings, config: Any, *, capacity: int, devic
 
 
 class Ranks:
-    """tensor_parallel x pipeline_parallel processes as one computer, from now until `close`.
+    """tensor_parallel x pipeline_parallel processes as one Computer, from now until `close`.
 
-    parameter_bytes: of each rank. Raises ConfigError if the model cannot be split in this way, and
-    EngineFailed if a rank ends before it is ready.
+    parameter_bytes: the bytes of the parameters in each rank. Raises ConfigError if the model
+    cannot be split in this way, and EngineFailed if a rank ends before it is ready.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Ranks:
         self._shares, self.steps_at_once = settings.tensor_parallel, settings.pipeline_parallel
         count = self._shares * self.steps_at_once
         if not hasattr(os, "memfd_create"):
-            raise ConfigError("a model in several processes needs Linux", hint="use one process")
+            raise ConfigError("splitting a model needs Linux", hint="use one process")
         if device != "cpu" and torch.cuda.device_count() < count:
             has = f"this machine has {torch.cuda.device_count()}"
-            raise ConfigError(f"{count} ranks need as many GPUs, and {has}")
+            raise ConfigError(f"{count} ranks need as many GPUs, but {has}")
         source = Source(settings.model, config, weight_files(settings.model))
         self._failure: RedlineError | None = None
         self._told: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -184,17 +184,17 @@ class Ranks:
         self, ended: tuple[int, int] | None, troubles: list[tuple[float, int, str | RedlineError]]
     ) -> RedlineError:
         if ended is None:
-            return EngineFailed("the process that has made the ranks was ended", hint=_HINT)
+            return EngineFailed("the process that started the ranks has ended", hint=_HINT)
         rank, status = ended
-        how = f"has ended with status {status}"
+        how = f"exited with status {status}"
         if status < 0:
-            how = f"was ended by {signal.Signals(-status).name}"
+            how = f"was killed by {signal.Signals(-status).name}"
         elif troubles:
-            # A rank that has lost its peer fails after it.
+            # The earliest failure is the cause: ranks that lose their peer fail after it.
             _, rank, error = min(troubles)
             if isinstance(error, RedlineError):
                 return error
-            how = f"has failed: {error}"
+            how = f"failed: {error}"
         stage, share = divmod(rank, self._shares)
         who = f"rank {rank} of {len(self._lines)} (stage {stage}, share {share})"
         return EngineFailed(f"{who} {how}", hint=_HINT)

@@ -1,8 +1,8 @@
 """One rank: a process that holds a part of the model and computes its part of every step.
 
-It receives its work by a pipe from the coordinator, which sends the same to every rank, in the same
-order. The ranks of a stage exchange sums, and each stage passes its states to the next. When the
-pipe is closed, for whatever reason, the process ends at once.
+It receives its work through a pipe from the coordinator, which sends the same work to every rank in
+the same order. The ranks of a stage exchange sums, and each stage passes its states to the next.
+When the pipe closes, for any reason, the process ends at once.
 """
 
 from __future__ import annotations

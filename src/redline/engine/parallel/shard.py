@@ -1,8 +1,8 @@
 """A rank's part of a model: its stage's layers and, of their weights, its share.
 
 Only that part is read, by slices of the safetensors files, so no rank ever holds the whole model.
-transformers' own plan for the model determines how each layer is split. Column-wise: a rank has
-some of a layer's outputs. Row-wise: it has some of the inputs, and the ranks' outputs are summed.
+transformers' own plan for the model determines how each layer is split. Column-wise: each rank has
+some of a layer's outputs. Row-wise: each has some of the inputs, and the ranks' outputs are summed.
 The vocabulary is split in the embedding, whose rows are summed, and in the head, whose logits are
 concatenated.
 """
@@ -90,7 +90,7 @@ def weight_files(name: str) -> list[str]:
             names = set(json.loads(Path(index).read_bytes())["weight_map"].values())
             return [str(cached_file(name, each)) for each in sorted(names)]
     raise ConfigError(
-        f"{name} has no *.safetensors, which several processes read their parts from",
+        f"{name} has no *.safetensors, from which several processes could read their parts",
         hint="load it with transformers and save it with save_pretrained, or use one process",
     )
 
@@ -138,8 +138,9 @@ def load_shard(
         layer.self_attn.layer_idx = at
     for path, buffer in model.named_buffers():
         if buffer.is_meta:
-            what = f"{source.name} ({source.config.model_type}) makes {path} itself"
-            raise ConfigError(what, hint="it runs in one process")
+            kind = source.config.model_type
+            what = f"{source.name} ({kind}) computes {path}, so it cannot be split"
+            raise ConfigError(what, hint="run it in one process")
     model.eval().requires_grad_(requires_grad=False)
     if part.stages > 1:
         _check_layers_are_all(base, source, dtype, device)
@@ -154,8 +155,8 @@ def _share(name: str, style: str, files: dict[str, Any], source: Source, part: P
     """
     if name not in files:
         raise ConfigError(
-            f"the weights of {source.name} do not have {name}, which its model consists of",
-            hint="it runs in one process; --launcher vllm splits it",
+            f"the weights of {source.name} lack {name}, so it cannot be split",
+            hint="run it in one process; --launcher vllm splits it",
         )
     found = files[name].get_slice(name)
     dimension = _DIMENSIONS.get(style)
@@ -194,7 +195,7 @@ def _plan(
     whole = {**(plan or {}), _EMBEDDING: "words", _HEAD: "words"}
     for layer, style in whole.items():
         if style not in _DIMENSIONS:
-            what = f"{layer} of {source.name} is to be split {style!r}, which is not known here"
+            what = f"the engine cannot split {layer} of {source.name} as planned, {style!r}"
             raise ConfigError(what, hint=_MAY_SPLIT)
     return whole
 
@@ -255,5 +256,5 @@ def _check_layers_are_all(
 
 
 def _indivisible(source: Source, what: str, shares: int) -> ConfigError:
-    hint = "tensor parallelism takes a number that divides it"
+    hint = "tensor parallelism needs a number that divides it"
     return ConfigError(f"{source.name}: {what}, which {shares} ranks cannot share", hint=hint)

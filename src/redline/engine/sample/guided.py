@@ -111,7 +111,7 @@ class Grammars:
             matcher = self._compiled(msgspec.json.encode(schema))
         except (ValueError, RecursionError) as error:
             what = f"the schema in `response_format` cannot be followed: {_on_one_line(str(error))}"
-            hint = "leave out what is named, and check it in the answer"
+            hint = "leave out what it names, and check that in the answer yourself"
             raise Rejected(what, hint=hint) from error
         return Guide(matcher.deep_copy())
 
@@ -162,7 +162,7 @@ def _any_token(mask: bytes) -> bytes:
 
 def _lost(matcher: Any) -> Rejected:
     reason = _on_one_line(matcher.get_error() or matcher.stop_reason())
-    what = f"the answer cannot continue in the schema of `response_format`: {reason}"
+    what = f"the answer cannot be continued within the schema of `response_format`: {reason}"
     return Rejected(what, hint="try a simpler schema")
 
 

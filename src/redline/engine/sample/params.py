@@ -10,11 +10,11 @@ from msgspec import Meta
 
 from redline.errors import Rejected
 
-# As in vLLM: below this a temperature is greedy, so that 1 / temperature stays a good float32.
+# As in vLLM: a temperature below this counts as 0, so that 1 / temperature fits a float32.
 _LEAST_TEMPERATURE = 1e-5
 
-# OpenAI's ranges. The three that OpenAI does not have are as in vLLM, and a repetition penalty
-# beyond 10 leaves nothing of any logit it touches.
+# OpenAI's ranges. The three parameters that OpenAI lacks have vLLM's ranges, except that a
+# repetition penalty above 10 would be useless: it leaves almost nothing of a logit.
 _RANGES = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -41,10 +41,10 @@ _StopTokens = Annotated[tuple[int, ...], Meta(max_length=128)]
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling parameters of one request, which determine its tokens and where its text ends.
 
-    temperature: 0 is greedy. top_k: 0 or -1 for all. seed: the same seed gives the same tokens,
-    whatever else runs; None for noise that cannot be repeated. max_tokens: None for the rest of the
-    model's length. logprobs: the number of likely tokens to report with each chosen one; None for
-    no log probabilities at all. n: the number of answers.
+    temperature: 0 is greedy. top_k: 0 or -1 for all tokens. seed: the same seed gives the same
+    tokens, whatever else runs; None for random noise. max_tokens: None for the rest of the model's
+    length. logprobs: the number of likely tokens to report with each chosen token; None for no log
+    probabilities. n: the number of answers.
     """
 
     temperature: float = 1.0
@@ -91,7 +91,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             for token in tokens:
                 if not 0 <= token < vocabulary:
                     raise Rejected(
-                        f"`{name}` names token {token}, and the model has {vocabulary}",
+                        f"`{name}` names token {token}, but the model has {vocabulary} tokens",
                         hint=f"token ids are from 0 to {vocabulary - 1}",
                     )
         if "" in self.stop:

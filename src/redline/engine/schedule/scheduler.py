@@ -1,6 +1,6 @@
 """Chooses the tokens that the next step computes.
 
-There is no prefill and no decode: each sequence has tokens, and some of them are computed. A step
+Prefill and decode are not separate: each sequence has tokens, some of which are computed. A step
 advances every running sequence, within a budget of tokens. Those with the fewest missing tokens
 come first, so that neither a long prompt nor drafts delay sequences that generate. The rest of the
 budget goes to prompts, in order of priority and arrival, a piece at a time; drafts leave them half
@@ -8,8 +8,8 @@ of a step.
 
 A slot is released when its sequence ends; its keys and values stay there until the slot is used
 again, for a later prompt with the same beginning. If the cache is full, drafts are dropped first.
-Then the last sequence in order is preempted: it gives its slot back and waits again. It is computed
-again, which costs time and changes nothing else.
+Then the last sequence in order is preempted: it releases its slot and waits again. Its tokens are
+computed again, which costs time but changes no result.
 
 If a model is split into stages, several steps are under way at once, each with sequences of its
 own: a sequence in one of them is in no other plan until that step has been computed.
@@ -102,7 +102,7 @@ class Scheduler:
         # Sequences that fit into free slots do not count: an idle engine must accept a burst.
         if len(self.waiting) >= self.bounds.waiting + len(self._free):
             raise QueueFull(
-                f"{counted(self.bounds.waiting, 'request waits', 'requests wait')} already",
+                f"{counted(self.bounds.waiting, 'request is', 'requests are')} already waiting",
                 hint="send fewer at once",
             )
         if self.is_idle:

@@ -1,8 +1,8 @@
 """Checks a model before it serves: the engine must compute what the model itself computes.
 
-Its attention is replaced, and no list of settings shows which models have more than plain causal
-attention: sinks, a layer that attends twice, a layer that does not receive the step. Its weights
-are packed, too. So the logits of a few tokens are computed both ways, in three forward passes.
+The engine replaces a model's attention and packs its weights. No list of settings shows which
+models have more than plain causal attention, such as sinks, a layer that attends twice, or one that
+does not receive the step. So the logits of a few tokens are computed both ways, in three passes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def open_runner(
             raise _numberless(loaded, name)
         off = distance(Runner(loaded, loaded.cache(2, tokens)), own)
     if off > _MOST_OFF.get(loaded.dtype, _MOST_OFF[torch.float32]):
-        words = f"attention of its own (its logits would be {off:.0%} off)"
+        words = f"attention of another kind (its logits would be {off:.0%} off)"
         raise unfit(name, config.model_type, words)
     return Runner(loaded, loaded.cache(settings.max_batch_size, capacity))
 
@@ -83,7 +83,7 @@ def _numberless(loaded: Loaded, name: str) -> ConfigError:
     bad = next((key for key, weight in weights if not weight.isfinite().all()), None)
     what = "its logits are not numbers" if bad is None else f"{bad} has values that are not numbers"
     other = "bfloat16" if loaded.dtype is torch.float16 else "float32"
-    hint = f"give --dtype {other}" if bad is None else "train it or fetch its files again"
+    hint = f"give --dtype {other}" if bad is None else "download its files again, or train it again"
     return ConfigError(f"{_FAILURE} {name}: {what}", hint=hint)
 
 

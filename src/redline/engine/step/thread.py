@@ -1,7 +1,7 @@
-"""The engine in a thread of its own: the event loop asks, the thread computes.
+"""The engine in a thread of its own, which computes what the event loop requests.
 
-Each side passes calls to the other: before each step the thread makes all calls that it received,
-and after it passes all results to the event loop together.
+Each side passes calls to the other: before each step, the thread makes all calls that it received,
+and after the step, it passes all results to the event loop together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EngineFailed(NoEndpoint):
 class EngineThread:
     """Runs a core from `start` to `close`. Call its methods, except `post`, in the event loop only.
 
-    A failure of the core ends every sequence, and all that are asked for later, with EngineFailed.
+    If the core fails, every sequence ends with EngineFailed, and so do those requested later.
     """
 
     def __init__(self, core: Core) -> None:

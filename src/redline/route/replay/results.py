@@ -16,9 +16,9 @@ from redline.route.replay.service import LEAST_CALLS, Service
 # standard errors, since the best of eight is compared, and above what anybody would notice.
 _ERRORS = 3.0
 _LEAST_GAIN = 0.01
-# A model whose mean latency for the strategy of the record is off by more says nothing of others.
+# If the mean latency for the recorded strategy is off by more, the model says nothing about others.
 MOST_OFF = 0.25
-# Fewer calls than this leave the ends of a run to decide.
+# With fewer calls, the beginning and the end of a run dominate.
 _LEAST_CALLS = 200
 
 
@@ -82,10 +82,10 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a replayed trace.
 
     workers: see RunBegan, 0 for calls that come as they were recorded. calls: of `total` in the
-    trace. balance: how its endpoints were chosen; recorded: what came of that. services: by
-    endpoint. figure: what strategies are compared by, `makespan_s` or `mean_s`. best: the lowest,
-    compared with the strategy of the record; the default, if that is as low within the noise.
-    notes: what is to be known of the trace.
+    trace. balance: the strategy of the recorded run; recorded: its figures. services: by endpoint.
+    figure: what strategies are compared by, `makespan_s` or `mean_s`. best: the lowest, compared
+    with the strategy of the record; the default, if that is as low within the noise. notes: what a
+    reader must know about the trace.
     """
 
     trace: str
@@ -103,7 +103,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reliable(self) -> bool:
-        """Whether there are calls enough, and the model repeats what was recorded."""
+        """Whether there are enough calls, and the model reproduces what was recorded."""
         own = all(service.is_own for service in self.services.values())
         return own and self.calls >= _LEAST_CALLS and abs(self.off) <= MOST_OFF
 

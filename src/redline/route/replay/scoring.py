@@ -1,9 +1,9 @@
 """Every strategy on the calls of a trace, in virtual time, over servers fitted to the trace.
 
 The pool, its strategies, its breakers and the retries are redline's own; servers are simulated, see
-`service`. In a closed loop, workers make the recorded calls in their order, each the next one when
-its last has ended. Otherwise calls come when they came. Each seed draws again what calls differ by
-beyond their tokens, for all strategies alike.
+`service`. In a closed loop, workers make the recorded calls in their order; a worker makes its next
+call when its last one has ended. Otherwise, calls arrive at their recorded times. Each seed redraws
+how calls differ beyond their tokens, equally for all strategies.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from redline.calls import Call, Retry
 from redline.errors import ConfigError
+from redline.process import counted
 from redline.route.balance import STRATEGIES, Strategy, strategy_of
 from redline.route.member import Seat
 from redline.route.pool import Pool
@@ -96,7 +97,7 @@ def replay(
     off = again.mean("mean_s") / own.mean_s - 1
     if abs(off) > MOST_OFF:
         notes.append(
-            f"the servers are not as the model says: replayed as recorded, calls take "
+            f"the model does not fit the servers: replayed as recorded, calls take "
             f"{abs(off):.0%} {'longer' if off > 0 else 'less'} than they did"
         )
     return Replay(
@@ -129,9 +130,9 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
     if trace.is_cut:
         notes.append("its last record was cut off")
     if trace.damaged:
-        notes.append(f"{trace.damaged:,} of its lines are no record")
+        notes.append(f"{counted(trace.damaged, 'line is', 'lines are')} not a record")
     if dropped := sum(run.dropped for run in trace.runs):
-        notes.append(f"{dropped:,} calls were not recorded, since the disk did not keep up")
+        notes.append(f"{dropped:,} calls were not recorded, because the disk did not keep up")
     if others := len(trace.runs) - len(alike):
         notes.append(f"{others:,} of its {len(trace.runs):,} runs had other endpoints")
     calls = _in_a_row(alike)
@@ -144,14 +145,14 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
         notes.append(
             f"too few calls to estimate how long {', '.join(few)} takes (fewer than "
             f"{LEAST_CALLS}): "
-            "guessed from these and from the others"
+            "guessed from these and from the other endpoints"
         )
     workers = min(last.workers, most_at_once((call.arrived_s, call.done_s) for call in calls))
     # As a run without --balance would have chosen.
     balance = last.balance or STRATEGIES[0]
     if balance not in STRATEGIES:
         raise ConfigError(
-            f"the trace was recorded with an unknown way to balance: {balance}",
+            f"the trace was recorded with a strategy that this redline does not know: {balance}",
             hint="replay it with the version of redline that recorded it",
         )
     found = _Recorded(last.endpoints, services, answered, workers, balance)
@@ -205,7 +206,7 @@ def _services(endpoints: Sequence[EndpointFacts], calls: Sequence[CallEnded]) ->
 
 
 def _served(name: str, calls: Sequence[CallEnded]) -> list[Served]:
-    """The attempts at one endpoint that tell of the server.
+    """The attempts at one endpoint that show the server's speed.
 
     Without 429s, since limits are not its speed, and without errors of the row.
     """

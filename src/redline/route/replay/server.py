@@ -27,7 +27,7 @@ _MOST_BLOCKS = 100_000
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """A recorded call that is made again. draws: the random part of its work."""
+    """A recorded call that is replayed. draws: the random part of its work."""
 
     call: CallEnded
     draws: random.Random
@@ -151,7 +151,7 @@ class ReplayServer:
         grant.sent(asyncio.get_running_loop().time())
 
     def _cut(self, cost: Cost) -> Cost:
-        """What the limits can grant of a cost: a recorded call may have used more than a limit."""
+        """A cost cut to what the limits can grant: a recorded call may have used more."""
         most = self._limiter.most
         input_tokens = min(cost.input_tokens, most("input_tokens"), most("tokens"))
         spare = min(most("output_tokens"), most("tokens") - input_tokens)

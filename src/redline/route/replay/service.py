@@ -1,18 +1,18 @@
 """How long a server takes for a call, fitted to the calls that it has had.
 
-A call is work: a base, and so much for each token that it reads, reads from its cache, and writes.
-Of the forms below, the one is taken whose predictions are nearest to the recorded latencies, and
-the first one unless another is clearly nearer.
+A call is work: a base, and an amount for each token that is read, read from the cache, or written.
+The form below whose predictions are nearest to the recorded latencies is used; the first one,
+unless another is clearly nearer.
 
 form      a call takes
 parallel  its work, however many others there are
 slots     its work, after it has waited in order of arrival until fewer than `at_once` are at work
 shared    its work times 1 + slowdown (n - 1) while n calls are in flight
 
-No server is taken to do more calls at once than it has been seen to do: further ones wait, as they
-do for slots.
+No server is assumed to work on more calls at once than were recorded: further ones wait, as for
+slots.
 
-What the work of calls differs by otherwise is drawn from how the recorded ones differ.
+Any other variation of the work is drawn from that of the recorded calls.
 
 The weights are a least-squares fit with none below 0 (Lawson and Hanson, Solving Least Squares
 Problems, 1974), of relative errors, since long calls vary by more seconds than short ones.
@@ -31,7 +31,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-# Fewer calls than this say little of a server: it is taken to be as the others are together.
+# With fewer calls, a server is assumed to be like all the others together.
 LEAST_CALLS = 30
 # The latest calls of a server that are fitted: more do not change a fit of four weights.
 _MOST_CALLS = 2000
@@ -66,10 +66,10 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
     at_once: of the form `slots`, otherwise 0; slowdown: of the form `shared`, otherwise 0. seen:
     most calls in flight in the record.
-    off: by what share the predicted latencies differ from the recorded ones, the median. spread:
-    quantiles of the work of calls over what the weights say. calls: answers that were fitted.
-    is_own: there were enough of them. failures: the share of its attempts that failed; failed_s:
-    how long these took, quantiles.
+    off: the median relative difference of the predicted latencies from the recorded ones. spread:
+    quantiles of the work of calls, divided by what the weights predict. calls: answers that were
+    fitted. is_own: there were enough of them; otherwise the service is guessed. failures: the share
+    of its attempts that failed; failed_s: how long these took, quantiles.
     """
 
     form: Form = "parallel"
@@ -88,7 +88,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     failed_s: tuple[float, ...] = (0.0,)
 
     def work_s(self, new: float, cached: float, output: float, draw: float) -> float:
-        """Seconds of work of a call of these tokens. draw: 0 to 1, of what else it differs by."""
+        """Seconds of work of a call of these tokens. draw: 0 to 1, for its other variation."""
         usual_s = self.base_s + self.input_s * new + self.cached_s * cached + self.output_s * output
         return max(_LEAST_S, usual_s * quantile(self.spread, draw))
 
@@ -125,9 +125,7 @@ def fitted(attempts: Sequence[Served]) -> Service | None:
 def guessed(attempts: Sequence[Served], usual: Service) -> Service:
     """A service for a server with too few answers, as if tokens did not matter.
 
-    The spread is that of another one.
-
-    usual: that one; without an answer, all is taken from it.
+    usual: another service, whose spread is used; without any answer, all of its values.
     """
     if not any(one.is_answer for one in attempts):
         return replace(usual, calls=0, is_own=False)

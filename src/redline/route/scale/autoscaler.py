@@ -15,8 +15,8 @@ shrinks                  to the highest demand of a scale-down window, if that i
                          the tolerance; never in a panic
 stops                    after `idle_s` without calls, if its minimum is 0; a call starts it again
 
-A fleet that had to grow soon after it shrank waits four times as long before it shrinks the next
-time, unless half of it would do.
+A fleet that had to grow soon after it shrank waits four times as long before it shrinks again,
+unless half of its replicas would suffice.
 
 After the stable and the panic window of the Knative Pod Autoscaler, and the tolerance and the
 downscale stabilization of the Kubernetes Horizontal Pod Autoscaler.
@@ -41,7 +41,7 @@ PANIC_SHARES = (0.1, 0.25, 0.5, 1.0)
 ENOUGH = 20
 # Otherwise it is that of this share of the scale-down window.
 STABLE_SHARE = 0.5
-# A demand that is higher by this many standard errors is higher.
+# A demand counts as higher if it is higher by this many standard errors.
 SURE = 2.0
 # A queue is to be drained within this share of the panic window.
 DRAIN_SHARE = 0.5
@@ -56,7 +56,7 @@ CAPACITY_STEP = 0.1
 WARM_UP_STEP = 0.5
 # While the SLO holds, the capacity returns to the stated one, with this time constant.
 RECOVERY_S = 1800.0
-# Samples that follow each other faster are left out; what they count is in the next one.
+# Samples that follow each other faster are skipped; the next one includes what they counted.
 LEAST_STEP_S = 0.1
 HISTORY = 1_000
 
@@ -68,8 +68,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     replica is to be stopped. waiting: calls that wait for a replica, in the pool or in a replica's
     own queue. tokens: of the calls in flight; 0 if unknown.
     ended: calls that have ended since the fleet began. answered: those of them that succeeded, and
-    served_s: the seconds that these took at their replicas. queue_wait_p95_s: of the calls of late,
-    those that still wait included. ready: replicas that take calls. warming: replicas that are
+    served_s: the seconds that these took at their replicas. queue_wait_p95_s: of recent calls,
+    including those that still wait. ready: replicas that take calls. warming: replicas that are
     starting. slots: calls that one replica takes at once; 0 if unknown.
     """
 

@@ -22,7 +22,7 @@ from redline.waist import Health
 
 # The p95 of the queue wait is that of this share of the panic window.
 WAIT_SHARE = 0.5
-# Calls whose wait is looked at while they wait, the first ones.
+# At most this many waiting calls, the first ones, are examined for their wait.
 LOOKED_AT = 10_000
 # After a replica could not be started, none is started for this long, then twice as long.
 FIRST_PAUSE_S = 1.0
@@ -43,7 +43,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Launcher(Protocol):
-    """Starts and stops replicas: processes here, pods, or whatever else serves a model."""
+    """Starts and stops replicas: local processes, pods, or anything else that serves a model."""
 
     async def start(self, name: str) -> Seat:
         """A seat of this name, once a real request to its endpoint has succeeded.
@@ -53,16 +53,16 @@ class Launcher(Protocol):
         """
 
     async def stop(self, name: str) -> None:
-        """Ends what `start` has begun, if there is anything. Raises RedlineError or OSError."""
+        """Stops what `start` has begun, if anything. Raises RedlineError or OSError."""
 
 
 class Fleet:
     """Starts and stops the endpoints of a pool, by the decisions of an autoscaler.
 
-    pool: holds no other endpoints; made with `may_be_empty`. A replica that is stopped ends the
-    calls that it has first. failures: the last ones, the oldest first. failed_starts: those since a
-    replica was last started, or the fleet was stopped for want of calls. again_s: no replica is
-    started before this time (monotonic).
+    pool: holds no other endpoints; made with `may_be_empty`. A replica finishes its calls before it
+    is stopped. failures: the last ones, the oldest first. failed_starts: those since a replica was
+    last started, or the fleet was stopped because it had no calls. again_s: no replica is started
+    before this time (monotonic).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Runs a command, and ends all that it has started, whatever ends the process that asked for it.
+"""Runs a command, and ends all that it has started, however the process that asked for it ends.
 
     python -I -S guardian.py PARENT GRACE_S COMMAND...
 
@@ -125,7 +125,7 @@ class Guardian:
             self._reap()
 
     def _signal(self, number: int) -> bool:
-        """Sends it to all that is left of the command; whether anything is left. 0 for none."""
+        """Sends the signal, 0 for none, to all that is left of the command; whether any is left."""
         if not _HAS_SUBREAPERS:
             return _is_sent(os.killpg, self._pid, number)
         found = False
@@ -152,7 +152,7 @@ def descendants(top: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat from the state on (proc(5)); empty if there is no such one."""
+    """The fields of /proc/PID/stat from the state on (proc(5)); empty without that process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()

@@ -64,13 +64,15 @@ TRIALS: Mapping[str, Mapping[str, object]] = {
 class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
     """What is started for each replica.
 
-    command: with {port} in place of the port that it is to listen on, on 127.0.0.1; {slot} is a
-    number from 0 that no other replica has, for the GPU to use. It stays in the foreground. model:
-    what it is asked for. trial: the path of the request that it must answer to be ready, one of
-    TRIALS. endpoint: limits, key, headers and timeouts of a replica; its base URL is not used.
-    env: added to the environment of this process, with {port} and {slot} as well. cwd: its folder.
-    logs: the folder of what replicas write, a file for each. start_s: it is ready within this.
-    Raises ConfigError for a command that cannot be started, or does not get its port.
+    command: the command line. {port} is replaced by the port on 127.0.0.1 to listen on, and {slot}
+    by a number from 0 that no other replica has, such as that of the GPU to use. The command must
+    stay in the foreground. model: the model that requests name. trial: the path of the request that
+    it must answer to be ready, one of TRIALS. endpoint: limits, key, headers and timeouts of a
+    replica; its base URL is not used.
+    env: added to the environment of this process; may contain {port} and {slot}. cwd: its working
+    directory. logs: the folder for the output of replicas, one file each. start_s: the longest time
+    that a replica may take to be ready. Raises ConfigError for a command that cannot be started or
+    does not contain {port}.
     """
 
     command: Sequence[str]
@@ -103,7 +105,7 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
         if found is None:
             raise ConfigError(
                 f"command does not exist: {name}",
-                hint="install it, or write its path; a command of the shell needs sh -c '...'",
+                hint="install it, or write its path; a shell command needs sh -c '...'",
             )
 
 
@@ -271,13 +273,13 @@ class _Process:
     async def end(self) -> None:
         """Raises RedlineError if something is left of it."""
         assert self._process.stdin is not None
-        # The guardian sees that.
+        # The guardian notices the end of its stdin.
         self._process.stdin.close()
         try:
             await asyncio.wait_for(asyncio.shield(self._ended), END_S)
         except TimeoutError:
             raise RedlineError(
-                f"a process of it has not ended within {END_S:g} s", where=str(self.log)
+                f"one of its processes has not ended within {END_S:g} s", where=str(self.log)
             ) from None
 
     def tail(self) -> str:
@@ -314,7 +316,7 @@ class ReplicaBackend(HttpBackend):
 
 
 def _secrets(replica: LocalReplica) -> Iterator[str]:
-    """What must not show in an error that quotes a log or a command."""
+    """Secrets that must not appear in an error that quotes a log or a command."""
     yield replica.endpoint.api_key or ""
     named = [*os.environ.items(), *replica.env.items(), *_flags(replica.command)]
     for name, value in [*named, *replica.endpoint.headers.items()]:

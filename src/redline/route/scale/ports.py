@@ -1,4 +1,4 @@
-"""Ports of 127.0.0.1: one that is free, and whose one is."""
+"""Ports of 127.0.0.1: finds a free one, and the process that listens on one."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _DRAWS = random.SystemRandom()
 
 
 def free_port(taken: Collection[int] = ()) -> int:
-    """A port that can be listened on and is none of `taken`. Raises RedlineError.
+    """A free port that is not in `taken`. Raises RedlineError.
 
-    It is none of those that the system gives to connections (ip(7), ip_local_port_range), which
-    might take it before the replica does.
+    It is outside the range from which the system gives ports to connections (ip(7),
+    ip_local_port_range): one of those might take it before the replica does.
     """
     first, last = _given_to_connections()
     for _ in range(_TRIES):

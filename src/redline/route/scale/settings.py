@@ -15,13 +15,13 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How many replicas a fleet may have, and what decides how many it has.
 
     policy: `demand`, or `rps`: the formula int(load / (100 * 0.7)) + 1 at each sample, where load
-        is in calls per second. It is there for comparison.
+        is in calls per second. It serves only for comparison.
     min_replicas, max_replicas: bounds. With a minimum of 0, a fleet without calls is stopped.
     target_utilization: the share of its capacity that a fleet uses at a steady load.
-    queue_wait_slo_s: the p95 of the time that calls wait for a replica is to be at most this.
+    queue_wait_slo_s: the target for the p95 of the time that calls wait for a replica.
     capacity: calls that one replica carries at once, until that is measured; 0: what its endpoint
         states as its concurrency, otherwise 1.
-    tolerance: a fleet does not grow for a demand that exceeds it by this share.
+    tolerance: a fleet does not grow for a demand that exceeds it by at most this share.
     panic_window_s: a fleet whose queue wait is above its SLO grows at once, drains its queue in
         half of this, and does not shrink for as long.
     scale_down_window_s: a fleet shrinks to the highest demand of this window.
@@ -48,7 +48,7 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.policy not in POLICIES:
             raise ConfigError(
                 f"the scaling policy is {' or '.join(POLICIES)}, not {self.policy}",
-                hint="demand is the one to use",
+                hint="use demand",
             )
         if self.min_replicas < 0:
             raise ConfigError(
@@ -75,7 +75,7 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.capacity < math.inf:
             raise ConfigError(
                 f"the capacity of a replica must be at least 0, not {self.capacity:g}",
-                hint="0 takes what its endpoint states",
+                hint="0 uses the capacity that its endpoint states",
             )
         if not 0 <= self.warm_up_s < math.inf:
             raise ConfigError(

@@ -36,7 +36,7 @@ UNUSED_S = 600.0
 REVIEW_S = 0.25
 # Used until a queue has drained long enough to measure its rate.
 _USUAL_WAIT_S = 1.0
-# Sets of endpoints, without calls that wait for them, of which a class remembers the rate.
+# A class remembers the drain rates of at most this many sets of endpoints without waiting calls.
 _MOST_IDLE = 64
 
 
@@ -80,7 +80,7 @@ class Line:
         return self.in_flight if self.flights is None else self.flights.count
 
     def drain(self, avoid: frozenset[str]) -> Drain:
-        """The rate at which waiting calls start that may not use these endpoints."""
+        """The rate at which waiting calls that may not use these endpoints start."""
         found = self._drains.get(avoid)
         if found is None:
             if len(self._drains) >= _MOST_IDLE:
@@ -201,7 +201,8 @@ class Admission:
     def first(self, endpoint: str) -> tuple[int, float] | None:
         """The priority of the highest class with a waiting call that may use this endpoint.
 
-        With the sum of the weights of its tenants with such calls; None if no such call waits.
+        Returned with the sum of the weights of its tenants that have such calls; None if no such
+        call waits.
         """
         for line in self._lines:
             if weights := line.queue.weights_for(endpoint):
@@ -213,7 +214,7 @@ class Admission:
         return any(endpoint not in avoid for line in self._lines for avoid in line.queue.avoided)
 
     def class_of(self, priority: int) -> str:
-        """The name of the highest class that starts no sooner than this; otherwise the lowest."""
+        """The highest class whose priority number is at least this; otherwise the lowest class."""
         for line in self._lines:
             if line.settings.priority >= priority:
                 break
@@ -239,7 +240,7 @@ class Admission:
         if not most_s or (wait_s or 0.0) > most_s:
             line.refuse("wait")
             raise Overloaded(
-                f"the call would wait for {wait_s or 0.0:.1f} s, and may for {most_s:.1f} s",
+                f"the call would wait for {wait_s or 0.0:.1f} s; at most {most_s:.1f} s is allowed",
                 retry_after_s=self._again_s(line, waiter, wait_s and wait_s - most_s, now_s),
             )
         line.add(waiter, now_s)
@@ -274,7 +275,7 @@ class Admission:
         return None
 
     def arrived(self, waiter: Waiter) -> bool:
-        """Counts a started call that has reached the pool; whether only it held back others."""
+        """Counts a started call that has reached the pool; whether it alone held back others."""
         self.coming -= 1
         self._coming_alike[waiter.avoid] -= 1
         if not self.coming:
@@ -302,14 +303,14 @@ class Admission:
         """The error for a call whose longest wait is over."""
         wait_s = self._wait_s(line, waiter, now_s)
         return Overloaded(
-            f"the call has waited for {now_s - waiter.since_s:.1f} s, the longest that is allowed",
+            f"the call has waited for {now_s - waiter.since_s:.1f} s, the longest allowed",
             retry_after_s=self._again_s(line, waiter, wait_s, now_s),
         )
 
     def _wait_s(self, line: Line, waiter: Waiter, now_s: float) -> float | None:
         """Seconds until this call would start if it came now; None if unknown.
 
-        Measured of the calls that may use the same endpoints: those of others start at other rates.
+        Measured on the calls that may use the same endpoints: other calls start at other rates.
         """
         rate = line.drain(waiter.avoid).tokens_per_s(now_s)
         parked_s = self._parked_until_s - now_s
@@ -346,11 +347,11 @@ class Admission:
     def _is_behind(self, line: Line, now_s: float, avoid: frozenset[str]) -> bool:
         """Whether a waiting call of this class or a higher one goes before a call that comes now.
 
-        One that waits for another endpoint does not.
+        A call that waits for another endpoint does not.
         """
         lines = self._lines[: self._lines.index(line) + 1]
         waiting = [avoided for one in lines for avoided in one.queue.avoided]
-        # Calls about to start may use another endpoint, unless they may use the same ones.
+        # Only calls about to start that may use the same endpoints take room from a waiting call.
         return any(avoided <= avoid for avoided in waiting) or any(
             self._room.has_room(now_s, self._coming_alike[avoided], avoided) for avoided in waiting
         )

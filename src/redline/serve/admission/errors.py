@@ -1,4 +1,4 @@
-"""Errors of calls that admission does not let in. QueueFull and Overloaded state when to retry."""
+"""Errors of calls that admission refuses. Both state when to retry."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class QueueFull(RateLimited):
 
 
 class Overloaded(ServerFailed):
-    """The call would wait longer than allowed, or has: HTTP 503."""
+    """The call would wait, or has waited, longer than allowed: HTTP 503."""
 
     is_admitted = False
 
     def __init__(self, what: str, *, retry_after_s: float) -> None:
         super().__init__(
             what,
-            hint="ask again later, or allow more time",
+            hint="retry later, or allow more time",
             status=503,
             retry_after_s=retry_after_s,
         )

@@ -23,9 +23,10 @@ import msgspec
 from redline.errors import ConfigError
 from redline.structs import mutable
 
-# Tenants without waiting calls that are remembered for their usage or their calls in flight.
+# At most this many tenants without waiting calls are remembered, for their usage and calls in
+# flight.
 _MOST_IDLE = 10_000
-# Entries of the heap beyond two for each tenant.
+# The heap may have this many entries beyond two for each tenant.
 _MOST_OUTDATED = 64
 
 Fits = Callable[[frozenset[str]], bool]
@@ -188,7 +189,7 @@ class FairQueue:
 
     @property
     def avoided(self) -> Set[frozenset[str]]:
-        """The endpoints that waiting calls may not use: what each of them avoids."""
+        """The sets of endpoints that waiting calls may not use."""
         return self._alike.keys()
 
     def waiters(self) -> list[Waiter]:
@@ -316,7 +317,7 @@ class FairQueue:
     def _forget(self) -> None:
         """Forgets tenants without waiting calls.
 
-        Those that owe nothing, or if there are none, the older half.
+        These are the tenants that owe nothing or, if there are none, the older half.
         """
         idle = [flow for flow in self._flows.values() if not flow.waiting]
         even = [flow for flow in idle if not flow.charged and flow.used <= self._floor]

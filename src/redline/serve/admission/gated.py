@@ -15,12 +15,12 @@ from redline.waist import Around, Call, Outcome, Request, Sink, failed
 
 @dataclass(eq=False)
 class Gated(Around):
-    """Sends each call in the class of its priority and in the name of its tenant.
+    """Sends each call through the gate, in the class of its priority and for its tenant.
 
-    gate: the gate in front of the pool that the other backend leads to; once it moves its calls,
-    calls here fail with Withdrawn. tokens_of: estimates the usage of a request. weight_of: returns
-    the weight of a tenant. Both are called only for calls that have to wait. A reply with usage
-    replaces the estimate.
+    gate: the gate in front of the pool to which the wrapped backend sends; after `Gate.move`, calls
+    that wait here fail with Withdrawn. tokens_of: estimates the usage of a request. weight_of:
+    returns the weight of a tenant. Both are called only for calls that have to wait. A reply with
+    usage replaces the estimate.
     """
 
     gate: Gate
@@ -54,7 +54,7 @@ class Gated(Around):
                 return failed(error)
         with place:
             if gate.moves != self._moves:
-                # They were moved after its turn had come.
+                # `Gate.move` was called after its turn had come.
                 return failed(Withdrawn(MOVED))
             outcome = await self._inner.send(request, call, sink)
             reply = outcome.reply

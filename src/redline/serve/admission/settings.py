@@ -12,10 +12,10 @@ from redline.errors import ConfigError
 class ClassSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One priority class.
 
-    name: used by keys and settings. priority: lower numbers start first. reserved: 0 or more, and
-    below 1: of the slots that this class and the higher ones leave unused on average, the share
-    that stays free of lower classes, rounded down to whole slots. most_waiting: waiting calls of
-    the class, at most. most_waiting_each: the same for one tenant; 0 for a quarter of
+    name: used by keys and settings. priority: classes with lower numbers start first. reserved: at
+    least 0 and below 1: the share of the slots left unused on average by this class and higher ones
+    that lower classes may not use, rounded down to whole slots. most_waiting: the maximum number of
+    waiting calls of the class. most_waiting_each: the same for one tenant; 0 for a quarter of
     `most_waiting`. longest_wait_s: a call that would wait longer is refused.
     Raises ConfigError for a value out of its range.
     """
@@ -46,7 +46,7 @@ class ClassSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_a_tenant(self) -> int:
-        """Waiting calls of one tenant, at most."""
+        """The maximum number of waiting calls of one tenant."""
         return self.most_waiting_each or -(-self.most_waiting // 4)
 
 
@@ -59,7 +59,7 @@ CLASSES = (
 
 
 def in_order(classes: Sequence[ClassSettings]) -> list[ClassSettings]:
-    """The classes, highest first. Raises ConfigError for none, or two of one name or priority."""
+    """The classes, highest first. Raises ConfigError for none, or for a shared name or priority."""
     if not classes:
         raise ConfigError("admission needs a class")
     for what in ("name", "priority"):

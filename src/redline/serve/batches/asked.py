@@ -29,7 +29,7 @@ def read_batch(raw: bytes, tenant: str, settings: BatchSettings, clock: Clock) -
     window_s = settings.window_s(asked.completion_window)
     if window_s is None:
         most = f"{settings.most_window_s / 3600:g}h"
-        what = f"The completion window is a time such as 24h or 30m, at most {most}."
+        what = f"The completion window must be a time such as 24h or 30m, at most {most}."
         raise Refusal(what, param="completion_window")
     metadata = asked.metadata or {}
     if len(metadata) > _MOST_PAIRS:

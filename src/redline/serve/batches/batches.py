@@ -261,7 +261,7 @@ class Batches:
                 await self._shelf.drop(record)
 
     def _load(self) -> None:
-        """Takes the state folder, reads its records, and removes what has none. Blocks."""
+        """Locks the state folder, reads its records, and removes what has none. Blocks."""
         try:
             # It holds prompts and answers, so only its owner may read it.
             self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -275,8 +275,8 @@ class Batches:
         if not lock.try_lock():
             lock.close()
             raise ConfigError(
-                f"{self._state} belongs to another running redline serve",
-                hint="stop it, or name another folder for the state: --state",
+                f"{self._state} is in use by another redline serve",
+                hint="stop that one, or name another folder for the state: --state",
             )
         self._lock = lock
         try:
@@ -314,7 +314,9 @@ def _answering(handle: Callable[..., Awaitable[object]]) -> Answer:
             raise
         except (JournalError, OSError) as error:
             raise Refusal(
-                "The server cannot store or read it now.", status=507, code="storage_failed"
+                "The server cannot read or write its files at the moment.",
+                status=507,
+                code="storage_failed",
             ) from error
         if shown is not None:
             exchange.respond(200, msgspec.json.encode(shown), JSON)

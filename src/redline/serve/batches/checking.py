@@ -16,7 +16,8 @@ _MOST_PROBLEMS = 100
 # The event loop runs after this many lines: a thread that only computes would block it for 5 ms.
 BREATH_LINES = 64
 _BREATH_S = 1e-6
-# Levels of JSON: fewer can always be read, and those that calls of the job may take away.
+# Levels of nesting: JSON with fewer can always be read; and how many the job's own calls may use
+# up.
 _DEEP, _SLACK = 500, 50
 
 
@@ -63,7 +64,7 @@ def check_file(path: Path, endpoint: str, most_lines: int) -> Checked:
 def _is_too_deep(raw: bytes) -> bool:
     """Whether a line is nested so deeply that the job might not be able to read it.
 
-    How deep Python reads depends on the calls under way, which are more in the job.
+    How deeply Python can read depends on the depth of its call stack, which is greater in the job.
     """
     if raw.count(b"[") + raw.count(b"{") < _DEEP:
         return False

@@ -36,7 +36,7 @@ def page_of(ids: Iterable[str], query: Mapping[str, str], *, most: int, usual: i
     limit = _limit(query.get("limit", ""), usual, most)
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise Refusal(f"The order is asc or desc, not '{order[:20]}'.", param="order")
+        raise Refusal(f"The order must be asc or desc, not '{order[:20]}'.", param="order")
     is_ascending = order == "asc"
     left = sorted(ids, reverse=not is_ascending)
     if (after := query.get("after")) is not None:

@@ -7,7 +7,7 @@ in_progress  its job runs, or continues after a restart       finalizing, cancel
 finalizing   its output and error files are written           completed, expired, failed
 cancelling   a client cancelled it; calls in flight end       cancelled
 completed    every line has its answer or its error
-failed       its file was refused, and no line was asked; or it cannot continue, with what it has
+failed       its file was refused and no line was sent; or it cannot continue, and keeps its results
 expired      its window is over; lines without an answer have the error batch_expired
 cancelled    as expired, with the error batch_cancelled
 """

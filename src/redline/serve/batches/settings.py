@@ -20,17 +20,17 @@ _WINDOW = re.compile(r"([0-9]{1,6})([smhd])")
 class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds and times; all above 0.
 
-    endpoints: the urls that a batch may use. most_file_bytes: size of an upload. most_lines: lines
+    endpoints: the URLs that a batch may use. most_file_bytes: size of an upload. most_lines: lines
     of a batch. tenant_files, tenant_bytes: stored for a tenant, output included; beyond that,
     uploads are refused. tenant_batches: unfinished batches of a tenant. tenant_uploads: concurrent
-    uploads of a tenant. kept_s: after it, files expire and ended batches are forgotten.
+    uploads of a tenant. kept_s: the age at which files expire and ended batches are forgotten.
     most_window_s: the longest completion window.
-    running: batches that run at once, tenant_running of them for one tenant; others wait, but the
-    first one of a tenant does not.
+    running: batches that run at once, at most tenant_running of them for one tenant; further ones
+    wait, except the first batch of a tenant.
     in_flight: calls of one tenant to one model that the backend gets at once; fewer if it has fewer
-    slots. priority: of these calls; a gateway states that of its class for batches. retry: how
-    failed lines are retried. cancel_s: time for the calls in flight of a batch that is cancelled or
-    whose window is over; grace_s: the same at a shutdown.
+    slots. priority: of these calls; a gateway sets that of its class for batches. retry: how failed
+    lines are retried. cancel_s: how long calls in flight of a cancelled or expired batch may still
+    take; grace_s: the same at a shutdown.
     """
 
     endpoints: tuple[str, ...] = tuple(api.path for api in APIS)

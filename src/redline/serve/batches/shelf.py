@@ -69,7 +69,8 @@ class Shelf(Generic[R]):
                 record = self._decoder.decode(path.read_bytes())
             except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise JournalError(
-                    f"{path} cannot be read: {error}", hint="move it away; its files stay"
+                    f"{path} cannot be read: {error}",
+                    hint="restore it; if it is removed, redline deletes the data that it describes",
                 ) from error
             self._records[record.tenant][record.id] = record
         return others

@@ -1,6 +1,6 @@
 """Turns by tenant: waiting tenants are served in rotation, within a total bound.
 
-A tenant that has no turn gets one beyond the bound: otherwise others whose work cannot go on would
+A tenant without a turn gets one even beyond the bound: otherwise tenants whose work is stuck could
 hold all turns.
 """
 
@@ -25,8 +25,8 @@ _LEAST_AHEAD = 16
 class Turns:
     """Turns by tenant.
 
-    most: returns how many may be held together now, except for the first one of each tenant;
-    most_each: how many by one tenant.
+    most: returns how many turns may be held in total now; a tenant gets its first one even beyond
+    that. most_each: how many one tenant may hold.
     """
 
     def __init__(self, most: Callable[[], int], most_each: float = math.inf) -> None:
@@ -91,7 +91,7 @@ class Turns:
 
 
 class _Group:
-    """The calls of one tenant to one model, such as `request`. most: of them at once."""
+    """The calls of one tenant to one model, such as `request`. most: how many at once."""
 
     def __init__(self, backend: Backend, request: Request, most: int, clock: Clock) -> None:
         self._backend = backend
@@ -118,10 +118,10 @@ class _Group:
 class Shared(Around):
     """The backend of all batches, which passes on a few calls more than can be answered at once.
 
-    The bound is for each tenant and model. most: calls of a tenant to a model, at most. The backend
-    orders its waiting calls by priority and arrival. The bounds therefore give tenants equal
-    shares, and neither a tenant whose limits are used up nor a model whose endpoints are down holds
-    up other calls.
+    The bound is for each tenant and model. most: the most calls of a tenant to a model at once. The
+    backend orders its waiting calls by priority and arrival. The bounds therefore give tenants
+    equal shares, and neither a tenant whose limits are used up nor a model whose endpoints are down
+    holds up other calls.
     """
 
     _most: int

@@ -112,11 +112,11 @@ def kept_for(given: ExpiresAfter | None, usual_s: float, param: str) -> int:
     if given is None:
         return int(usual_s)
     if given.anchor != "created_at":
-        raise Refusal("The anchor must be 'created_at'.", param=f"{param}.anchor")
+        raise Refusal(f"'{param}.anchor' must be 'created_at'.", param=f"{param}.anchor")
     most_s = max(usual_s, _LEAST_KEPT_S)
     if not _LEAST_KEPT_S <= given.seconds <= most_s:
         raise Refusal(
-            f"The seconds must be {_LEAST_KEPT_S:,} to {most_s:,.0f}, not {given.seconds:,}.",
+            f"'{param}.seconds' must be {_LEAST_KEPT_S:,} to {most_s:,.0f}, not {given.seconds:,}.",
             param=f"{param}.seconds",
         )
     return given.seconds
@@ -127,7 +127,9 @@ def _stated_expiry(parts: dict[str, FormPart]) -> ExpiresAfter | None:
     if not anchor and not seconds:
         return None
     if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 12):
-        raise Refusal("The seconds must be a whole number.", param="expires_after.seconds")
+        raise Refusal(
+            "'expires_after.seconds' must be a whole number.", param="expires_after.seconds"
+        )
     return ExpiresAfter(anchor, int(seconds))
 
 

@@ -168,7 +168,9 @@ class ServedFleet:
                             await stop.wait()
                 if in_flight := relay.in_flight:
                     calls = counted(in_flight, "call")
-                    self._on_event(f"ending {calls}, within {self._settings.front.drain_s:g} s")
+                    self._on_event(
+                        f"waiting up to {self._settings.front.drain_s:g} s for {calls} in flight"
+                    )
         finally:
             await end_tasks(running)
             await self._pool.aclose()

@@ -96,7 +96,9 @@ def read_fleet(path: Path) -> FleetSettings:
     where = path.name
     if not top.model:
         raise ConfigError(
-            "model is missing", where=where, hint='write it like model = "qwen3-8b", first of all'
+            "model is missing",
+            where=where,
+            hint='write it like model = "qwen3-8b", above the tables',
         )
     with errors_in(f"{where}, balance"):
         check_balance(top.balance)

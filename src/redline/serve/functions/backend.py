@@ -104,7 +104,7 @@ class ServedFunction(Around):
         )
 
     async def _ask(self, question: Question, request: Request, call: Call) -> list[Outcome]:
-        """The outcomes of the items, up to the first failure. Raises CallError without any."""
+        """The outcomes of the items, up to the first failure; at least one. Raises CallError."""
         size = len(request.raw or b"") // len(question.items)
         is_written = False
 

@@ -1,6 +1,6 @@
-"""Who may call: which web pages, and to which endpoints of a tenant, in which class.
+"""Which calls are allowed: from which web pages, to which models, and in which class.
 
-The latter two hold for interactive calls and for lines of a batch alike.
+The last two apply to interactive calls and to lines of a batch alike.
 """
 
 from __future__ import annotations
@@ -36,17 +36,21 @@ def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> T
         raise not_json(raw)
     check_fields(raw)
     model, settings = facts.model, tenant.settings
-    # To some models, or by their prices.
+    # Restricted to some models, or in what it may spend.
     is_restricted = settings.models is not None or settings.picodollars_per_day is not None
     if model is not None and len(model) > _LONGEST_MODEL:
         raise missing(lineup, tenant, model)
     target = lineup.target(model)
     if model is None and (target is None or is_restricted):
-        raise Refusal("The body of the request names no model.", param="model")
+        raise Refusal("The body of the request does not name a model.", param="model")
     if target is None or not tenant.may_use(model or ""):
         raise missing(lineup, tenant, model or "")
     if is_restricted and (name := other_choice(raw)):
-        raise Refusal(f"The body of the request may name several models, by `{name}`.", param=name)
+        raise Refusal(
+            f"The body of the request may name several models, by `{name}`, which the limits of "
+            f"tenant {tenant.name} do not allow.",
+            param=name,
+        )
     return target
 
 
@@ -65,7 +69,7 @@ def class_of(tenant: Tenant, asked: str | None, facts: BodyFacts) -> str:
 def removed_for(tenant: Tenant, facts: BodyFacts) -> dict[str, Any]:
     """The fields to remove from a body, since an endpoint would prefer the call because of them.
 
-    None for a tenant that may use the class `high`.
+    Empty for a tenant that may use the class `high`.
     """
     if _TIERS["priority"] in tenant.settings.classes:
         return {}
@@ -85,15 +89,16 @@ def missing(lineup: Lineup, tenant: Tenant, name: str) -> Refusal:
 def refuse_other_site(exchange: Exchange, *, serves_here_only: bool) -> None:
     """Raises Refusal for a request by a page that does not come from this machine.
 
-    serves_here_only: the gateway listens on this machine only, which has no name of the DNS.
+    serves_here_only: the gateway listens only on a loopback address, which has no DNS name.
     """
     origin, host = exchange.header(b"origin"), exchange.header(b"host")
-    # What browsers name the page's site in (RFC 6454). That it is the gateway's own site proves
-    # nothing: a name of the page's choice may lead here (DNS rebinding), with no Origin in a GET.
+    # Browsers send the page's site in Origin (RFC 6454). That this is the gateway's own site proves
+    # nothing: a page may choose a name that resolves to this machine (DNS rebinding), and its GET
+    # requests then have no Origin.
     if origin is not None and not _may_ask(origin):
         raise _elsewhere(
             "Web pages of other sites may not use a gateway without keys: give it keys with "
-            "`redline keys add`, or send the request without the header Origin."
+            "`redline keys add`, or send the request without an Origin header."
         )
     if serves_here_only and host is not None and not _leads_here(host):
         raise _elsewhere(
@@ -117,9 +122,9 @@ def _may_ask(origin: str) -> bool:
 
 
 def _leads_here(host: str) -> bool:
-    """Whether no page has chosen this value of Host: it is an address, or no name of the DNS.
+    """Whether no web page can have chosen this Host: it is an address, or not a DNS name.
 
-    A name without a dot, as Docker has them, is one of the local network.
+    A name without a dot, such as Docker's, belongs to the local network.
     """
     try:
         name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")

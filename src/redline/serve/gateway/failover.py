@@ -1,9 +1,9 @@
-"""Calls of people who wait: another endpoint at once, or the answer of the one that failed.
+"""Interactive calls: another endpoint is tried at once, or the failed one's answer is returned.
 
 an attempt failed               and the call
 before its answer had begun     goes to another endpoint that works, at most MOST times, while
                                 the retry budget allows it
-and no other endpoint works     ends with that endpoint's own answer, which says when to ask again
+and no other endpoint works     ends with that endpoint's own answer, which says when to retry
 after its answer had begun      ends
 after the endpoints changed     is withdrawn, since they may not have its model any more
 """

@@ -15,7 +15,7 @@ from redline.waist import Backend, Request
 class Gates:
     """A call states its class by `Call.priority`. priorities: by class name.
 
-    worker: if there are several, which count the calls in flight together.
+    worker: this process, if it is one of several workers, which count calls in flight together.
     """
 
     def __init__(

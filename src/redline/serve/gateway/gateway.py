@@ -58,7 +58,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     """What the head of a request states, for every kind of call.
 
     readings: the keyring's count of readings when the tenant was looked up. klass: the requested
-    class. is_anew: the client wants its answer not stored; renews: it wants none that was stored
+    class. is_anew: the client asks not to store its answer; renews: it asks for no stored answer
     (RFC 9111, 5.2.1).
     """
 

@@ -1,9 +1,10 @@
 """The lines of batches, as calls of their tenants: they use what interactive calls leave.
 
 An interactive call is refused while its tenant's limits are used up, but a line waits. Lines
-therefore leave a part of these limits free; otherwise they would take each place first. While no
-endpoint of a model works, one line of it takes part in the limits, to find out whether one does
-again; otherwise those that fail would hold up all other lines of the tenant.
+therefore leave a part of these limits free; otherwise they would take every place as it becomes
+free. While no endpoint of a model works, only one of its lines counts against the limits, to find
+out whether an endpoint works again; otherwise failing lines would hold up all other lines of the
+tenant.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Lines:
                     started.cancel()
                 raise
             finally:
-                # In this way, names of models do not pile up.
+                # Otherwise, names of models would accumulate.
                 self._counting -= Counter([(call.tenant, facts.model)])
             if outcome.reply is None and call.requests == requests:
                 started.cancel()

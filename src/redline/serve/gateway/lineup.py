@@ -43,7 +43,7 @@ from redline.serve.http import CALLS
 from redline.serve.workers import Worker, slots_of
 from redline.waist import Attempts, CacheUse, Sink
 
-# Between two tries of an endpoint to join.
+# Seconds between two attempts to add an endpoint.
 _AGAIN_S = 0.5
 
 Send = Callable[[Request, Call, Sink | None], Awaitable[Outcome]]
@@ -55,9 +55,9 @@ class Target(msgspec.Struct, frozen=True):
     """The backends that answer calls for a model.
 
     lines: for lines of batches, which are retried elsewhere. send: sends an interactive call; anew:
-    past the cache; renew: the same, and keeps the answer. barred: endpoints of the pool that do not
-    have the model. waits_for_slots: returns whether a call waits for a slot of theirs. is_down:
-    returns whether none of them works.
+    the same, bypassing the cache; renew: as anew, but stores the answer. barred: endpoints of the
+    pool that do not have the model. waits_for_slots: returns whether a call waits for a slot of
+    theirs. is_down: returns whether none of them works.
     """
 
     lines: Backend
@@ -72,8 +72,8 @@ class Target(msgspec.Struct, frozen=True):
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Endpoints that form a pool. barred: by model name, the endpoints that do not have it.
 
-    is_open: they also have every model that no other group names. name: equal in all workers, and
-    kept while endpoints join and leave; different from that of every other group.
+    is_open: they also have every model that no other group names. name: the same in all workers,
+    and while endpoints join and leave; unique among groups.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -129,11 +129,11 @@ def _group(endpoints: Sequence[Endpoint]) -> Group:
 class Lineup:
     """The pools of a gateway, and the way from a model's name to one of them.
 
-    gates: decide when calls start. balance: how a pool chooses among its endpoints. most: calls at
-    all endpoints of a pool together, at most; None for the sum of what each allows. worker: if
-    there are several, whose endpoints keep to their slots and to `most` together. stores: where
-    limits of endpoints are kept beyond the process. remembered: puts the cache of interactive calls
-    before a backend. cache_use: counts its lookups. paths: of calls.
+    gates: decide when calls start. balance: how a pool chooses among its endpoints. most: the most
+    calls at all endpoints of a pool together; None for the sum of what each allows. worker: this
+    process, if it is one of several workers, which share slots and `most`. stores: where limits of
+    endpoints are kept beyond the process. remembered: puts the cache of interactive calls in front
+    of a backend. cache_use: counts its lookups. paths: of calls.
     """
 
     paths: Sequence[str] = CALLS
@@ -200,7 +200,7 @@ class Lineup:
     def lost(self) -> list[str]:
         """The names of endpoints that refused their key, or whose account has no credit.
 
-        Those that leave, so as to be tried again once their calls have ended, are left out.
+        Without those that are leaving in order to be tried again once their calls have ended.
         """
         lost = (one for one in self.members if one.error is not None and not one.is_leaving)
         return [one.name for one in lost]
@@ -256,7 +256,7 @@ class Lineup:
         new_of = {way.pool: way.group for way in self.ways}
         for way in before:
             new = new_of.get(way.pool)
-            # A waiting call may avoid for now all endpoints but one that leaves.
+            # A waiting call may avoid every endpoint except one that is leaving.
             if new is None or new.barred != way.group.barred or way.group.labels - new.labels:
                 way.gate.move()
                 way.pool.move()
@@ -351,8 +351,8 @@ class Lineup:
     def _check_shares(self, endpoints: Sequence[Endpoint]) -> None:
         """Raises ConfigError if shared limits of new endpoints cannot be opened.
 
-        Those that an endpoint here shares are left out: they may be in use under other rates until
-        it has left. At the start, joining raises the error.
+        Limits that an endpoint of this lineup shares are not checked: they may be in use with other
+        rates until it has left. At the start, joining raises the error.
         """
         known = {one.limits.share for one in self.endpoints}
         for one in endpoints:
@@ -371,13 +371,13 @@ class Lineup:
             while any(way.pool is pool and endpoint in way.group.endpoints for way in self.ways):
                 try:
                     if endpoint.limits.share:
-                        # It may block for seconds, again and again.
+                        # Opening limits may block for seconds at every attempt.
                         await asyncio.to_thread(_open_limits, endpoint)
                     pool.add(self._seat(endpoint, group))
                 except ConfigError as error:
                     if error.what != said:
                         said = error.what
-                        self._on_note(f"{endpoint.label} waits to join: {said}")
+                        self._on_note(f"{endpoint.label} cannot join yet: {said}")
                     await asyncio.sleep(_AGAIN_S)
                 else:
                     return

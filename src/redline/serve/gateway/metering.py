@@ -64,7 +64,7 @@ class Meter:
     def __init__(self, prices: Prices) -> None:
         self._prices = prices
         self._output = float(_FIRST_OUTPUT)
-        # It is taught by no answer: that would cost every call.
+        # It does not learn from answers: that would cost time in every call.
         self._estimator = TokenEstimator()
 
     def change(self, prices: Prices) -> None:

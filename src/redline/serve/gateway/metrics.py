@@ -96,7 +96,7 @@ class GatewayMetrics(msgspec.Struct, eq=False):
         name = {"model": self._lineup.function.name}
         about = "Batches that the function was called with."
         yield counter("redline_batches", about, [(name, figures.batches)])
-        yield counter("redline_batch_items", "Items in them.", [(name, figures.items)])
+        yield counter("redline_batch_items", "Items in those batches.", [(name, figures.items)])
         efficiency = figures.batch_efficiency
         yield gauge(
             "redline_batch_efficiency_ratio",
@@ -129,7 +129,7 @@ class GatewayMetrics(msgspec.Struct, eq=False):
         states = {one.name: state_of(one, one.backend.load(now_s), now_s)[0] for one in members}
         yield gauge(
             "redline_endpoint_state",
-            "1 for the state of each endpoint, 0 for the others.",
+            "1 for the current state of an endpoint, 0 for its other states.",
             [
                 ({"endpoint": name, "kind": state}, float(found == state))
                 for name, found in states.items()

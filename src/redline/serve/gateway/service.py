@@ -38,7 +38,7 @@ from redline.serve.keys import OWN, Keyring, SharedStore, SpendingKeeper, Tenant
 from redline.serve.workers import Elsewhere, Fellows, Worker, supervise
 
 _LOOK_S = 1.0
-# Between two tries of endpoints that are lost.
+# Seconds between two attempts to use lost endpoints again.
 _RENEW_S = 60.0
 # More than the waiting calls of all classes, so that refusals come from a class.
 _MOST_REQUESTS = 16_384
@@ -48,7 +48,7 @@ _FIXED = (
     *("state", "keys", "most", "balance", "cache", "cache_ttl_s", "classes", "batches"),
     *("drain_s", "most_body_bytes"),
 )
-# Those that have another name in the file.
+# Settings that have another name in the file.
 _NAMED = {
     "most": "concurrency",
     "cache_ttl_s": "cache_ttl",
@@ -147,19 +147,19 @@ class Served(msgspec.Struct, eq=False):
         gateway.gates.tenants.replace(settings.tenants)
         gateway.gates.meter.change(settings.price_table)
         self.settings = replace(settings, **{name: getattr(before, name) for name in _FIXED})
-        notes = [f"{_NAMED.get(name, name)} changes only at a restart" for name in fixed]
+        notes = [f"{_NAMED.get(name, name)} keeps its value until a restart" for name in fixed]
         if come := [one.label for one in new if one not in old]:
-            notes.append(f"new: {', '.join(come)}")
+            notes.append(f"new endpoints: {', '.join(come)}")
         if again := [one.label for one in new if one in old and one.label in lost]:
-            notes.append(f"tried again: {', '.join(again)}")
+            notes.append(f"trying again: {', '.join(again)}")
         if settings.tenants != before.tenants:
-            notes.append("other limits of tenants")
+            notes.append("tenants changed")
         if has_other_keys:
-            notes.append(f"other keys ({gateway.keyring.active:,} active)")
+            notes.append(f"keys changed ({gateway.keyring.active:,} active)")
         if settings.prices != before.prices:
-            notes.append("other prices")
+            notes.append("prices changed")
         if gone := [one.label for one in old if one not in new]:
-            notes.append(f"no longer: {', '.join(gone)}")
+            notes.append(f"removed endpoints: {', '.join(gone)}")
         return notes or ["nothing has changed"]
 
     def _check_classes(self, settings: GatewaySettings) -> None:
@@ -169,8 +169,8 @@ class Served(msgspec.Struct, eq=False):
             for klass in (tenant.default_class, *tenant.classes):
                 if klass not in known:
                     raise ConfigError(
-                        f"the class {klass} of tenant {name} needs a restart",
-                        hint="restart the gateway for other classes",
+                        f"tenant {name} uses the class {klass}, which needs a restart",
+                        hint="restart the gateway to add a class",
                     )
 
 
@@ -208,7 +208,7 @@ def serve_gateway(
             who = "" if worker is None else f"{worker.name}: "
             if in_flight := served.gateway.in_flight:
                 calls = counted(in_flight, "call")
-                on_note(f"{who}ending {calls}, within {settings.drain_s:g} s")
+                on_note(f"{who}waiting up to {settings.drain_s:g} s for {calls} in flight")
         if cut := served.gateway.totals.cut:
             calls = counted(cut, "call was", "calls were")
             on_note(f"{who}{calls} cut off after {settings.drain_s:g} s")
@@ -264,7 +264,7 @@ def _reread(
 
 
 def _on_hangup(told: Callable[[], None]) -> None:
-    """Has the running event loop call `told` on SIGHUP, on systems that have this signal."""
+    """Makes the running event loop call `told` on SIGHUP, on systems that have this signal."""
     if hasattr(signal, "SIGHUP"):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, told)
 
@@ -312,10 +312,10 @@ async def _beside_it(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _keeping(path: Path, gateway: Gateway, worker: Worker | None) -> AsyncIterator[None]:
-    """Keeps what tenants spend while it is entered; of several workers, the first does.
+    """Saves tenants' spending while it is entered; of several workers, only the first does so.
 
-    Each of them saves at its end: it may be the last, and its last calls have cost something.
-    Raises ConfigError or JournalError.
+    Every worker saves once more at its end, since its last calls have cost something. Raises
+    ConfigError or JournalError.
     """
     keeper = SpendingKeeper(
         path,
@@ -336,7 +336,7 @@ async def _keeping(path: Path, gateway: Gateway, worker: Worker | None) -> Async
 
 
 async def _renew(lineup: Lineup) -> None:
-    """Tries endpoints again that are lost: without it, they would be lost until a restart."""
+    """Retries lost endpoints at intervals: otherwise they would stay lost until a restart."""
     while True:
         await asyncio.sleep(_RENEW_S)
         if lineup.lost:

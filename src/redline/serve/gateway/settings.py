@@ -1,4 +1,4 @@
-"""The settings of a gateway: where it listens, who answers, and who may ask."""
+"""The settings of a gateway: where it listens, what answers, and who may call."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a gateway.
 
-    endpoints: who answers. embedded: the server that is started for it, in place of the one.
-    function: what answers in place of endpoints; None for those.
+    endpoints: what answers. embedded: a server to start, whose address replaces that of the only
+    endpoint. function: answers in place of endpoints; None for endpoints.
 
-    balance: how calls are spread. most: calls at the endpoints of a model together; None for what
-    each of them allows. host, port: 0 for a free one. workers: processes that listen there.
-    drain_s: for what is in flight at the end.
-    most_body_bytes: of a request. most_held_bytes: see Bounds. state: a folder for what outlives
-    the process.
-    keys: the file of those who may ask; None for everybody. tenants: what each may do, by name.
-    classes: of priority, highest first. batches: bounds of files and batches.
-    cache: where answers are kept, for cache_ttl_s; None for nowhere.
-    prices: of models, in dollars per million tokens.
+    balance: how calls are spread. most: the most calls at the endpoints of a model together; None
+    for the sum of what each allows. port: 0 for a free one. workers: processes that listen there.
+    drain_s: time for calls in flight at the end.
+    most_body_bytes: the largest body of a request. most_held_bytes: see Bounds. state: a folder for
+    what outlives the process.
+    keys: the file of API keys; None if requests need none. tenants: what each may do, by name.
+    classes: priority classes, highest first. batches: bounds of files and batches.
+    cache: where answers are kept for cache_ttl_s; None for no cache. prices: of models, in dollars
+    per million tokens.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -141,7 +141,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_share(share: str) -> None:
-    """Raises ConfigError if limits cannot be shared through this file. Redis is not asked."""
+    """Raises ConfigError if limits cannot be shared through this file. Redis is not contacted."""
     folder = Path(share).parent
     if not share or "://" in share or os.access(folder, os.W_OK | os.X_OK):
         return

@@ -18,7 +18,7 @@ from redline.waist import Outcome
 # Shown on the dashboard.
 _KEPT_FAULTS = 50
 _LONGEST_FAULT = 500
-# Instead of a model that the settings do not name: clients must not be able to add labels.
+# The label of models that the settings do not name: clients must not be able to add labels.
 OTHER = "other"
 # The status of a call whose client has left before its outcome; nginx uses the same number.
 LEFT = "499"
@@ -28,7 +28,7 @@ _LATER = ("429", "503")
 
 
 class Durations:
-    """Durations by the bounds of a histogram. counts: of each bucket."""
+    """Durations in the buckets of a histogram. counts: by bucket."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS_S) + 1)
@@ -48,8 +48,8 @@ class Asking(msgspec.Struct, kw_only=True):
     """One call, as it is counted.
 
     asked: the model that the client named. model: the same if the settings name it, otherwise
-    `other`. is_anew: it passes the cache by. renews: its answer replaces the stored one. is_over:
-    it has been counted.
+    `other`. is_anew: it bypasses the cache. renews: its answer replaces the stored one. is_over: it
+    has been counted.
     """
 
     tenant: Tenant
@@ -129,7 +129,7 @@ class Totals:
 
     @property
     def given(self) -> int:
-        """Answers, without those that ask to come back later."""
+        """Answers, without those that ask the client to retry later."""
         later = sum(count for (*_, kind), count in self.answers.items() if kind in _LATER)
         return self.answers.total() - later
 

@@ -41,7 +41,7 @@ class Door(HttpServer):
     """Serves calls while it is entered, or from `start` to `aclose`; starts once.
 
     models: what GET /v1/models names. address: host and port. pages: what GET answers, by path,
-    beside the models and /health; Prometheus' metrics at /metrics. calls: the paths of calls.
+    besides the models and /health; Prometheus' metrics at /metrics. calls: the paths of calls.
     routes: what else is answered. ssl: makes it an HTTPS server. in_flight: calls, and requests to
     routes. Runs inside the loop that starts it.
     """
@@ -71,7 +71,7 @@ class Door(HttpServer):
             **pages,
         }
         self._since = int(SYSTEM.wall_s())
-        # Tasks that wait until the door closes, and those of them that it has closed for.
+        # Tasks that are cancelled when the door closes, and those that it has cancelled.
         self._waits: set[asyncio.Task[Any]] = set()
         self._shut_out: set[asyncio.Task[Any]] = set()
         self._is_empty = asyncio.Event()

@@ -44,8 +44,8 @@ class ClientStream(Sink):
                 await self._exchange.begin(200, self._fields())
             await self._exchange.write(data)
         except ClientGoneError:
-            # The call is being cancelled. Raised here, the error would be taken for a failure of
-            # what the backend itself reads from.
+            # The call is being cancelled. If the error were raised here, it would look like a
+            # failure of the server from which the backend reads.
             await asyncio.sleep(0)
 
     def _fields(self) -> bytes:

@@ -20,7 +20,7 @@ from redline.serve.http.requests import MESSAGES_CALLS, Bounds, read_call
 class Front(Door):
     """Publishes `backend` while it is entered, or from `start` to `aclose`; starts once.
 
-    models: what GET /v1/models names, and all that a call may name; empty for any.
+    models: the names that GET /v1/models lists, and that a call may use; empty for any name.
     metrics: the text of GET /metrics, for Prometheus. Messages are translated.
     Runs inside the loop that starts it. The backend is closed by its owner, and not here.
     """

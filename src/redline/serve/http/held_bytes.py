@@ -25,11 +25,12 @@ class HeldBytes:
         """Counts `more` bytes of a body, of which `held` are counted already. Raises Refusal."""
         free = self._most - self._all - more
         if free < 0:
-            raise busy("The requests in flight are as large as is allowed.", "overloaded")
+            raise busy("The requests in flight have reached the total size allowed.", "overloaded")
         before = self._of.get(tenant, 0)
         if self._has_tenants and before > held and before + more > free:
             raise Refusal(
-                f"The requests of tenant {tenant} in flight are as large as is allowed.",
+                f"The requests of tenant {tenant} in flight have reached the total size allowed "
+                "for a tenant.",
                 status=429,
                 code="too_many_bytes",
                 headers=come_back(None),

@@ -154,7 +154,7 @@ class _Stream(ClientStream):
     async def finish(self, whole: Any) -> None:
         """Ends the stream. whole: the chat of a backend that gave no chunk; None otherwise.
 
-        Raises CallError if the chat is none.
+        Raises CallError if `whole` is not a chat.
         """
         if whole is not None:
             await self._write(self._translation.take(whole))
@@ -174,7 +174,7 @@ def _id_of(headers: Mapping[str, str], otherwise: str) -> str:
 
 
 def _refusal(error: CallError | NoEndpoint) -> Refusal:
-    """What a client is sent for a failed call: the endpoint's words, if it is its own matter."""
+    """The refusal for a failed call: with the endpoint's own message if the client caused it."""
     status = own_status(error)
     if status is None or isinstance(error, NoEndpoint):
         return refusal_of(error)

@@ -9,7 +9,7 @@
   any other Retryable                    502                        yes
   Refused, Unpaid, BudgetSpent, Unpriced 502: not the client's own  no
 
-The SDK asks again after any 408, 409, 429 and 5xx, unless `x-should-retry: false` says that the
+The SDK retries after any 408, 409, 429 and 5xx, unless `x-should-retry: false` says that the
 failure is final.
 """
 
@@ -43,7 +43,7 @@ from redline.httpserver import JSON, Exchange, header_lines
 # the user's, like `this[...]`.
 _PARAMETER = re.compile(r"`([a-z]\w*(?:\[(?:\d+|\.{3})\]|\.\w+)*)`")
 _LATEST_S = 86_400.0
-# Characters of a client's text that are repeated to it, at most.
+# At most this many characters of a client's text are repeated in a message.
 _LONGEST_ECHO = 200
 # The rest of such a request may still be arriving.
 _CLOSING = frozenset({408, 413})
@@ -87,7 +87,7 @@ class Refusal(Exception):
 
 
 def new_request_id() -> str:
-    """An id as no other answer has it."""
+    """A new id, which no other answer has."""
     return f"req_{uuid.uuid4().hex}"
 
 
@@ -97,7 +97,7 @@ def hinted(what: str, hint: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Text of a client's for a message, with its end left out if it is long."""
+    """A client's text for a message, truncated if it is long."""
     return text if len(text) <= _LONGEST_ECHO else f"{text[:_LONGEST_ECHO]}..."
 
 
@@ -107,7 +107,7 @@ def busy(message: str, code: str, *, wait_s: float | None = None) -> Refusal:
 
 
 def no_model(name: str, known: Collection[str]) -> Refusal:
-    """Refuses a model that is none of those `known`."""
+    """Refuses a model that is not in `known`; names the most similar one."""
     return Refusal(
         hinted(f"The model `{shortened(name)}` does not exist", nearest(name, known)),
         status=404,
@@ -126,7 +126,7 @@ def own_status(error: CallError | NoEndpoint) -> int | None:
 def retry_headers(error: CallError) -> dict[str, str]:
     """The headers about a retry of an answer with the endpoint's own status.
 
-    Retry-After if the endpoint stated a time; for a final failure, that asking again is of no use.
+    Retry-After if the endpoint stated a time; `x-should-retry: false` for a final failure.
     """
     if isinstance(error, Final):
         return {"x-should-retry": "false"}
@@ -144,7 +144,8 @@ def refusal_of(error: CallError | NoEndpoint) -> Refusal:
     if isinstance(error, Final):
         headers["x-should-retry"] = "false"
         if error.status is None:
-            # No server behind has said so but the backend itself: its hint is for this client.
+            # The error is from the backend itself, not from a server behind it: its hint helps this
+            # client.
             message = hinted(message, error.hint)
             found = _PARAMETER.search(error.what)
             param = found[1] if found else None

@@ -25,7 +25,7 @@ from redline.serve.http.routes import Routes
 _ID_LINE = b"x-request-id: %b\r\n"
 # The event with the usage, which the endpoint asks for to settle its limits, has no choices.
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
-# The paths whose streams have their usage only if they are asked for it.
+# The paths whose streams report usage only on request.
 _ASKED_FOR_USAGE = frozenset({chat.API.path, completions.API.path})
 
 
@@ -128,7 +128,7 @@ class Passed(ClientStream):
             await self._write(data)
 
     def put_now(self, raw: bytes) -> bool:
-        # It has no usage that the client has not asked for.
+        # `raw` contains usage only if the client asked for it.
         return self._exchange.write_now(raw)
 
     def outlet(self) -> Outlet | None:
@@ -138,7 +138,7 @@ class Passed(ClientStream):
 async def pass_on(
     exchange: Exchange, raw: bytes, facts: BodyFacts, send: Send, *, request_id: str = ""
 ) -> None:
-    """Answers a call as `send` has it answered, whole or as a stream; messages are translated.
+    """Answers a call with the outcome of `send`, whole or as a stream; messages are translated.
 
     raw: its body. request_id: see Passed. Raises Refusal unless the answer has begun.
     """
@@ -147,8 +147,8 @@ async def pass_on(
         return
     if exchange.path == responses.API.path and facts.is_deferred:
         raise Refusal(
-            "The answer would be fetched later, which this server does not pass on: remove "
-            "`background`, or ask for a stream.",
+            "This server does not support background responses that are fetched later: remove "
+            "`background`, or set `stream`.",
             param="background",
         )
     has_usage = False
@@ -167,9 +167,9 @@ async def pass_on(
 
 
 def _with_usage(raw: bytes, facts: BodyFacts) -> tuple[bytes, bool]:
-    """The body of a stream, which asks for the usage, and whether it did so itself.
+    """A stream's body, changed to request the usage, and whether the client had requested it.
 
-    Limits are settled by the usage, so no client may do without. facts: changed as the body is.
+    Limits are settled by the usage, so it is always requested. facts: changed as the body is.
     """
     options = facts.stream_options if isinstance(facts.stream_options, dict) else {}
     stated = options.get("include_usage")

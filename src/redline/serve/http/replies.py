@@ -32,8 +32,8 @@ _FORMS = {chat.API.path: chat.FORM, completions.API.path: completions.FORM}
 def body_of(asked: Asked, reply: Reply) -> bytes:
     """The answer's JSON: the reply's own bytes, otherwise a completion made of its output.
 
-    What is asked of other paths is answered with the output as it is. Raises Refusal for an output
-    that JSON cannot hold.
+    Requests to other paths are answered with the output itself. Raises Refusal for an output that
+    JSON cannot represent.
     """
     if reply.body:
         return reply.body
@@ -48,8 +48,8 @@ def events_of(data: Any, *, wants_usage: bool) -> list[Any]:
     """The events for one chunk's data: usually that data, unchanged.
 
     A whole answer, from a backend that does not stream, becomes an event. The event with the usage,
-    for which redline asks every server, goes only to a client that asked for it: it has no
-    choices, and others read the first of them.
+    which redline requests from every server, goes only to a client that asked for it: it has no
+    choices, and other clients read the first choice of each event.
     """
     if not isinstance(data, dict):
         return [data]
@@ -67,7 +67,7 @@ def _made(form: Form, asked: Asked, reply: Reply) -> dict[str, Any]:
     reasons = reply.finish_reasons
     choices = []
     for index, text in enumerate(_texts(reply.output)):
-        # One for all, if a backend of the user's own states one for several texts.
+        # A backend may state one reason for all of its texts.
         reason = reasons[index] if index < len(reasons) else reasons[0]
         reason = "stop" if reason in _STOPS else reason
         choices.append(

@@ -24,10 +24,11 @@ CALLS = (*(api.path for api in APIS), *MESSAGES_CALLS)
 
 
 class Bounds(HttpBounds, frozen=True, kw_only=True):
-    """Bounds of a front beside those of its HTTP server. All above 0.
+    """Bounds of a front besides those of its HTTP server. All above 0.
 
-    most_requests: answered at once; more get 503. most_held_bytes: of the bodies that come and of
-    those that are answered, together. grace_s: for what is in flight when the front closes.
+    most_requests: the most requests answered at once; further ones get 503. most_held_bytes: the
+    total size of bodies that are being received or answered. grace_s: time for requests in flight
+    when the front closes.
     """
 
     most_requests: int = 1024
@@ -56,9 +57,9 @@ class _Known(msgspec.Struct):
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _VALUES = msgspec.json.Decoder(dict[str, msgspec.Raw])
-# The field that a message of msgspec is about.
+# The field that an error message of msgspec names.
 _FIELD = re.compile(r"required field `(\w+)|`\$\.(\w+)")
-# No API has as many at the top of a body.
+# No API has as many top-level fields.
 _MOST_FIELDS = 1000
 # Changing a field of a smaller body, which has at most 20,000, takes 20 ms. Counting takes 0.05 ms
 # for each 100 KB, which is a tenth of what the gateway does for a call.
@@ -92,7 +93,7 @@ def malformed(error: Exception) -> Refusal:
 def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:
     """What the body asks of `path`. models: all there are; empty for any. Raises Refusal.
 
-    `priority` is taken out of the body: as in vLLM it is for the queue.
+    `priority` is removed from the body: as in vLLM, it is for the queue.
     """
     try:
         body = _OBJECT.decode(raw)
@@ -123,7 +124,7 @@ def not_json(raw: bytes) -> Refusal:
     return Refusal(f"The body of the request could not be read as JSON: {why}")
 
 
-# The key `model`, also with escapes; servers in Go read it in upper case as well.
+# The key `model`, also with escapes; servers written in Go ignore its case.
 _MODEL_KEY = re.compile(
     rb'(?i)"(?:m|\\u00[46]d)(?:o|\\u00[46]f)(?:d|\\u00[46]4)(?:e|\\u00[46]5)(?:l|\\u00[46]c)"\s*:'
 )
@@ -136,7 +137,7 @@ class _Field(str):
 def check_fields(raw: bytes) -> None:
     """Raises Refusal for a body with more fields than any API has. raw: a JSON object.
 
-    Of a body with a million of them, changing one takes seconds, which would hold other calls up.
+    Changing one field of a body with a million takes seconds, which would hold up other calls.
     """
     if len(raw) < _LARGE_BYTES:
         return
@@ -172,7 +173,7 @@ _ROUTING = msgspec.json.Decoder(_Routing)
 def other_choice(raw: bytes) -> str | None:
     """The field by which a reader may find another model in the body than `facts_of`, if any.
 
-    Of a repeated key some servers take the first, others the last; some look at no case.
+    Of a repeated key, some servers take the first, others the last; some ignore its case.
     """
     found = len(_MODEL_KEY.findall(raw))
     try:

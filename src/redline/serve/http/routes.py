@@ -23,7 +23,7 @@ class Route(msgspec.Struct, frozen=True):
 
     answer: gets the exchange, the tenant and each id, in the order of the pattern.
     most_body_bytes: of a request to a pattern without ids; 0 for the bound of the server. A pattern
-    with ids always has that bound.
+    with ids always has the server's bound.
     """
 
     method: str
@@ -38,7 +38,7 @@ def one_tenant(exchange: Exchange) -> str:
 
 
 class Routes:
-    """A table of routes. tenant_of: in whose name a request comes; may raise Refusal."""
+    """A table of routes. tenant_of: returns the tenant of a request; may raise Refusal."""
 
     def __init__(self, table: Sequence[Route] = (), tenant_of: TenantOf = one_tenant) -> None:
         self.tenant_of = tenant_of

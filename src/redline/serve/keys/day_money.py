@@ -17,7 +17,7 @@ class DayMoney:
     def __init__(self) -> None:
         self.day = 0
         self.spent = self.reserved = self.others = 0
-        # The part of this process's amounts that the others know.
+        # The part of this process's amounts that the others already count.
         self._kept = 0
 
     def begin(self, day: int) -> None:
@@ -53,7 +53,7 @@ class DayMoney:
         return self.spent + self.reserved - self._kept
 
     def kept(self, day: int, told: int, total: int) -> None:
-        """Records that the others now know `told` more.
+        """Records that the others now know another `told` picodollars of this process.
 
         total: committed by all processes on that day.
         """

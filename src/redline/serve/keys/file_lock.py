@@ -17,9 +17,9 @@ _EVERY_S = 0.01
 
 
 def locked(path: Path) -> closing[LockedFile]:
-    """Holds the file while the block reads it and replaces it; makes an empty one if there is none.
+    """Locks the file while the block reads and replaces it; creates an empty one if it is missing.
 
-    Waits 10 s at most. Raises ConfigError.
+    Waits at most 10 s. Raises ConfigError.
     """
     until_s = time.monotonic() + _PATIENCE_S
     while True:
@@ -37,11 +37,12 @@ def locked(path: Path) -> closing[LockedFile]:
         except OSError as error:
             file.close()
             raise ConfigError(
-                f"cannot lock {path}: {error.strerror}", hint="keep it on a disk of this machine"
+                f"cannot lock {path}: {error.strerror}", hint="keep it on a local disk"
             ) from error
         file.close()
         if time.monotonic() > until_s:
             raise ConfigError(
-                f"{path} is being changed by another redline", hint="wait for it, or stop it"
+                f"{path} is being changed by another redline process",
+                hint="wait for it, or stop it",
             )
         time.sleep(_EVERY_S)

@@ -158,7 +158,7 @@ def _no_key(path: Path, key_id: str, keys: Iterable[Key]) -> ConfigError:
 
 def _check_exists(path: Path) -> None:
     if not os.path.lexists(path):
-        raise ConfigError(f"there is no file {path}", hint="redline keys add TENANT makes it")
+        raise ConfigError(f"there is no file {path}", hint="redline keys add TENANT creates it")
 
 
 def _read(path: Path) -> tuple[list[bytes], dict[int, Key]]:
@@ -175,7 +175,8 @@ def _read(path: Path) -> tuple[list[bytes], dict[int, Key]]:
             os.close(fd)
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path}: {error.strerror}", hint="it must belong to the user who reads it"
+            f"cannot read {path}: {error.strerror}",
+            hint="the user who runs redline must be able to read it",
         ) from error
     lines = data.splitlines(keepends=True)
     numbered = enumerate(lines, 1)

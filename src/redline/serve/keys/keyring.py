@@ -1,4 +1,4 @@
-"""Which tenant a request belongs to, by the key that it brings."""
+"""Which tenant a request belongs to, by its key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redline.serve.keys.key_file import Key, digest_of, read_keys
 from redline.serve.keys.tenants import Tenant, Tenants
 
 DEFAULT_TENANT = "default"
-# A longer text is not a key, and is not hashed.
+# A longer text cannot be a key, and is not hashed.
 _LONGEST = 256
 
 
@@ -96,7 +96,7 @@ class Keyring:
         return sum(known.until_s > now_s for known in self._known.values())
 
     def reload(self) -> bool:
-        """Reads the file again; returns whether the keys are others than after the last call.
+        """Reads the file again; returns whether the keys have changed since the last call.
 
         Raises ConfigError, and then keeps the keys that it has.
         """
@@ -128,7 +128,7 @@ class Keyring:
             return Known(
                 tenant,
                 key.expires.timestamp(),
-                f"The API key {key.id} has expired on {key.expires:%Y-%m-%d %H:%M} UTC.",
+                f"The API key {key.id} expired on {key.expires:%Y-%m-%d %H:%M} UTC.",
             )
         return Known(tenant)
 
@@ -150,6 +150,6 @@ def _version(path: Path) -> tuple[int, ...]:
         found = path.stat()
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path}: {error.strerror}", hint="redline keys add TENANT makes it"
+            f"cannot read {path}: {error.strerror}", hint="redline keys add TENANT creates it"
         ) from error
     return (found.st_ino, found.st_size, found.st_mtime_ns)

@@ -30,7 +30,8 @@ class OwnStore:
 
     def window(self, tenant: str, kind: str, rate: Rate, older: object) -> SlidingWindow:
         """See SharedStore."""
-        # As far back as is known. None of it is given back: calls refer to the other records.
+        # With the usage that the older window knows, none of which can be given back: calls refer
+        # to records of the older one.
         return SlidingWindow(rate, older.records if isinstance(older, SlidingWindow) else ())
 
 

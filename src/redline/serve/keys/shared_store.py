@@ -16,7 +16,7 @@ from redline.limits.shared import SharedFlights
 from redline.process import SharedTable
 from redline.serve.keys.window import EXACT, GiveBack
 
-# EXACT records, and one for each part of a window beyond them; what comes on top shares the last.
+# EXACT records, and one for each part of a window beyond them; further amounts share the last one.
 _RECORDS = 2 * EXACT + 8
 _HEAD, _TAIL, _USED, _IS_CHANGING, _FIRST = 0, 1, 2, 3, 4
 _FIRST_S, _LAST_S, _LEFT, _RECORD_WORDS = 0, 1, 2, 3

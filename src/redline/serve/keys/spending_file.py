@@ -4,10 +4,10 @@ A file beside that of the keys, or in the state folder:
 
     {"day": "2026-11-26", "dollars": {"acme": "1.25", "lab": "0.0021"}}
 
-The day is never an earlier one than before: a clock that is set back does not bring its money back.
-Each process adds what it has committed since its last turn, and learns what all have. Money that is
-reserved counts as spent until it is settled: of a process that was killed, all of it stays spent,
-up to what it began in its last second.
+The day never goes back: setting the clock back does not restore a day's money. Each process adds
+what it has committed since it last saved, and reads what all have. Reserved money counts as spent
+until it is settled: if a process is killed, its reservations stay spent, except those of its last
+second.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class SpendingFile(msgspec.Struct, frozen=True):
     path: Path
 
     def add(self, day: int, amounts: Mapping[str, int]) -> dict[str, int]:
-        """Adds these picodollars by tenant; what all have committed on that day.
+        """Adds these picodollars by tenant; returns what all have committed on that day.
 
-        day: from 1970-01-01. If a later day has begun already, it is that one. Raises ConfigError
-        or JournalError. It has then added nothing, but if the disk fails after the file was
-        replaced: the amounts then count twice.
+        day: counted from 1970-01-01; if the file is of a later day, they are added to that one.
+        Raises ConfigError or JournalError: nothing was added then, unless the disk failed after the
+        file was replaced, in which case the amounts will count twice.
         """
         today = datetime.fromtimestamp(day * DAY_S, UTC).date()
         with locked(self.path):
@@ -124,7 +124,7 @@ class SpendingKeeper:
 
     def keep(self) -> None:
         """Saves the spending. Blocks while writing. Raises ConfigError or JournalError."""
-        # Two workers that end at once would both add the same amounts.
+        # Otherwise, two workers that end at once would both add the same amounts.
         with self._tenants.alone:
             day, amounts = self._tenants.unkept()
             self._tenants.kept(day, amounts, self._file.add(day, amounts))
@@ -139,7 +139,7 @@ class SpendingKeeper:
     async def run(self) -> None:
         """Saves at intervals until cancelled, and then once more. A thread writes to the disk.
 
-        The first turn is the caller's: `keep`, before calls are taken.
+        The caller saves first, with `keep`, before calls are accepted.
         """
         try:
             while True:

@@ -54,7 +54,7 @@ class Refused(msgspec.Struct, frozen=True):
         return self.code == _OVER_LIMIT
 
     def refusal(self) -> Refusal:
-        """The response: 429 and Retry-After, or 400 if asking again is of no use."""
+        """The response: 429 and Retry-After, or 400 if no retry can succeed."""
         if self.retry_after_s == math.inf:
             return Refusal(self.what, code=self.code)
         headers = come_back(self.retry_after_s)
@@ -122,7 +122,7 @@ class Started(msgspec.Struct, eq=False):
 class TenantLimits:
     """The limits of `settings`, and what counts against them. For one event loop.
 
-    store: where it is counted. alone: to be entered before anything is changed; it keeps other
+    store: where usage is counted. alone: a lock to hold during every change; it keeps other
     processes out if a limit is set. of_tokens: the windows that count tokens.
     """
 
@@ -175,8 +175,8 @@ class TenantLimits:
         """Starts one call of this size, or returns the limit that holds it back the longest.
 
         now_s: monotonic, never decreasing. tokens: of input and output. picodollars: None if no
-        price is known. yields: it leaves a part of the rates and of the concurrency to calls that
-        do not. A refused call counts nowhere.
+        price is known. yields: the call leaves a part of the rates and of the concurrency to calls
+        that do not yield. A refused call counts nowhere.
         """
         money = self.money
         cost = picodollars or 0
@@ -235,7 +235,7 @@ class TenantLimits:
             limit = limit_text(kind, window.rate)
             if wait_s == math.inf:
                 yield self._because(
-                    f"the call may use {amount:,} {kind}, more than its limit of {limit} grants",
+                    f"the call may use {amount:,} {kind}, more than the limit of {limit} allows",
                     wait_s,
                     _OVER_LIMIT,
                 )
@@ -248,14 +248,14 @@ class TenantLimits:
             return
         limit = f"{dollars_text(allowance)} a day"
         if picodollars is None:
-            what = f"it may spend {limit}, and the price of the model is not known"
+            what = f"its spending is limited to {limit}, and the price of the model is not known"
             yield self._because(what, math.inf, "unpriced")
         elif picodollars > allowance:
             cost = dollars_text(picodollars)
-            what = f"the call may cost {cost}, more than its limit of {limit} grants"
+            what = f"the call may cost {cost}, more than the limit of {limit}"
             yield self._because(what, math.inf, _OVER_LIMIT)
         elif money.spent + money.others + picodollars <= allowance:
-            what = f"its calls in flight may cost all that is left of its limit of {limit}"
+            what = f"its calls in flight may use up the rest of its limit of {limit}"
             yield self._because(what, self._call_s / max(1, self.in_flight))
         else:
             wait_s = (money.day + 1) * DAY_S - self._wall_s()
@@ -276,7 +276,7 @@ class TenantLimits:
     def _windows(
         self, kind: str, rates: Iterable[Rate], before: Sequence[CountedWindow]
     ) -> tuple[CountedWindow, ...]:
-        """A window for each rate, with what counted in those before it.
+        """A window for each rate, with what counted in the windows before it.
 
         Of several rates of one length, only the lowest can bind.
         """

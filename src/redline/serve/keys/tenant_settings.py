@@ -21,11 +21,11 @@ _MOST_WEIGHT = 1_000.0
 class TenantSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a tenant may do.
 
-    default_class: of its calls that ask for none. classes: all that it may ask for. weight: its
-    share of a class, against those of other tenants. requests, tokens: all of these rates hold.
-    concurrency: most calls in flight. picodollars_per_day: what it may spend on a day, UTC. models:
-    those that it may ask for, None for all. is_admin: it may see the dashboard, and with it what
-    others do.
+    default_class: the class of calls that request none. classes: those that it may request. weight:
+    its share of a class, relative to other tenants. requests, tokens: rate limits, all of which
+    hold. concurrency: the most calls in flight. picodollars_per_day: the most that it may spend on
+    one day, UTC. models: those that it may use, None for all. is_admin: it may see the dashboard,
+    which shows all tenants.
     """
 
     default_class: str = "normal"
@@ -42,8 +42,8 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True):
 def parse_tenants(tables: object, file: str, classes: Collection[str]) -> dict[str, TenantSettings]:
     """The tenants of the table [tenants], by name.
 
-    file: its name, for errors. classes: all that there are. Raises ConfigError that names the file
-    and the table.
+    file: its name, for errors. classes: the names of all classes. Raises ConfigError that names the
+    file and the table.
     """
     found = {}
     for name, table in table_in(tables, "tenants", file).items():
@@ -67,7 +67,7 @@ def _known(key: str, name: str, classes: Collection[str]) -> str:
     if name not in classes:
         raise ConfigError(
             f"{key}: there is no class {name}",
-            hint=nearest(name, classes) or f"there are: {', '.join(classes)}",
+            hint=nearest(name, classes) or f"the classes are: {', '.join(classes)}",
         )
     return name
 
@@ -77,7 +77,7 @@ def _weight(text: str, name: str) -> float:
     if not 0 < weight <= _MOST_WEIGHT:
         raise ConfigError(
             f"weight must be above 0 and at most {_MOST_WEIGHT:,.0f}, not {weight:g}",
-            hint="2 is twice the share of a tenant with 1",
+            hint="a tenant with 2 gets twice the share of a tenant with 1",
         )
     return weight
 

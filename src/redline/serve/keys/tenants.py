@@ -14,7 +14,7 @@ _USUAL = TenantSettings()
 
 
 class Tenant:
-    """A paying party. Several keys may belong to one."""
+    """A customer of the gateway. Several keys may belong to one."""
 
     __slots__ = ("limits", "name", "settings")
 
@@ -73,7 +73,7 @@ class Tenants:
             tenant.reshape(self._settings.get(tenant.name, _USUAL))
 
     def unkept(self) -> tuple[int, dict[str, int]]:
-        """Today, and by tenant the committed picodollars that no file knows yet.
+        """Today, and by tenant the committed picodollars that are not saved yet.
 
         Today is the latest day that has begun, also after the clock was set back.
         """
@@ -87,13 +87,13 @@ class Tenants:
         return day, found
 
     def kept(self, day: int, told: Mapping[str, int], totals: Mapping[str, int]) -> None:
-        """Records that a file knows `told` more; `totals` are its amounts of that day."""
+        """Records that `told` more is saved; `totals` are the amounts of the file on that day."""
         self._totals = (day, totals)
         for tenant in self._tenants.values():
             self._learn(tenant, told.get(tenant.name, 0))
 
     def _learn(self, tenant: Tenant, told: int) -> None:
-        """Takes over what others have committed. `told`: what more of this process they know."""
+        """Takes over what others have committed. `told`: what they now also know of us."""
         day, totals = self._totals
         money = tenant.limits.money
         # One that has not called today begins its day here.

@@ -17,7 +17,9 @@ def reserved(host: str, port: int) -> Iterator[int]:
     Listens on nothing. Raises ConfigError if others listen there.
     """
     if not hasattr(socket, "SO_REUSEPORT"):
-        raise ConfigError("this system lets one process listen on an address", hint="--workers 1")
+        raise ConfigError(
+            "this system lets only one process listen on an address", hint="use --workers 1"
+        )
     with ExitStack() as stack:
         try:
             for family, place in _places(host):

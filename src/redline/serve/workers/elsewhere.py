@@ -49,7 +49,7 @@ class Elsewhere:
 
 
 def _away() -> Refusal:
-    return busy("The worker that has files and batches is being started.", "overloaded")
+    return busy("The worker that serves files and batches is starting.", "overloaded")
 
 
 class _Passing(msgspec.Struct, eq=False):
@@ -95,7 +95,8 @@ class _Passing(msgspec.Struct, eq=False):
         length = None if "content-encoding" in headers else headers.get("content-length")
         part = await exchange.part()
         if length is not None:
-            # An upload takes as much of its tenant's room as it states, or else the most.
+            # An upload reserves the size that it states, otherwise the maximum, of its tenant's
+            # quota.
             lines.append(f"content-length: {length}")
         elif part:
             lines.append("transfer-encoding: chunked")

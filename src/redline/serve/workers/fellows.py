@@ -39,7 +39,7 @@ _DECODER = msgspec.msgpack.Decoder(Published)
 
 
 class Fellows:
-    """The other workers of this one."""
+    """The workers of the gateway other than this one."""
 
     def __init__(self, worker: Worker) -> None:
         self._others = [Path(worker.folder, f"{one}.figures") for one in range(worker.workers)]

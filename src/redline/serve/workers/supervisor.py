@@ -79,7 +79,7 @@ async def supervise(
 
 
 class _Child:
-    """The process of one worker, and the next one after that is lost."""
+    """One worker's process, and its replacement once that is lost."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -125,7 +125,7 @@ class _Child:
         return status if status >= 0 else 128 - status
 
     def hang_up(self) -> None:
-        """Has the worker read its settings again, once it serves: before, SIGHUP would end it."""
+        """Makes the worker read its settings again, once it serves: before, SIGHUP ends it."""
         self._is_outdated = True
         if self._is_serving:
             self.tell(signal.SIGHUP)
@@ -179,9 +179,10 @@ class _Supervisor:
         statuses = [await child.wait() for child in self._children]
         for child, status in zip(self._children, statuses, strict=True):
             if not url and status > 128:
-                # By the system, such as for want of memory. Otherwise it has said why.
+                # Killed by the system, such as for lack of memory. Otherwise the worker has
+                # reported why.
                 self._on_note(
-                    f"{child.worker.name} has ended with status {status} before it served"
+                    f"{child.worker.name} ended with status {status} before it could serve"
                 )
         return max(statuses)
 
@@ -206,7 +207,7 @@ class _Supervisor:
                 return
             if SYSTEM.now_s() - began_s > _SETTLED_S:
                 pause_s = _FIRST_PAUSE_S
-            self._on_note(f"{child.worker.name} has ended with status {status}; starting it again")
+            self._on_note(f"{child.worker.name} ended with status {status}; starting it again")
             try:
                 async with asyncio.timeout(pause_s):
                     await self._stop.wait()

@@ -37,9 +37,9 @@ _VARIABLE = "REDLINE_WORKER"
 class Worker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One of the processes that serve an address, as its parent describes it in its environment.
 
-    number: from 0. fd: of the shared table. folder: for their messages to each other.
-    inside: the base URL of the server that runs in the parent, if there is one. flags: of the
-    command line. url_fd: takes the base URL; -1 in the parent.
+    number: from 0. fd: of the shared memory table. folder: for the messages between workers.
+    inside: the base URL of the embedded server in the parent, if there is one. flags: of the
+    command line. url_fd: where the worker writes its base URL; -1 in the parent.
     """
 
     number: int
@@ -70,7 +70,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def is_first(self) -> bool:
-        """It has what only one worker can have."""
+        """It owns what only one worker can have."""
         return not self.number
 
     @cached_property
@@ -108,7 +108,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def on_orphaned(self, told: Callable[[], object]) -> None:
-        """Has the running event loop call `told` once the parent process has ended."""
+        """Makes the running event loop call `told` once the parent process has ended."""
         loop = asyncio.get_running_loop()
         fd = sys.stdin.fileno()
 

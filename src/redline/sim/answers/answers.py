@@ -1,4 +1,4 @@
-"""The texts of the simulated model: except for stories, the same for the same question."""
+"""The texts of the simulated model: the same for the same question, except for stories."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def cut(text: str, max_tokens: int | None) -> Said:
 
 
 class Answers:
-    """Answers from the replay, stories, or otherwise an echo; JSON if the request asks for it."""
+    """Answers from the replay, or stories, otherwise an echo; JSON if the request asks for it."""
 
     def __init__(self, replay: Replay | None = None, stories: Stories | None = None) -> None:
         self._replay = replay

@@ -55,7 +55,7 @@ def texts(given: Inputs, name: str) -> list[tuple[str, int]]:
     if all(isinstance(item, int) for item in items):
         items = [items]
     if len(items) > MAX_INPUTS:
-        raise BadCall(f"'{name}' has {len(items)} items, and at most {MAX_INPUTS} are taken.")
+        raise BadCall(f"'{name}' has {len(items)} items; at most {MAX_INPUTS} are accepted.")
     found = []
     for item in items:
         if isinstance(item, str):

@@ -31,9 +31,9 @@ from redline.sim.wire import StreamEvent
 
 DEFAULT_DIMENSIONS = 8
 MAX_DIMENSIONS = 4096
-# About a socket's buffer.
+# About the size of a socket's buffer.
 _LONG_BYTES = 64 * 1024
-# An event without its text and the model's name takes less.
+# More than an event without its text and the model's name takes.
 _LONGEST_FRAME_BYTES = 300
 Object = dict[str, Any]
 
@@ -99,7 +99,7 @@ class _Generated:
             for call in said.calls:
                 pieces += call.arguments.count(" ") + 2
                 characters += len(call.tool) + len(call.arguments)
-        # A character takes six bytes at most, as \u0000.
+        # A character takes at most six bytes, as \u0000 does.
         frames_bytes = pieces * (_LONGEST_FRAME_BYTES + 6 * len(self._model))
         return frames_bytes + 6 * characters > _LONG_BYTES
 
@@ -235,7 +235,7 @@ def _embeddings(raw: bytes, _: Answers) -> Draft:
         raise BadCall(f"The encoding format is unknown: {body.encoding_format}")
     dimensions = body.dimensions or DEFAULT_DIMENSIONS
     if dimensions > MAX_DIMENSIONS:
-        raise BadCall(f"'dimensions' is {dimensions}, and at most {MAX_DIMENSIONS} are given.")
+        raise BadCall(f"'dimensions' is {dimensions}; it may be at most {MAX_DIMENSIONS}.")
     prompt_tokens = sum(tokens for _, tokens in inputs)
 
     def whole(number: int, created_s: int) -> Object:

@@ -18,7 +18,7 @@ import msgspec
 from redline.errors import ConfigError
 
 MAX_LINES = 1_000_000
-# A long prompt is looked through for every call, which a look at every place would slow down.
+# Width and step. Each call's whole prompt is searched: a look at every place of a long one is slow.
 _LONG = (32, 8)
 _SHORT = (8, 1)
 

@@ -14,9 +14,9 @@ from redline.sim.answers.bodies import BadCall
 _DEEP = 8
 _MAX_DEPTH = 32
 _MAX_VALUES = 10_000
-# Characters that lengthen texts to their minLength, in all texts together.
+# The most characters, in all texts together, that are added to reach a minLength.
 _MAX_PADDING = 10_000_000
-# Schemas that are merged into one.
+# The most schemas that are merged into one.
 _MAX_PARTS = 1_000
 _COMBINING = ("$ref", "anyOf", "oneOf", "allOf")
 # Of two bounds the tighter one applies.
@@ -67,7 +67,7 @@ class _Maker:
             return schema["const"]
         if "enum" in schema:
             if not (options := schema["enum"]):
-                raise BadCall(f"The schema leaves no value for {name}.")
+                raise BadCall(f"The schema allows no value for {name}.")
             return options[self._pick(name) % len(options)]
         kind = _kind(schema)
         if kind == "object":
@@ -117,7 +117,7 @@ class _Maker:
             else:
                 place = place.get(step) if isinstance(place, dict) else None
         if not isinstance(place, dict):
-            raise BadCall(f"The schema refers to something it does not hold: {reference}")
+            raise BadCall(f"The schema refers to something it does not contain: {reference}")
         return place
 
     def _array(self, schema: Schema, name: str, depth: int) -> list[Any]:
@@ -144,7 +144,7 @@ class _Maker:
         if math.isinf(high):
             high = low + 100
         if low > high:
-            raise BadCall(f"The schema leaves no number for {name}.")
+            raise BadCall(f"The schema allows no number for {name}.")
         if is_integer:
             return int(low) + self._pick(name) % (int(high) - int(low) + 1)
         return float(low) + (self._pick(name) % 999 + 1) / 1000 * (float(high) - float(low))

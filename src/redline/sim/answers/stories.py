@@ -1,6 +1,6 @@
-"""Made-up stories: dissimilar, but the same for the same question and seed.
+"""Made-up stories: all different, but the same for the same question and seed.
 
-They are assembled from lists of words, so that two of them share few runs of words.
+They are assembled from lists of words, so two stories share few runs of words.
 """
 
 from __future__ import annotations

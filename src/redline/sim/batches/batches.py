@@ -149,7 +149,7 @@ class Batches:
         """Creates a batch and returns it. Raises BadCall for an invalid body or a missing file."""
         asked = decode(_CREATION, raw)
         if asked.endpoint not in ENDPOINTS:
-            raise BadCall(f"The endpoint is not one for batches: {asked.endpoint}")
+            raise BadCall(f"Batches do not support this endpoint: {asked.endpoint}")
         if asked.completion_window != WINDOW:
             raise BadCall(f"The completion_window must be {WINDOW}.")
         lines, errors = self.reader.read(self.file(asked.input_file_id).data, asked.endpoint)
@@ -212,7 +212,7 @@ class Batches:
 
     def _store(self, name: str, purpose: str, data: bytes, wall_s: float) -> StoredFile:
         if self._size_bytes + len(data) > _MOST_BYTES:
-            raise BadCall(f"All files together are larger than {_MOST_BYTES} bytes.", status=413)
+            raise BadCall(f"All files together would exceed {_MOST_BYTES} bytes.", status=413)
         shown = FileObject(
             id=self._id("file"),
             bytes=len(data),
@@ -285,7 +285,7 @@ class Batches:
         total = len(batch.lines)
         batch.lines = []
         if self._size_bytes + sum(map(len, results + errors)) > _MOST_BYTES:
-            text = f"With its results all files together are larger than {_MOST_BYTES} bytes."
+            text = f"With its results, all files together would be larger than {_MOST_BYTES} bytes."
             batch.problems = [Problem("storage_limit_exceeded", text)]
             batch.shown.request_counts = counts_object(0)
             batch.become("failed", wall_s)

@@ -84,7 +84,7 @@ class LineReader:
             return Problem("missing_required_parameter", text, number, "body.model")
         models.add(model)
         if len(models) > 1:
-            text = f"The model '{model}' is not that of the other requests."
+            text = f"The model '{model}' is not the model of the other requests."
             return Problem("mismatched_model", text, number, "body.model")
         fault = self.faults.draw(self._rng)
         latency_s = self._settings.batch_latency.draw_s(self._rng)

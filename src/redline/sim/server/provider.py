@@ -2,8 +2,8 @@
 
 Read -> jitter -> key -> draft of the reply -> room in the queue -> the key's rate limits -> fault
 drawn -> slot -> latency -> reply. A request that is refused before the rate limits costs nothing.
-An admitted one is charged, and may then meet a fault: a provider charges for those, too. If answers
-are charged when they end, a request whose client leaves before costs its prompt only.
+An admitted one is charged, and may then meet a fault: providers charge for failed requests, too. If
+answers are charged when they end, a request whose client leaves earlier costs only its prompt.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _NewLimits(msgspec.Struct, forbid_unknown_fields=True):
 class _NewFaults(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /sim/faults. A setting that is left out does not change.
 
-    park_s: the seconds for which requests with the key of this one are refused.
+    park_s: the seconds for which requests with the same key as this one are refused.
     """
 
     faults: list[str] | None = None
@@ -102,7 +102,7 @@ _NEW_FAULTS = msgspec.json.Decoder(_NewFaults)
 
 
 class Provider:
-    """Answers requests as the settings say, and counts the result of each."""
+    """Answers requests according to the settings, and counts the result of each."""
 
     def __init__(self, settings: SimSettings, clock: Clock) -> None:
         self._settings = settings

@@ -67,7 +67,7 @@ class Sim(HttpServer):
         return self._provider.serve(exchange)
 
     async def _drain(self) -> None:
-        """Cuts off requests in flight, as a provider that goes down does."""
+        """Cuts off requests in flight, like a provider that goes down."""
 
     def _metrics(self) -> Reply:
         """Returns the metrics that a pool reads from one of its servers."""
@@ -119,7 +119,7 @@ def serve_forever(
         sim = Sim(settings)
         async with sim:
             on_url(sim.base_url)
-            on_note(f"simulating {settings}; Ctrl-C ends it")
+            on_note(f"simulating {settings}; Ctrl-C stops it")
             await stop.wait()
         on_note(sim.summary())
 

@@ -71,13 +71,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             f"{test} p = {pairs.p:.2g}",
             self._judgement(),
         ]
-        for words, rows in (("won", self.won), ("lost", self.lost)):
+        for which, rows in (("second", self.won), ("first", self.lost)):
             if rows:
-                lines.append(f"{words}, for instance: rows {', '.join(map(str, rows))}")
+                lines.append(f"the {which} is better in rows such as {', '.join(map(str, rows))}")
         for name, count in ((self.first, self.only_first), (self.second, self.only_second)):
             if count:
                 are = counted(count, "question is", "questions are")
-                lines.append(f"{are} in {name} alone, and left out")
+                lines.append(f"{are} only in {name}, and not compared")
         return "\n".join(lines)
 
     def _counted(self, share: float, answers: int) -> str:
@@ -101,9 +101,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     def _judgement(self) -> str:
         if self.pairs.p >= 0.05:
-            return "no difference is shown: chance alone does this more than once in twenty times"
+            return (
+                "no significant difference: chance alone makes one this large more than once in "
+                "20 times"
+            )
         better = self.second if self.pairs.difference > 0 else self.first
-        return f"{better} is better: chance alone does this less than once in twenty times"
+        return (
+            f"{better} is better: chance alone makes a difference this large less than once in 20 "
+            "times"
+        )
 
 
 def compare(first: Path, second: Path) -> Comparison:

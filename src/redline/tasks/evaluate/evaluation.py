@@ -2,8 +2,8 @@
 
 A result line has the verdict on its answer next to `correct`, `strict` and `extracted`:
 
-  correct     the answer is right, even if it also was cut
-  truncated   the answer was cut at the token limit before it was right
+  correct     the answer is right, even if it was cut
+  truncated   the answer was cut at the token limit and is not right
   filtered    a content filter cut the answer, or the model refused
   invalid     the answer contains nothing that could be graded
   wrong       an answer was found, but not the right one
@@ -43,7 +43,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     prompt, system: Jinja templates over a question's columns. gold: the column of the right
     answer. metric: one of METRICS in metrics.py; pattern, fields, letters and judge are settings of
     single metrics. shots: the number of examples before each question, 0 to 1,000, which are the
-    first rows of `shots_file` with their gold answers. params: parameters of the request.
+    first rows of `shots_file` with their gold answers. params: parameters of each request.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Grading:
         if outcome.reply is None:
             return outcome
         answer = outcome.reply.output
-        # Of several choices in a reply the first is the answer, as in every task.
+        # As in every task, the first of several choices in a reply is the answer.
         answer = answer[0] if isinstance(answer, list) and answer else answer
         text = answer if isinstance(answer, str) else ""
         reason = outcome.reply.finish_reasons[0]

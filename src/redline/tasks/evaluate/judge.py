@@ -1,8 +1,8 @@
 """A judge: a second model that decides whether an answer is right when no rule can.
 
 The judge sees the question, the right answer and the answer, and ends its reply with a verdict. If
-the verdict is missing, the judge is asked once more; then the question fails, and is neither right
-nor wrong.
+the verdict is missing, the judge is asked once more. If it is missing again, the question fails,
+and is neither right nor wrong.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ VERDICT: CORRECT
 or
 VERDICT: INCORRECT"""
 _VERDICT = re.compile(r"(?i)verdict\W{0,12}((?:not\s{1,4}|in)?correct)\b")
-# What each try adds to the prompt. The second is another request, so that no cache answers it as it
-# answered the first.
+# The text that each try adds to the prompt. The second try is a different request, so that a cache
+# does not repeat the first answer.
 _TRIES = ("", "\n\nEnd your reply with VERDICT: CORRECT or VERDICT: INCORRECT.")
 
 
@@ -103,7 +103,7 @@ class Judge:
 def verdict_in(text: Any) -> bool | None:
     """Returns whether the last verdict in a judge's reply is CORRECT; None without a verdict.
 
-    Reasoning is no part of the reply: it often quotes the verdicts that were asked for.
+    Reasoning is not part of the reply: it often quotes the verdicts that were asked for.
     """
     if not isinstance(text, str):
         return None

@@ -8,9 +8,9 @@ exact    the answer, its ends trimmed    equal but for case, quotes,  equal, cha
 regex    the last match of `pattern`     equal to gold, as for exact  the answer is the match alone
 json     the JSON value in it            all `fields` are gold's      the answer is the JSON alone
 
-If gold is a list, each of its items is a right answer, except for json: an object is looked for if
-gold is one, otherwise a list. Reasoning in `<think>` is not part of an answer, except for regex.
-judge.py defines the judge, which is another model.
+If gold is a list, each of its items is a right answer. For json, however, the answer must contain
+an object if gold is one, otherwise a list. Reasoning in `<think>` is not part of an answer, except
+for regex. judge.py defines the judge, which is another model.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def metric_of(
 
     letters: of the options, for choice. Raises ConfigError for an unknown name, for regex without a
     pattern, for a pattern that is not valid or has several groups, for letters that are not
-    different ones from A to Z, and for a pattern or fields that the metric does not take.
+    distinct or not from A to Z, and for a pattern or fields that the metric does not take.
     """
     if pattern is not None and name != "regex":
         raise ConfigError(f"the metric {name} takes no pattern", hint='metric = "regex" does')
@@ -174,7 +174,7 @@ class _Choice(Metric):
         self._letters = letters.upper()
         if not re.fullmatch("[A-Z]+", self._letters) or len({*self._letters}) < len(self._letters):
             raise ConfigError(
-                f"the letters of a choice must be different ones from A to Z, not {letters!r}",
+                f"the letters of a choice must be distinct, from A to Z, not {letters!r}",
                 hint='letters = "ABCDE"',
             )
 
@@ -187,8 +187,8 @@ class _Choice(Metric):
         if len(letter) != 1 or letter not in self._letters:
             raise Rejected(
                 f"the gold answer is none of {self._letters}: {_shown(gold)}",
-                hint=f"a letter, or its place from 0 for {self._letters[0]}; letters = in the "
-                "task's file names others",
+                hint=f"it must be a letter, or its index, 0 for {self._letters[0]}; `letters` in "
+                "the task's file sets other letters",
             )
         return letter
 
@@ -215,7 +215,7 @@ class _Regex(Metric):
             raise ConfigError(f"the pattern is not valid: {error}", where=pattern) from error
         if self._pattern.groups > 1:
             raise ConfigError(
-                "the pattern has several groups, and one is the answer",
+                "the pattern has several groups, but only one can be the answer",
                 where=pattern,
                 hint="write the others as (?:...)",
             )
@@ -230,7 +230,7 @@ class _Regex(Metric):
 
 
 class _Json(Metric):
-    """Compares JSON. fields: the names to compare; without any, the whole value is compared."""
+    """Compares JSON. fields: the names to compare; if there are none, the whole value."""
 
     def __init__(self, fields: Sequence[str]) -> None:
         self._fields = tuple(fields)
@@ -303,8 +303,8 @@ def _is_equal(one: Any, other: Any) -> bool:
 def _plain(text: str) -> str:
     """Normalizes a text: no outer quotes, no final period, single spaces, case folded, composed.
 
-    The period may be before or behind the closing quote. The typographic apostrophe, which models
-    write for the plain one of a data set, is that one.
+    The period may be before or after the closing quote. The typographic apostrophe counts as the
+    plain one, which data sets use.
     """
     text = unicodedata.normalize("NFC", text).replace("’", "'")
     text = text.strip().rstrip(_PERIODS).strip(_QUOTES).strip().rstrip(_PERIODS)

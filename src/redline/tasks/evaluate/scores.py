@@ -47,7 +47,7 @@ class Graded(_Line, frozen=True):
 class Scores:
     """Counts of an evaluation's answers, and of its questions if each has several samples.
 
-    A call that failed counts as an answer that is not correct, and is also counted by itself.
+    A failed call counts as an answer that is not correct, and is also counted separately.
     Intervals are over questions, because answers to one question are not independent. Raises
     ConfigError if the output has no manifest or is not of an evaluation.
     """
@@ -84,7 +84,7 @@ class Scores:
         """
         lines = []
         if not self.is_over:
-            lines += ["the run is not over: this is the score of what is answered", ""]
+            lines += ["the run has not finished: this is the score of the answers so far", ""]
         lines += self._warnings()
         if self.failed and not self.answers:
             # Unanswered questions are neither right nor wrong, so a share would mislead.
@@ -107,15 +107,18 @@ class Scores:
 
     def _warnings(self) -> Iterator[str]:
         if self._unread:
-            rows = "row" if self._unread == 1 else "rows"
-            answers = counted(self._unread, "answer")
-            yield f"the last run did not read the {rows} of {answers} in this score: changed,"
+            answers = counted(
+                self._unread,
+                "answer in this score is of a row",
+                "answers in this score are of rows",
+            )
+            yield f"{answers} that the last run did not read: changed,"
             yield "removed or beyond the limit; an evaluation into a new file leaves them out"
             yield ""
         if self._mixed:
             have = counted(self._mixed, "row number has", "row numbers have")
-            yield f"{have} more than {self.samples} answers, since rows were added before others:"
-            yield "such questions count as one, unless the rows have a custom_id"
+            yield f"{have} more than {self.samples} answers, as rows were inserted before others:"
+            yield "questions with one number count as one, unless the rows have a custom_id"
             yield ""
 
     def _share(self, name: str, count: int, is_right: Callable[[Graded], bool]) -> str:
@@ -153,7 +156,7 @@ class Scores:
 def _majority_is_right(group: list[Graded]) -> bool:
     """Returns whether the answer that most samples of a question give is right.
 
-    Right answers count as the same answer; others are the same if they are written the same.
+    All right answers count as the same answer; wrong ones are the same if they are written alike.
     """
     won = majority(
         (answer.correct, b"" if answer.correct else msgspec.json.encode(answer.extracted))
@@ -164,9 +167,9 @@ def _majority_is_right(group: list[Graded]) -> bool:
 
 
 def question_of(line: _Line, may_have_samples: bool) -> str | int:
-    """Returns what all answers to a question have in common, and no others have.
+    """Returns the key that all answers to a question share, and no others have.
 
-    It is the row number, which rows that are added may shift, only for samples without a name.
+    Only for samples without a name it is the row number, which added rows may shift.
     """
     if not may_have_samples:
         return line.hash

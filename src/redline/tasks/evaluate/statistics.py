@@ -13,7 +13,7 @@ Answer = TypeVar("Answer", bound=Hashable)
 
 # The normal quantile of a two-sided 95 % interval.
 _Z = NormalDist().inv_cdf(0.975)
-# The most additions of an exact test, which take about half a second.
+# The most additions for an exact test; they take about half a second.
 _MOST_EXACT = 5_000_000
 
 

@@ -24,9 +24,9 @@ from redline.tasks.evaluate.evaluation import BUILT_IN, Evaluation, Grading
 
 
 def load(path: Path) -> Evaluation:
-    """Loads the evaluation in a file, which is named after the file if it has no name.
+    """Loads the evaluation in a file; without a name, it is named after the file.
 
-    Raises ConfigError that names the file and the key.
+    Raises ConfigError, which names the file and the key.
     """
     try:
         table = read_toml(path)
@@ -46,7 +46,7 @@ def built_in(name: str) -> Evaluation:
         raise ConfigError(
             f"unknown evaluation: {name}",
             hint=nearest(name, BUILT_IN)
-            or f"known are {', '.join(BUILT_IN)}; anything else by --task my_task.toml",
+            or f"built in: {', '.join(BUILT_IN)}; for others, --task my_task.toml",
         )
     return BUILT_IN[name]
 
@@ -71,7 +71,7 @@ def shots_of(
         shots.append((prompt_of(row), answer))
     if len(shots) < evaluation.shots:
         raise ConfigError(
-            f"{path} has {counted(len(shots), 'row')} for {counted(evaluation.shots, 'shot')}"
+            f"{path} has only {counted(len(shots), 'row')} for {counted(evaluation.shots, 'shot')}"
         )
     return shots
 

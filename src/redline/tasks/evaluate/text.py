@@ -1,4 +1,4 @@
-"""Summaries and values as text, and the work on a long one."""
+"""Formats summaries and values as text, and moves the work on long answers to a thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def as_text(value: Any) -> str:
 
 
 async def in_thread_if_long(answer: str, work: Callable[[str], T]) -> T:
-    """Returns `work(answer)`, made in a thread if it would hold up the event loop."""
+    """Returns `work(answer)`, called in a thread if it would block the event loop for long."""
     if len(answer) < _LONG_ANSWER:
         return work(answer)
     return await in_thread(work, answer)

@@ -30,7 +30,7 @@ class UsageSum:
         self._answer = Reply(output=kept, finish_reason=reply.finish_reason, model=reply.model)
 
     def paid(self) -> dict[str, Any] | None:
-        """Returns the sum of all paid answers, empty without one; None if one is unknown."""
+        """Returns the sum of all paid answers, empty if there are none; None if one is unknown."""
         return summed(self._paid)
 
     def put_into(self, outcome: Outcome) -> None:

@@ -23,9 +23,9 @@ _MOST_COUNTED = 1_000
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """The counts of a synthesis: wanted = delivered + failed + unfinished.
 
-    dropped: the number of texts that were not kept, by reason; those of a row without a line,
-    because its run was cut short, are not counted. failed: the number of texts that could not be
-    made, by reason. note: a warning about these texts, or empty.
+    dropped: the number of texts that were not kept, by reason; if a run was cut short before it
+    wrote a row's line, that row's texts are not counted. failed: the number of texts that could not
+    be made, by reason. note: a warning about the delivered texts, or empty.
     """
 
     wanted: int

@@ -1,8 +1,8 @@
 """An index that finds near-duplicates among texts.
 
-The similarity of two texts is the Jaccard index of their runs of three words: of the runs in
-either, the share that is in both. Case and punctuation do not count. In a script that is written
-without spaces each character is a word, and a text of fewer than three words is one run.
+The similarity of two texts is the Jaccard index of their runs of three words: the runs in both
+texts as a share of the runs in either. Case and punctuation do not count. In a script that is
+written without spaces each character is a word, and a text of fewer than three words is one run.
 
 MinHash (Broder 1997) with locality-sensitive hashing finds candidates, which are then compared run
 by run. So texts below the threshold are never reported as near-duplicates, whatever their order. A

@@ -9,7 +9,7 @@ similar to a kept text       near_duplicate
 any other                    kept
 
 A text enters the index before its row is saved. A crash in between loses both: the next run builds
-the index from the results on disk, which are all that was kept.
+the index from the results on disk, which hold every text that was kept.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _ENDINGS = {
 }
 _HINTS = {
     "near_duplicate": "raise --temperature or --tries, or vary the prompt with --vary",
-    "cut": "raise --max-tokens, or ask for less",
+    "cut": "raise --max-tokens, or ask for a shorter text",
 }
-# The step exceeds the number of texts, so that no later try of a text has another one's seed.
+# The step exceeds the number of texts, so that no later try of a text has the seed of another text.
 MOST_TEXTS = 10_000_000
 _SEED_STEP = 10_000_019
 # Servers accept signed 32-bit seeds, and some accept no others.
@@ -135,7 +135,7 @@ class Synthesis:
         before = self._dropped.get(n, [])
         dropped = list(before)
         used = UsageSum()
-        # In JSON, it is left out beside the value, and is data in one.
+        # Around JSON, reasoning is ignored anyway; inside a value, it is data.
         is_all_text = self._structured is not None or names_reasoning(str(request.body))
         while True:
             seed = _seed(row, len(dropped))
@@ -160,7 +160,7 @@ class Synthesis:
                 tries = counted(self._tries, "try", "tries")
                 outcome.error = NotKept(
                     f"no text to keep in {tries}; the last: {judgement.reason}",
-                    hint=_HINTS.get(judgement.kind, "ask for it in the prompt, or raise --tries"),
+                    hint=_HINTS.get(judgement.kind, "change the prompt, or raise --tries"),
                 )
                 return _with_fields(outcome, used, dropped)
 

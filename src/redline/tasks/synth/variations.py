@@ -1,4 +1,4 @@
-"""The input rows of a synthesis: one for each text, no two alike."""
+"""The input rows of a synthesis: one for each text, all different."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Variations:
     """The input rows of a synthesis, `count` of them.
 
     A row has a number n from 1, the seed `first_seed` + n, the columns of one row of `base` if
-    there are any, and one value of each list in `vary`.
+    `base` is given, and one value of each list in `vary`.
 
-    All combinations of these occur before any recurs, and the first rows are spread over each list.
-    A row does not depend on the count: a larger count continues a smaller one. first_seed: None for
-    rows without a seed. A base row's custom_id becomes `ID#1`, `ID#2`, ... as the row recurs.
-    Raises ConfigError for a column that would occur twice, for a list of custom_ids, and for a list
-    without values.
+    All combinations of base rows and values occur before any recurs, and the first rows are spread
+    over each list. A row does not depend on `count`: a larger count continues a smaller one.
+    first_seed: None for rows without a seed. A base row's custom_id becomes `ID#1`, `ID#2`, ... as
+    the row recurs. Raises ConfigError for a column that would occur twice, for a list of
+    custom_ids, and for a list without values.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Variations:
         self._vary = dict(vary or {})
         self._base = base
         self._check()
-        # Whether there are columns of the user's, for the prompt to use.
+        # Whether the user gave columns, which the prompt may use.
         self.has_columns = bool(self._base or self._vary.keys() - set(SAMPLING))
         self.sampling = tuple(name for name in SAMPLING if name in self._vary)
 
@@ -90,7 +90,7 @@ class Variations:
             for name in row:
                 if name in taken:
                     raise ConfigError(
-                        f"the rows have a column {name}, and so has every text",
+                        f"the rows already have a column {name}, which a synthesis adds",
                         hint="rename the column of the rows",
                     )
 

@@ -90,7 +90,7 @@ class Schema:
             msgspec.json.encode(value)
             json.dumps(value, allow_nan=False)  # the line above writes null for it
         except (OverflowError, ValueError) as error:
-            problems.append(f"a value in it cannot be kept: {error}")
+            problems.append(f"a value in it cannot be stored: {error}")
         return value, problems
 
     def _problems(self, value: Any) -> list[str]:
@@ -187,7 +187,7 @@ def load(given: str) -> Schema:
         value = msgspec.json.decode(path.read_bytes().removeprefix(BOM_UTF8))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"the schema {path} does not exist", hint="a JSON file, or package.module:Model"
+            f"the schema {path} does not exist", hint="give a JSON file, or package.module:Model"
         ) from error
     except OSError as error:
         raise ConfigError(f"cannot read the schema {path}: {error.strerror}") from error
@@ -217,7 +217,7 @@ def as_json_schema(value: Any) -> dict[str, Any]:
     is_told = "enum" in value or "const" in value or (isinstance(kind, str) and kind in _TYPES)
     if is_told and kind not in ("object", "array"):
         raise ConfigError(
-            "a tag is an object or an array, and the schema describes a single value",
+            "a tag is an object or an array, but the schema describes a single value",
             hint='give the value a name: {"label": ["bug", "question"]}',
         )
     return value
@@ -265,7 +265,7 @@ def _of_model(module: str, name: str, given: str) -> Schema:
             extra("pydantic", "schema", given)
         raise ConfigError(
             f"{given} is not a pydantic model: {type(error).__name__}: {error}",
-            hint="a class derived from pydantic.BaseModel, as package.module:Model",
+            hint="give a class derived from pydantic.BaseModel, as package.module:Model",
         ) from error
     made, kept = Schema(schema, name=name, model=model), Schema(dumped, model=model)
     # The aliases that a model reads by may differ from those of its dump, which is what is kept.
@@ -290,7 +290,8 @@ def _validator(json_schema: dict[str, Any]) -> Any:
         if not reference.startswith("#"):
             # Nothing is fetched: a run must not depend on another server.
             raise ConfigError(
-                f"the schema refers to {reference}, outside of it", hint="put that under $defs"
+                f"the schema refers to {reference}, which is outside of it",
+                hint="move it into $defs",
             )
         is_pointer = reference == "#" or reference.startswith("#/")
         is_known = (
@@ -299,7 +300,7 @@ def _validator(json_schema: dict[str, Any]) -> Any:
             else _is_anchor(reference, resolver)
         )
         if not is_known:
-            raise ConfigError(f"the schema refers to {reference}, which it does not have")
+            raise ConfigError(f"the schema refers to {reference}, which it does not contain")
     kind = jsonschema.validators.extend(kind, {"multipleOf": _multiple_of})
     return kind(json_schema, registry=referencing.Registry(), format_checker=kind.FORMAT_CHECKER)
 

@@ -1,7 +1,8 @@
-"""Asks for JSON by a schema: always in the prompt, and by `response_format` if it is accepted.
+"""Asks for JSON that follows a schema: in the prompt, and with `response_format` if accepted.
 
-The formats are OpenAI's strict one if the schema can be put in that form, then the schema as it is,
-then none: if an endpoint refuses one, the next is tried, and from then on no earlier one is sent.
+Three formats are tried in order: OpenAI's strict one, if the schema can be converted to that form,
+the schema as it is, and none. If an endpoint refuses one, the next is tried; once an answer has
+shown which is accepted, the refused ones are not sent again.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from redline.job.settings import Ask
 from redline.tasks.tag.schema import Schema
 
 FORMATS = ("auto", "always", "never")
-# The statuses for a parameter that a server does not know or does not accept in this form.
-# OpenRouter answers 404 if no provider of a model accepts it.
+# The statuses with which servers refuse a parameter that they do not know, or its form. OpenRouter
+# answers 404 if no provider of a model accepts it.
 _REFUSALS = frozenset({400, 404, 415, 422})
-# With these words, any status is such a refusal: gateways answer 500, 501 or even 200.
+# An error with one of these words is such a refusal, whatever its status: gateways answer 500, 501
+# or even 200.
 _FORMAT_WORDS = re.compile(r"(?i)response_?format|json_schema|structured output|guided|\bstrict\b")
 
 
 class Structured:
-    """Asks for answers that are valid by `schema`.
+    """Asks for answers that follow `schema`.
 
     mode: one of FORMATS; `auto` sends a format until it is refused, `always` sends only the first
     one, `never` sends none. instructions: the text for the system message, with the schema.
@@ -57,7 +59,7 @@ class Structured:
         messages = body.get("messages") if isinstance(body, dict) else None
         if not isinstance(messages, list) or not messages:
             raise Rejected(
-                "only chat completions can answer by a schema: the request to "
+                "only chat completions can follow a schema: the request to "
                 f"{request.url} has no messages"
             )
         first, *others = messages
@@ -92,7 +94,7 @@ class Structured:
                 return outcome
             at += 1
         outcome = await ask(request)
-        # Only an answer proves the refusal: otherwise the row itself may be at fault.
+        # Only an answer without a format proves the refusal: otherwise the row may be at fault.
         if outcome.error is None:
             self._settle(at, is_taken=False)
         return outcome
@@ -135,9 +137,9 @@ _DROPPED = ("default", "examples", "$schema", "$id")
 def strict_form(schema: dict[str, Any]) -> dict[str, Any] | None:
     """Converts the schema to the form of OpenAI's strict mode; None if that is not possible.
 
-    In that form an object names all of its properties, and all are required. What is valid by the
-    result is valid by `schema`: open objects are closed, and optional properties that may be null
-    become required.
+    In that form an object lists all of its properties, and all are required. Every value that is
+    valid under the result is valid under `schema`: open objects are closed, and optional properties
+    that may be null become required.
     """
     if schema.get("type") != "object" or "anyOf" in schema:
         return None

@@ -39,7 +39,7 @@ _MOST_INT = 2**63 - 1
 class _Columns:
     """The columns of a table, and the kinds of values in each.
 
-    tags: the column name of each field of a tag, which is never that of a column of the rows. rows:
+    tags: the column name of each field of a tag, which differs from all columns of the rows. rows:
     the number of rows of the table.
     """
 
@@ -70,9 +70,10 @@ class _Columns:
 def check_path(path: Path) -> None:
     """Raises ConfigError if no table can be written to that path."""
     if path.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"cannot export to {path}", hint=f"known are {', '.join(SUFFIXES)}")
+        raise ConfigError(f"cannot export to {path}", hint=f"use one of {', '.join(SUFFIXES)}")
     if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"cannot export to {path}: its folder does not exist, or it is one")
+        what = f"cannot export to {path}: its folder does not exist, or the path is a folder"
+        raise ConfigError(what)
     if path.suffix.lower() == ".parquet":
         _arrow(path)
 

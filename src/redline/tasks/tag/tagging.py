@@ -2,10 +2,10 @@
 
   answer                                consequence
   contains a valid tag                  the row gets the tag
-  contains none                         the model is shown the answer and its problem, and is asked
-                                        again, at most `reasks` times
-  is a refusal, or cut by a filter      its row fails: the same question would end the same way
-  is the last one, and not valid        its row fails with the problem
+  contains none                         the model is asked again, with the answer and its problem,
+                                        at most `reasks` times
+  is a refusal, or cut by a filter      the row fails: the same question would end the same way
+  is the last one, and not valid        the row fails with the problem
 
 The prompt has the schema, and so has `response_format` if the endpoint accepts it (structured.py).
 """
@@ -40,8 +40,8 @@ _LONGEST_QUOTE = 4_000
 class Tagging:
     """A job's Task that tags rows.
 
-    reasks: how often a row may be asked again, 0 or more. response_format: whether to send it, one
-    of FORMATS.
+    reasks: how many times a row may be asked again, 0 or more. response_format: one of FORMATS,
+    which states whether to send a response format.
     """
 
     def __init__(self, schema: Schema, *, reasks: int, response_format: str = "auto") -> None:
@@ -135,10 +135,10 @@ def _again(request: Request, answer: Any, problem: str) -> Request:
 
 def _no_answer(problem: str, tries: int, finish_reason: str | None) -> Rejected:
     if finish_reason in _FINAL_ENDINGS:
-        return Rejected(problem, hint="check the row; its failure has the answer")
+        return Rejected(problem, hint="check the row; the failures file has the answer")
     return Rejected(
         f"no valid answer in {counted(tries, 'try', 'tries')}; the last: {problem}",
         hint="raise --max-tokens"
         if finish_reason == "length"
-        else "its failure has the last answer; --retry-failed asks again",
+        else "the failures file has the last answer; --retry-failed asks again",
     )

@@ -1,8 +1,8 @@
 """The summary of a tagging job, read from its files.
 
-An interrupted run that is continued ends with the same numbers. A row that failed has no tag, so it
-is neither right nor wrong and is counted by itself. A row in both files has succeeded after it had
-failed (see journal.py).
+An interrupted run that is continued ends with the same numbers. A failed row has no tag, so it is
+neither right nor wrong and is counted separately. A row in both files failed at first and then
+succeeded (see journal.py).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
 
     tagged: rows with a tag. failed: rows without one. reasks: the total over both.
 
-    is_over: every row of the input is tagged or failed. unread: how many tagged and failed rows the
-    last run did not read, at least. without_gold: tagged rows that are not compared because their
-    gold column is empty. strays: compared rows whose gold label the schema lacks. agreement: that
-    of the tags with gold; None if it was not requested.
+    is_over: whether every row of the input is tagged or failed. unread: the least number of tagged
+    and failed rows that the last run did not read. without_gold: tagged rows that are not compared
+    because their gold column is empty. strays: compared rows whose gold label is not in the schema.
+    agreement: of the tags with gold; None if it was not requested.
     """
 
     tagged: int
@@ -58,11 +58,13 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
 
         notes: lines at the end of the summary. With an agreement, accuracy is the last line.
         """
-        lines = [] if self.is_over else ["the run is not over: this is what is tagged so far", ""]
+        lines = [] if self.is_over else ["the run has not finished: these are the tags so far", ""]
         if self.unread:
-            rows = "the row" if self.unread == 1 else "the rows"
+            results = counted(
+                self.unread, "of these results is of a row", "of these results are of rows"
+            )
             lines += [
-                f"the last run did not read {rows} of {self.unread:,} of these results: changed,",
+                f"{results} that the last run did not read: changed,",
                 "removed or beyond the limit; tags in a new file leave them out",
                 "",
             ]
@@ -96,9 +98,7 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
                 f"not compared: {self.failed:,} failed, {self.without_gold:,} without gold"
             )
         if self.strays:
-            lines.append(
-                f"gold labels that the schema does not have: {counted(self.strays, 'row')}"
-            )
+            lines.append(f"gold labels that are not in the schema: {counted(self.strays, 'row')}")
         for (gold, said), rows in found.confusions(_MOST_SHOWN):
             lines.append(f"{rows:>6,} x {gold} tagged as {said}")
         return lines

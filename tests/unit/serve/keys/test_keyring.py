@@ -90,7 +90,7 @@ def test_an_expired_key_is_refused_from_its_second_on(path: Path) -> None:
     assert keyring.tenant(None, secret).name == "acme"
     clock.advance(0.5)
     error = refused(keyring, None, secret)
-    assert f"The API key {key.id} has expired on {key.expires:%Y-%m-%d}" in str(error)
+    assert f"The API key {key.id} expired on {key.expires:%Y-%m-%d}" in str(error)
 
 
 def test_a_revoked_key_is_refused_after_a_reload_and_others_go_on(path: Path) -> None:

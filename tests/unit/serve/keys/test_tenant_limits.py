@@ -199,13 +199,13 @@ def test_a_call_larger_than_a_limit_is_never_granted() -> None:
     told = refused(limits, 0.0, 1001, 5)
     assert told.what == (
         "Tenant acme: the call may use 1,001 tokens, "
-        "more than its limit of 1,000 tokens/min grants."
+        "more than the limit of 1,000 tokens/min allows."
     )
     assert told.retry_after_s == math.inf
     refusal = told.refusal()
     assert (refusal.status, refusal.body["error"]["code"]) == (400, "over_limit")
     told = refused(limits, 0.0, 5, DOLLAR + 1)
-    assert "may cost $1.00, more than its limit of $1.00 a day" in told.what
+    assert "may cost $1.00, more than the limit of $1.00 a day" in told.what
     assert told.refusal().status == 400
 
 
@@ -226,7 +226,7 @@ def test_money_of_a_day() -> None:
     started(limits, 0.0, 0, DOLLAR).settle(1.0, 0, DOLLAR // 2)
     call = started(limits, 1.0, 0, 3 * DOLLAR // 2)
     told = refused(limits, 1.0, 0, 1)
-    assert "calls in flight may cost all that is left of its limit of $2.00 a day" in told.what
+    assert "calls in flight may use up the rest of its limit of $2.00 a day" in told.what
     assert told.refusal().headers == {"retry-after": "1"}
     call.settle(2.0, 0, 3 * DOLLAR // 2)
     told = refused(limits, 2.0, 0, 1)

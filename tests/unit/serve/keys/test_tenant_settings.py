@@ -70,7 +70,12 @@ def test_classes_of_other_names() -> None:
         ("weight = 2.5", "weight = true", "weight must be text or a number", ""),
         ("weight = 2.5", 'weight = "nan"', "weight is not a number: nan", "0.8"),
         ('"high"', '"hihg"', "class: there is no class hihg", "did you mean high?"),
-        ('"low"]', '"batch"]', "classes: there is no class batch", "there are: high, normal, low"),
+        (
+            '"low"]',
+            '"batch"]',
+            "classes: there is no class batch",
+            "the classes are: high, normal, low",
+        ),
         ('"5/1s"', '"5"', "requests is not a rate: 5", "2/1s"),
         ('"5/1s"', '"0/1s"', "requests must be a whole number of at least 1, not 0", ""),
         ('"200k/min"', '"many"', "tokens is not a rate: many", "200k/60s"),
