@@ -116,6 +116,9 @@ def test_compared_outputs_of_one_deep_folder_look_different(
         "[...document.querySelectorAll('td.number')].map(one => one.getBoundingClientRect().right)"
     )
     assert max(browser.run(ends)) <= width
+    # No colour of the key is at the end of a line, with its word on the next one.
+    lines = "[...document.querySelectorAll('.key')].map(one => one.getClientRects().length)"
+    assert {*browser.run(lines)} == {1}
     browser.keep(f"report compared {width}")
 
 

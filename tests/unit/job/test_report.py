@@ -204,6 +204,15 @@ def labels(*names: str) -> list[tuple[str, str]]:
     return [(one["label"], one["tick"]) for one in json.loads(data[1])["jobs"]]
 
 
+def test_no_line_of_the_page_ends_between_a_number_and_its_unit(failed: JobReport) -> None:
+    pytest.importorskip("plotly")
+    page = re.sub(r"<(style|script).*?</\1>", "", html_of([failed]), flags=re.S)
+    sentences = re.sub(r"<title>.*?</title>", "", page)
+    assert re.search(r"\d\N{NO-BREAK SPACE}%", sentences)
+    assert re.search(r"\d\N{NO-BREAK SPACE}s\b", sentences)
+    assert re.findall(r"\d (?:%|ms|s|m)(?!\w)", sentences) == []
+
+
 def texts_in(value: Any) -> list[str]:
     """All texts in decoded JSON."""
     if isinstance(value, dict):
