@@ -128,6 +128,9 @@ def test_the_page_is_accessible_and_fits_the_screen(browser: Browser, tmp_path: 
                 for full in ("faults", "changes", "batches", "tenants"):
                     shown(browser, f"document.querySelectorAll('#{full} tbody tr').length > 0", 20)
                 assert browser.run("document.documentElement.scrollWidth") <= width
+                is_marked = "box => getComputedStyle(box).backgroundImage !== 'none'"
+                # What is cut has a shadow.
+                assert browser.run(f"{CUT}.every({is_marked})")
                 if width == DESK:
                     # No column is cut.
                     assert browser.run(f"{CUT}.map(box => box.firstChild.id)") == []
