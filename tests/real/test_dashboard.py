@@ -103,6 +103,8 @@ def test_a_server_that_dies_and_comes_back_is_shown_without_a_reload(
                 one.kill()
                 changed = f"{noted}.split('is degraded, and was ready').length > {times}"
                 shown(browser, f"{dead} && {changed}", WITHIN_S)
+                # Its last answers' latency is still known.
+                assert browser.run(f"{ROWS}.every(text => text.includes(' ms'))")
                 one.start()
                 shown(browser, back, 40)
             assert [message for message in browser.messages if "favicon" not in message] == []
@@ -126,6 +128,9 @@ def test_the_page_is_accessible_and_fits_the_screen(browser: Browser, tmp_path: 
                 for full in ("faults", "changes", "batches", "tenants"):
                     shown(browser, f"document.querySelectorAll('#{full} tbody tr').length > 0", 20)
                 assert browser.run("document.documentElement.scrollWidth") <= width
+                is_marked = "box => getComputedStyle(box).backgroundImage !== 'none'"
+                # What is cut has a shadow.
+                assert browser.run(f"{CUT}.every({is_marked})")
                 if width == DESK:
                     # No column is cut.
                     assert browser.run(f"{CUT}.map(box => box.firstChild.id)") == []
@@ -214,6 +219,25 @@ def tabbed(browser: Browser) -> str:
     """The same, after the key Tab."""
     press(browser, "Tab")
     return focused(browser)
+
+
+def test_an_endpoint_that_fails_often_is_not_said_to_be_down(tmp_path: Path) -> None:
+    with (
+        SimProcess("--latency", "0.05", "--faults", "500=0.5") as sim,
+        Serve(tmp_path, "--endpoint", sim.base_url) as serve,
+        load(serve.url, 8),
+    ):
+        until_s = time.monotonic() + 20
+        while True:
+            _, state = serve.page("/status")
+            binding = state["binding"]
+            assert binding["cause"] != "down", state
+            if binding["cause"] == "failing":
+                break
+            assert time.monotonic() < until_s, state
+            time.sleep(0.1)
+        assert "still go to 1 of 1" in binding["sentence"]
+        assert state["endpoints"][0]["latency_s"] > 0.04
 
 
 def test_the_state_is_json_that_says_what_binds(tmp_path: Path) -> None:

@@ -147,6 +147,10 @@ def test_a_cell_that_is_interrupted_shows_how_far_it_came_and_goes_on(tmp_path: 
     assert "ETA" not in shown.data["text/plain"]
     check(frames[1], resumed)
     assert resumed.done == ROWS
+    # Rows that were done before are in the first frame.
+    first = re.search(r"(\d+)(?: of \d+)? done", " ".join(frames[1][0][1]))
+    assert first is not None
+    assert int(first[1]) >= log.done
     assert f"{ROWS} of {ROWS} done" in again.data["text/plain"]
     # The first frame may be drawn before the output is compared with the rows.
     assert all(done_of(lines) >= log.done for _, lines in frames[1][1:])

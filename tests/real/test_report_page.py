@@ -97,6 +97,32 @@ def check(browser: Browser, width: int, charts: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_compared_outputs_of_one_deep_folder_look_different(
+    browser: Browser, reports: dict[str, JobReport], tmp_path: Path, width: int
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(html_of([reports["million"], reports["failing"]]), "utf-8")
+    browser.open(path, width)
+    legends = browser.run(
+        "[...document.querySelectorAll('.chart')].map(chart => "
+        "[...chart.querySelectorAll('.legendtext')].map(one => one.textContent))"
+    )
+    assert any(legends)
+    for names in legends:
+        assert len({*names}) == len(names)
+    # All numbers are seen without scrolling the table.
+    ends = (
+        "[...document.querySelectorAll('td.number')].map(one => one.getBoundingClientRect().right)"
+    )
+    assert max(browser.run(ends)) <= width
+    # No colour of the key is at the end of a line, with its word on the next one.
+    lines = "[...document.querySelectorAll('.key')].map(one => one.getClientRects().length)"
+    assert {*browser.run(lines)} == {1}
+    browser.keep(f"report compared {width}")
+
+
+@pytest.mark.slow
 def test_the_data_of_a_million_rows_takes_a_megabyte_at_most(
     reports: dict[str, JobReport],
 ) -> None:

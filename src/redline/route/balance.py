@@ -63,6 +63,7 @@ class Figures:
     call_s: what each of its calls is expected to add to the time until it answers another one, and
     expected_s: that time; others: `foreign` if that is fresh. All three are as of the last
     `review`, and of the calls that have begun and ended since.
+    forgotten_s: its latency when its speed was forgotten last, 0 if it never was.
     fresh_s: latencies of the answers that the means above have not taken up.
     steady: calls in flight below which it has room for another one, 0 if it is to be asked.
     """
@@ -86,6 +87,7 @@ class Figures:
     call_s: float = 1.0
     expected_s: float = 1.0
     others: int = 0
+    forgotten_s: float = 0.0
     fresh_s: list[float] = field(default_factory=list)
     steady: int = 0
     _drained_tokens: float = field(default=0.0, init=False)
@@ -138,6 +140,7 @@ class Figures:
     def forget(self) -> None:
         """Forgets the speed, which may be different from now on."""
         self.answers = 0
+        self.forgotten_s = self.latency_s or self.forgotten_s
         self.latency_s = 0.0
         self.fresh_s.clear()
         self.tokens_per_s = self._drained_tokens = self._busy_s = 0.0

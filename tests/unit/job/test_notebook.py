@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +49,34 @@ def test_a_cell_shows_the_run_and_keeps_its_end(monkeypatch: pytest.MonkeyPatch)
     assert "20 of 20 done" in last["text/plain"]
     assert last["text/html"].startswith("<pre")
     assert "&lt;iterable&gt;" in last["text/html"]
+
+
+def test_a_frame_has_the_rows_done_before_while_the_input_is_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # The first frame is drawn before a row is read.
+    monkeypatch.setattr("redline.job.show.row_count._PAUSE_S", 0.5)
+    monkeypatch.setattr("redline.job.show.notebook._FIRST_LOOKS", 0)
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    rows.write_text("".join(f'{{"n": {number}}}\n' for number in range(20)), "utf-8")
+    redline.run(rows, call=answer, output=output, limit=12, progress=False)
+    kernel = Kernel()
+    kernel.install(monkeypatch)
+    report = redline.run(rows, call=answer, output=output)
+    assert (report.succeeded, report.skipped) == (8, 12)
+    assert "12 done" in kernel.shown[0]["text/plain"]
+    assert "20 of 20 done" in kernel.shown[-1]["text/plain"]
+
+
+def test_the_first_frame_has_the_rows_of_a_list_that_were_done_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = [{"n": number} for number in range(20)]
+    redline.run(rows, call=answer, output=tmp_path / "out.jsonl", limit=12, progress=False)
+    kernel = Kernel()
+    kernel.install(monkeypatch)
+    redline.run(rows, call=answer, output=tmp_path / "out.jsonl")
+    assert "12 of 20 done" in kernel.shown[0]["text/plain"]
 
 
 def test_nothing_is_shown_if_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,11 +170,47 @@ def test_no_text_of_others_is_read_as_html_or_moves_a_cursor(failed: JobReport) 
     data = re.search(r'id="data">(.*?)</script>', page, re.S)
     assert data is not None
     assert "<" not in data[1]
-    assert json.loads(data[1])["jobs"][0]["name"] == failed.name
+    assert json.loads(data[1])["jobs"][0]["label"].endswith("out.jsonl")
     for text in (page, markdown_of([failed]), svg_of(failed), json_of([failed])):
         assert "\x1b" not in text
         assert "\u202e" not in text
     assert not re.search(r"(?<!\\)<", markdown_of([failed]))
+
+
+def test_compared_outputs_are_named_by_what_differs() -> None:
+    pytest.importorskip("plotly")
+    deep = "/data/teams/research/experiments/2026/november"
+    names = [f"{deep}/a/out.jsonl", f"{deep}/b/out.jsonl"]
+    assert labels(*names) == [("a/out.jsonl", "a/out.jsonl"), ("b/out.jsonl", "b/out.jsonl")]
+    assert labels("out.jsonl", "s3://bucket/out.jsonl")[1][0] == "s3://bucket/out.jsonl"
+    # The beginning, the end or the middle alone may differ, and one output may be compared twice.
+    long = "answers-of-the-large-model"
+    for compared in (
+        [f"1-{long}.jsonl", f"2-{long}.jsonl"],
+        [f"{long}-1.jsonl", f"{long}-2.jsonl"],
+        [f"{long}-1-{long}.jsonl", f"{long}-2-{long}.jsonl"],
+        [f"{deep}/out.jsonl"] * 12,
+    ):
+        for shown, most in zip(zip(*labels(*compared), strict=True), (40, 16), strict=True):
+            assert len({*shown}) == len(compared)
+            assert max(map(len, shown)) <= most
+
+
+def labels(*names: str) -> list[tuple[str, str]]:
+    """What the page calls outputs with these names: in a legend, and at an axis."""
+    reports = [msgspec.structs.replace(made(history(window(0))), name=name) for name in names]
+    data = re.search(r'id="data">(.*?)</script>', html_of(reports), re.S)
+    assert data is not None
+    return [(one["label"], one["tick"]) for one in json.loads(data[1])["jobs"]]
+
+
+def test_no_line_of_the_page_ends_between_a_number_and_its_unit(failed: JobReport) -> None:
+    pytest.importorskip("plotly")
+    page = re.sub(r"<(style|script).*?</\1>", "", html_of([failed]), flags=re.S)
+    sentences = re.sub(r"<title>.*?</title>", "", page)
+    assert re.search(r"\d\N{NO-BREAK SPACE}%", sentences)
+    assert re.search(r"\d\N{NO-BREAK SPACE}s\b", sentences)
+    assert re.findall(r"\d (?:%|ms|s|m)(?!\w)", sentences) == []
 
 
 def texts_in(value: Any) -> list[str]:

@@ -27,6 +27,8 @@ BEGINNINGS = {
     "svg": "<svg ",
 }
 _TEMPLATE = "page.html.jinja"
+# The longest names of compared outputs: in a legend or at the head of a column, and at an axis.
+_LONGEST_LABEL, _LONGEST_TICK = 40, 16
 
 
 def html_of(reports: Sequence[JobReport]) -> str:
@@ -39,6 +41,7 @@ def html_of(reports: Sequence[JobReport]) -> str:
     return rendered(
         Path(__file__).with_name(_TEMPLATE),
         reports=reports,
+        labels=_labels(reports, _LONGEST_LABEL),
         facts=facts,
         data=_json(chart_data(reports)),
         plotly=script,
@@ -69,15 +72,28 @@ def chart_data(reports: Sequence[JobReport]) -> dict[str, Any]:
     return {
         "unit_s": unit_s,
         "unit": unit,
-        "jobs": [_job(report) for report in reports],
+        "jobs": [
+            _job(report, label, tick)
+            for report, label, tick in zip(
+                reports,
+                _labels(reports, _LONGEST_LABEL),
+                _labels(reports, _LONGEST_TICK),
+                strict=True,
+            )
+        ],
         "causes": {one.value: both for one, both in colours.OF_CAUSES.items()},
         "lines": colours.LINES,
     }
 
 
-def _job(report: JobReport) -> dict[str, Any]:
+def _labels(reports: Sequence[JobReport], most: int) -> list[str]:
+    return words.labels([report.name for report in reports], most)
+
+
+def _job(report: JobReport, label: str, tick: str) -> dict[str, Any]:
     return {
-        "name": report.name,
+        "label": label,
+        "tick": tick,
         "series": report.series,
         "band": report.band,
         "begins_s": [run.begin_s for run in report.runs[1:]],

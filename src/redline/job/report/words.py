@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -40,6 +40,34 @@ def state_text(report: JobReport) -> str:
     if report.state == "running":
         return f"still running {ran}; as of {when(report.seen)}"
     return f"{_STATES[report.state]} {when(report.seen)}, {ran}{_why(last)}"
+
+
+def labels(names: Sequence[str], most: int) -> list[str]:
+    """Returns a label of at most `most` characters for each output, all of them different.
+
+    Folders that all names share are left out, and a longer name loses its middle. Names that would
+    still look alike are numbered.
+    """
+    parts = [name.split("/") for name in names]
+    shared = 0
+    for alike in zip(*(one[:-1] for one in parts), strict=False):
+        if len({*alike}) > 1:
+            break
+        shared += 1
+    own = ["/".join(one[shared:]) for one in parts] if len(names) > 1 else [*names]
+    found = [_cut(name, most) for name in own]
+    if len({*found}) == len(found):
+        return found
+    numbered = [(f"{place}: ", name) for place, name in enumerate(own, 1)]
+    return [number + _cut(name, most - len(number)) for number, name in numbered]
+
+
+def _cut(text: str, most: int) -> str:
+    """Returns the text without as much of its middle as is above `most` characters."""
+    if len(text) <= most:
+        return text
+    last = (most - 1) // 2
+    return f"{text[: most - 1 - last]}…{text[len(text) - last :]}"
 
 
 def nothing_text(report: JobReport) -> str:

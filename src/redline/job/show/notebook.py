@@ -17,6 +17,8 @@ from redline.job.show.snapshot import Meter, Snapshot
 from redline.job.show.view import View
 
 _REFRESH_S = 1.0
+# How often, and how many times at most, a run that begins is asked whether rows were read.
+_FIRST_LOOK_S, _FIRST_LOOKS = 0.01, 100
 _WIDTH = 100
 # Colours that can be read on white and on black.
 _STYLES = {BAD: "color:#d1242f", WARN: "color:#9a6700", STRONG: "font-weight:bold"}
@@ -44,6 +46,11 @@ class NotebookProgress:
     async def show(self, view: View) -> None:
         meter = Meter(view)
         try:
+            # A first frame without the rows that earlier runs have done would be wrong.
+            for _ in range(_FIRST_LOOKS):
+                if view.is_begun:
+                    break
+                await asyncio.sleep(_FIRST_LOOK_S)
             while True:
                 self._update(meter.read(), view.source_name)
                 await asyncio.sleep(_REFRESH_S)

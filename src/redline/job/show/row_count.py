@@ -73,6 +73,7 @@ class RowCount:
         self._samples = samples
         self._thread: threading.Thread | None = None
         self._is_closed = threading.Event()
+        self._is_over = False
 
     @property
     def rows(self) -> int:
@@ -84,6 +85,11 @@ class RowCount:
     def is_exact(self) -> bool:
         """Whether the end of the input, or its limit, has been counted."""
         return self._is_whole or (self._limit is not None and self._rows >= self._limit)
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether more rows may be counted."""
+        return self._counts is not None and not (self._is_over or self.is_exact)
 
     def start(self) -> None:
         """Begins to count."""
@@ -112,6 +118,7 @@ class RowCount:
             # The run reads the same input, and reports its errors.
             return
         finally:
+            self._is_over = True
             close = getattr(counts, "close", None)
             if close is not None:
                 close()

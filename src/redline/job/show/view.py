@@ -47,6 +47,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         """Rows that were read, need not be done, and are not in a batch."""
         return self.feed.rows_skipped - self.selection.with_batches
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether rows were read, so that those done before, or some of them, are known."""
+        return self.feed.rows_read > 0 or self.feed.is_read
+
     def counts(self) -> InputCounts:
         """Returns the counts of the whole input: rows done, failed and left."""
         feed, tally, total, selection = self.feed, self.tally, self.row_count, self.selection
@@ -59,7 +64,18 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             untried=selection.untried,
         )
         before = self.before
-        if feed.is_read or before is None or not total.is_exact or before.rows > rows:
+        if feed.is_read or before is None:
+            return seen
+        if total.is_counting:
+            # Rows that were done before are shown from the first moment.
+            return InputCounts(
+                rows=max(rows, before.rows),
+                done=max(seen.done, tally.succeeded + before.done),
+                failed=max(seen.failed, tally.failed + before.failed),
+                is_exact=False,
+                untried=seen.untried,
+            )
+        if not total.is_exact or before.rows > rows:
             return seen
         known = InputCounts(
             rows=rows,

@@ -10,9 +10,9 @@ from redline.serve.batches import BatchView
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
     """The cause that holds calls back.
 
-    cause: nothing, down, parked, limit, concurrency, endpoints or gateway. sentence: the cause with
-    its figures. advice: which change would help, and by how much; empty if no change is needed.
-    since_s: for how many seconds it has applied.
+    cause: nothing, down, failing, parked, limit, concurrency, warming, endpoints or gateway.
+    sentence: the cause with its figures. advice: which change would help, and by how much; empty if
+    no change is needed. since_s: for how many seconds it has applied.
     """
 
     cause: str

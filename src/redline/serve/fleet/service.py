@@ -132,7 +132,7 @@ class ServedFleet:
                 state=one.health(now_s).value,
                 in_flight=one.in_flight,
                 answered=one.answers,
-                latency_s=round(one.latency_s, 3),
+                latency_s=round(one.latency_s or one.forgotten_s, 3),
             )
             for one in members
         ]

@@ -2,12 +2,14 @@
 
 cause        when
 down         no endpoint works
+failing      every endpoint is degraded; calls go to them all the same, and some are answered
 gateway      its process is busy for more than BUSY of the time
 nothing      no call waits, and an endpoint has room soon
 parked       every endpoint that works has asked to wait
 limit        the next call waits for a rate limit
 concurrency  as many calls are in flight as -c allows
-endpoints    every slot of every endpoint is taken
+warming      every endpoint warms up, and takes few calls at once until it has answered some
+endpoints    no endpoint takes another call: its slots are taken, or it warms up
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ _SLOTS = "calls in flight"
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """A gateway in the last second.
 
-    loads: of its pools. is_full: -c is the bound that is reached, in a pool. states: of
-    its endpoints. working: loads of those that are ready or warming. waiting: calls that wait.
-    answers_per_s: mean of the last minute. busy: share of the time in which its process computed.
-    now_s: monotonic.
+    loads: of its pools. is_full: -c is the bound that is reached, in a pool. states: of its
+    endpoints. working: loads of those that are ready or warming. warming: the number of those that
+    warm up and take no other call now. answering: the number of degraded endpoints that get calls
+    all the same, and have answered some of them. waiting: calls that wait. answers_per_s: mean of
+    the last seconds. busy: share of the time in which its process computed. now_s: monotonic.
     """
 
     loads: Sequence[Load]
@@ -45,12 +48,21 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     answers_per_s: float
     busy: float
     now_s: float
+    warming: int = 0
+    answering: int = 0
 
 
 def binding_of(facts: Facts) -> Binding:
     """The cause that holds waiting calls back, and the advice."""
     if not facts.loads:
         return Binding(cause="nothing", sentence="A function answers: it has no endpoint.")
+    if not facts.working and facts.answering:
+        return Binding(
+            cause="failing",
+            sentence=f"Every endpoint is degraded. Calls still go to {facts.answering} of "
+            f"{len(facts.states)}, and many of them fail. {_waiting(facts)}",
+            advice="Check the reasons below, and the last calls that failed.",
+        )
     if not facts.working:
         states = ", ".join(sorted({one.value for one in facts.states})) or "none is there"
         return Binding(
@@ -99,10 +111,33 @@ def _full(facts: Facts) -> Binding:
             sentence=f"The rate limit {binds} holds the next call. {_waiting(facts)}",
             advice=f"One more key or endpoint with the same limit would bring {gain}.",
         )
+    if facts.warming:
+        return _warming(facts, gain)
+    is_taken = all(one.is_full for one in facts.working)
+    taken = f"Every slot of {counted(working, 'endpoint')} is taken."
+    none = f"{counted(working, 'endpoint takes', 'endpoints take')} no other call at the moment."
     return Binding(
         cause="endpoints",
-        sentence=f"Every slot of {counted(working, 'endpoint')} is taken. {_waiting(facts)}",
+        sentence=f"{taken if is_taken else none} {_waiting(facts)}",
         advice=f"One more endpoint like these would bring {gain}.",
+    )
+
+
+def _warming(facts: Facts, gain: str) -> Binding:
+    """The binding cause when endpoints that warm up take no other call yet."""
+    warming, others = facts.warming, len(facts.working) - facts.warming
+    warms = counted(warming, "endpoint warms", "endpoints warm")
+    sentence = f"{warms} up, with few calls at once until it has answered some."
+    if warming > 1:
+        sentence = f"{warms} up, with few calls at once until they have answered some."
+    if others:
+        sentence += f" {counted(others, 'other one takes', 'other ones take')} no call either."
+    return Binding(
+        cause="endpoints" if others else "warming",
+        sentence=f"{sentence} {_waiting(facts)}",
+        advice=f"One more endpoint like these would bring {gain}."
+        if others
+        else "Nothing needs to be changed: an endpoint that answers takes all calls soon.",
     )
 
 

@@ -13,6 +13,7 @@ from redline._version import __version__
 from redline.calls.cost import DOLLAR
 from redline.clock import SYSTEM
 from redline.job.monitor import BOUNDS_S, Family
+from redline.route import PoolMember
 from redline.serve.batches import Batches
 from redline.serve.dashboard import (
     Binding,
@@ -28,7 +29,7 @@ from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.totals import Totals
 from redline.serve.keys import DAY_S
 from redline.serve.workers import Elsewhere, Fellows, Published, joined_classes, together
-from redline.waist import Health
+from redline.waist import Attempts, Health
 
 _EVERY_S = 1.0
 _KEPT_S = 300
@@ -43,7 +44,8 @@ class _Look(msgspec.Struct, frozen=True):
     """Counts at one moment.
 
     cpu_s: of the event loop's thread. answers: see Totals.given. answered: attempts that are over,
-    by endpoint. buckets: of the durations of all classes.
+    by endpoint; succeeded: those of them without an error. buckets: of the durations of all
+    classes.
     """
 
     at_s: float
@@ -51,6 +53,7 @@ class _Look(msgspec.Struct, frozen=True):
     answers: int
     tokens: int
     answered: dict[str, int]
+    succeeded: dict[str, int]
     buckets: tuple[int, ...]
 
     def rates_since(self, before: _Look) -> tuple[float, float]:
@@ -160,6 +163,7 @@ class GatewayWatch:
             totals.given,
             totals.tokens.total(),
             {name: one.attempts - one.in_flight for name, one in attempts.items()},
+            {name: _succeeded(one) for name, one in attempts.items()},
             totals.buckets(),
         )
         if self._looks:
@@ -188,15 +192,23 @@ class GatewayWatch:
     def _bound(self, now_s: float) -> Binding:
         pools = self._lineup.pools
         seen = [
-            (member.health(now_s, load), load)
+            (member, member.health(now_s, load), load)
             for member in self._lineup.members
             for load in (member.backend.load(now_s),)
         ]
         facts = Facts(
             loads=[pool.load(now_s) for pool in pools],
             is_full=any(pool.is_full for pool in pools),
-            states=[state for state, _ in seen],
-            working=[load for state, load in seen if state in (Health.READY, Health.WARMING)],
+            states=[state for _, state, _ in seen],
+            working=[load for _, state, load in seen if state in (Health.READY, Health.WARMING)],
+            warming=sum(
+                state is Health.WARMING and not member.breaker.allows(now_s, member.coming)
+                for member, state, _ in seen
+            ),
+            answering=sum(
+                state is Health.DEGRADED and not load.is_down and self._answers_still(member)
+                for member, state, load in seen
+            ),
             waiting=self._waits(),
             answers_per_s=self._rates()[0],
             busy=self._busy(),
@@ -207,6 +219,11 @@ class GatewayWatch:
             self._bound_s = now_s
         self._binding = msgspec.structs.replace(found, since_s=now_s - self._bound_s)
         return self._binding
+
+    def _answers_still(self, member: PoolMember) -> bool:
+        """Whether it gets calls although it is degraded, and has answered some lately."""
+        before = self._before(_MEAN_S).succeeded.get(member.name, 0)
+        return member.breaker.is_ignored and _succeeded(self._lineup.attempts[member.name]) > before
 
     def _before(self, seconds: int) -> _Look:
         """The look this many seconds before the last one, or the first one."""
@@ -280,11 +297,16 @@ class GatewayWatch:
                     in_flight=member.in_flight,
                     slots=load.slots,
                     per_s=(over - before.answered.get(member.name, 0)) / took_s,
-                    latency_s=member.latency_s,
+                    latency_s=member.latency_s or member.forgotten_s,
                     errors=attempts.errors.total(),
                 )
             )
         return found
+
+
+def _succeeded(attempts: Attempts) -> int:
+    """The attempts that are over without an error."""
+    return attempts.attempts - attempts.in_flight - attempts.errors.total()
 
 
 def _quantile(counts: Sequence[int], q: float) -> float | None:

@@ -32,14 +32,10 @@ def cause_and_text(*endpoints: Load, **facts: Any) -> tuple[str, str]:
         "answers_per_s": 50.0,
         "busy": 0.1,
         "now_s": NOW_S,
+        "states": [one.state for one in endpoints],
+        "working": [one for one in endpoints if not one.is_down],
     }
-    found = binding_of(
-        Facts(
-            states=[one.state for one in endpoints],
-            working=[one for one in endpoints if not one.is_down],
-            **(usual | facts),
-        )
-    )
+    found = binding_of(Facts(**(usual | facts)))
     return found.cause, found.sentence
 
 
@@ -77,3 +73,23 @@ def test_what_has_calls_refused_for_long_is_named_although_none_waits() -> None:
     cause, text = cause_and_text(spent, waiting=0)
     assert (cause, "10k/1d requests" in text) == ("limit", True)
     assert cause_and_text(spent, READY, waiting=0)[0] == "nothing"
+
+
+def test_endpoints_that_fail_often_and_still_answer_are_not_said_to_be_down() -> None:
+    failing = Load(slots=64, in_flight=3)
+    facts: dict[str, Any] = {"states": [Health.DEGRADED] * 2, "working": [], "waiting": 0}
+    cause, text = cause_and_text(failing, LOST, answering=1, **facts)
+    assert (cause, "still go to 1 of 2" in text) == ("failing", True)
+    cause, text = cause_and_text(LOST, LOST, **facts)
+    assert (cause, text) == ("down", "No endpoint works: degraded. No call waits.")
+
+
+def test_slots_are_not_said_to_be_taken_while_an_endpoint_warms_up() -> None:
+    warming = Load(slots=64, in_flight=2)
+    cause, text = cause_and_text(warming, warming=1)
+    assert (cause, text.startswith("1 endpoint warms up")) == ("warming", True)
+    assert "slot" not in text
+    cause, text = cause_and_text(warming, FULL, warming=1)
+    assert (cause, "1 other one takes no call either." in text) == ("endpoints", True)
+    assert cause_and_text(FULL)[1].startswith("Every slot of 1 endpoint is taken.")
+    assert "slot" not in cause_and_text(READY)[1]
