@@ -77,8 +77,8 @@ def test_a_completion_has_16_tokens_unless_told(cli: Cli, rows: Rows, folder: st
 REFUSED = {
     "lfm2": "(lfm2) has conv layers",
     "minimax": "(minimax) has linear attention layers",
-    "stablelm": "its attention layers do not pass on the arguments",
-    "nemotron": "its attention layers do not pass on the arguments",
+    "stablelm": "its attention layers do not pass on the engine's arguments",
+    "nemotron": "its attention layers do not pass on the engine's arguments",
     "mistral-window": "sliding-window attention over 64 tokens",
 }
 

@@ -397,7 +397,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error(run: Run) -> None:
 
     async def main() -> None:
         async with RawServer(handle) as server, asking(Relay, server.base_url) as client:
-            for model, said in (("error", "out of memory"), ("cut", "whole")):
+            for model, said in (("error", "out of memory"), ("cut", "complete")):
                 texts: list[str] = []
                 with pytest.raises(anthropic.APIStatusError, match=said) as caught:
                     await read(client, model, texts)

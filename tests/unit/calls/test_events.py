@@ -247,7 +247,7 @@ def test_a_missing_done_is_forgiven_after_a_finish_reason() -> None:
     ],
 )
 def test_a_stream_without_its_end_is_a_disconnection(data: bytes) -> None:
-    with pytest.raises(Disconnected, match="before its answer was whole"):
+    with pytest.raises(Disconnected, match="before its answer was complete"):
         listen(data)
 
 

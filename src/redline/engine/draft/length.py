@@ -37,7 +37,7 @@ _LEAST_GAIN = 1.03
 _MORE_A_ROW = 0.012
 _MOST_MORE = 0.35
 # Durations are multiples of a plain step's, which is the median of the latest few. While drafts
-# pay, one step in a hundred has none, to keep that median current.
+# pay off, one step in a hundred has none, to keep that median current.
 _PLAIN_STEPS = 9
 _LEAST_PLAIN = 3
 _MOST_WITHOUT_PLAIN = 100

@@ -21,7 +21,7 @@ from torch.nn.functional import embedding
 
 from redline.errors import Rejected
 
-# JSON allows any amount of white space between its parts, and some models would write nothing else.
+# JSON allows any amount of white space between its parts, and some models would write it for ever.
 # One space, or a line end and some indentation, is enough.
 _WHITESPACE = r" |\n[ \t]{0,20}"
 # Schemas whose grammars are kept, since the rows of a job mostly share one.
@@ -104,8 +104,8 @@ class Grammars:
     def guide(self, schema: dict[str, Any]) -> Guide:
         """Returns the guide of one answer. Raises Rejected for a schema that cannot be followed.
 
-        A schema that is new costs some milliseconds, the first one of all about a second more
-        if the vocabulary is large. May be called from any thread.
+        A new schema costs some milliseconds; the very first, about a second more if the
+        vocabulary is large. May be called from any thread.
         """
         try:
             matcher = self._compiled(msgspec.json.encode(schema))

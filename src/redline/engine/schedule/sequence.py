@@ -22,8 +22,8 @@ class Sequence:
     tokens: prompt and answer. most_tokens: of both together. drafted: draft tokens after them, for
     the next step to judge. under_way: the number of its tokens that a step is computing now. seed:
     64 bits; is_seeded: the user gave it. priority: lower goes first. number: in order of arrival.
-    guide: the grammar that its answer must follow. ended: the reason; None while it continues.
-    asker: the receiver of its tokens, which the scheduler does not use.
+    guide: the grammar that its answer must follow. ended: the reason of its end; None while it
+    continues. asker: the receiver of its tokens, which the scheduler does not use.
     """
 
     tokens: list[int]
@@ -51,7 +51,7 @@ class Sequence:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether all but its last token are computed: the next step brings a new one."""
+        """Whether all but its last token are computed, so that the next step yields a new token."""
         return self.computed == len(self.tokens) - 1
 
     @property

@@ -1,4 +1,4 @@
-"""The engine's step: draft, plan, compute, judge, report. Plain calls, no thread and no clock."""
+"""The engine's step: draft, plan, compute, judge, report; with neither a thread nor a clock."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class Core:
                 tokens, reason = tokens[: place + 1], "stop"
                 break
         if not tokens:
-            # The same request would have the same answer.
+            # The same request would get the same answer.
             reason = Rejected(_NO_NUMBERS, status=_STATUS_FAILED)
         elif sequence.guide is not None:
             tokens = sequence.guide.take(tokens)

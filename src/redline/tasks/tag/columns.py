@@ -20,9 +20,9 @@ _TEXT = "text"
 _OWN_CONTENT = ({"messages"}, {"prompt"}, {"input"}, {"url", "body"})
 # In the only name of a table, these mean that its header was not split.
 _SEPARATORS = frozenset(";\t|")
-# Names that are never a column's in an expression of Jinja.
+# Names that in a Jinja expression never refer to a column.
 _JINJA_WORDS = frozenset(("true", "True", "false", "False", "none", "None", "not"))
-# If this many rows at the beginning are all broken, the columns remain unknown.
+# If the first rows, up to this number, are all broken, the columns remain unknown.
 _MOST_LOOKED_AT = 1000
 
 
@@ -51,8 +51,9 @@ def first_row(rows: str) -> Mapping[str, Any] | None:
 def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> str | None:
     """Returns a prompt with a row's text: its column `text`, or its only column besides gold.
 
-    None if the rows bring their own prompt. row: None for one with a column `text`. rows:
-    their name, for the error. Raises ConfigError if several columns are possible, or none.
+    None if the rows bring their own prompt. row: None for a row with a column `text`.
+    rows: the name of the rows, for the error. Raises ConfigError if several columns are possible,
+    or none.
     """
     if row is None:
         return _template(_TEXT)
