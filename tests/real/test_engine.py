@@ -196,7 +196,7 @@ IGNORE: dict[str, Any] = {"extra_body": {"ignore_eos": True}}
 @pytest.mark.parametrize(
     ("more", "words", "param"),
     [
-        ({"prompt": list(range(2, 200)) * 3}, "more than 511", "prompt"),
+        ({"prompt": list(range(2, 200)) * 3}, "at most 511", "prompt"),
         ({"max_tokens": 5000}, "max_model_len", "prompt"),
         ({"temperature": 3}, "`temperature` is 3", "temperature"),
         ({"extra_body": {"top_q": 1}}, "unknown parameter `top_q`", "top_q"),

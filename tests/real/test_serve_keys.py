@@ -217,7 +217,7 @@ def test_a_call_that_only_may_exceed_a_limit_starts(tmp_path: Path) -> None:
         with pytest.raises(openai.RateLimitError, match="has reached its limit"):
             one.completions.create(model="fast", messages=long)
         assert other.completions.create(model="fast", messages=long).choices
-        with pytest.raises(openai.BadRequestError, match="more than its limit") as told:
+        with pytest.raises(openai.BadRequestError, match="more than the limit") as told:
             other.completions.create(
                 model="fast", messages=[{"role": "user", "content": "x" * 40_000}]
             )

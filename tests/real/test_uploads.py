@@ -313,7 +313,7 @@ async def test_paths_have_their_methods(tmp_path: Path) -> None:
 
 async def test_one_process_has_the_state(tmp_path: Path) -> None:
     async with world(tmp_path):
-        with pytest.raises(ConfigError, match="another running redline serve"):
+        with pytest.raises(ConfigError, match="another redline serve"):
             async with world(tmp_path):
                 raise AssertionError
     async with world(tmp_path):
@@ -328,7 +328,7 @@ async def test_a_damaged_record_is_named(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(JournalError, match=r"file-1\.json cannot be read") as caught:
         async with world(tmp_path):
             raise AssertionError
-    assert "move it away" in caught.value.hint
+    assert "restore it" in caught.value.hint
     record.unlink()
     async with world(tmp_path):
         pass
