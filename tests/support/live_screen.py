@@ -55,6 +55,11 @@ class Truth(NamedTuple):
         return sum(one["status"] == 429 and one["ended_s"] > self.parked_at_s for one in self.seen)
 
     @property
+    def sent(self) -> float | None:
+        """Requests; a server that is gone keeps no log of those that are sent to it still."""
+        return None if self.gone_s < math.inf else int(self.stats["received"])
+
+    @property
     def in_flight(self) -> int:
         return 0 if self.gone_s < math.inf else int(self.stats["in_flight"])
 
@@ -177,7 +182,7 @@ FIELDS: list[tuple[str, str, Callable[[Truth], float | None] | None]] = [
     ("speed", rf"p95 {_NUMBER} ms", lambda log: 1e3 * log.latency_s(0.95)),
     ("speed", rf"{_NUMBER} tokens/s", lambda log: log.per_s(_tokens, 10)),
     ("speed", rf"{_NUMBER} x 429", lambda log: log.errors("rate_limited")),
-    ("limits", rf"{_NUMBER}/6,000 rpm(?: <- binds.*)?", lambda log: log.stats["received"]),
+    ("limits", rf"{_NUMBER}/6,000 rpm(?: <- binds.*)?", lambda log: log.sent),
     ("limits", rf"binds: {_NUMBER} calls in flight, for .*", lambda log: log.slots),
     ("limits", r"binds: .*", None),
     ("limits", rf"(?P<about>{_DURATION}) to wait", lambda log: log.parked_until_s - log.at_s),
