@@ -101,7 +101,10 @@ def test_a_draw_without_a_seed_works_on_a_gpu(models_folder: Path) -> None:
 
 def test_a_cache_larger_than_the_gpus_memory_is_refused(models_folder: Path) -> None:
     model = str(random_model("llama", models_folder))
-    with pretend_gpu(), pytest.raises(ConfigError, match=r"need 2\.1 GB, but only 1\.1 GB") as caught:
+    with (
+        pretend_gpu(),
+        pytest.raises(ConfigError, match=r"need 2\.1 GB, but only 1\.1 GB") as caught,
+    ):
         redline.run(
             [{"prompt": "a"}],
             endpoint=LocalEngine(EngineSettings(model=model, max_batch_size=4000)),

@@ -202,7 +202,9 @@ async def test_nothing_of_what_a_full_disk_refused_stays_on_it(
                     input_file_id=kept.id, endpoint=CHAT, completion_window="24h"
                 ),
             ):
-                with pytest.raises(openai.InternalServerError, match="cannot read or write") as caught:
+                with pytest.raises(
+                    openai.InternalServerError, match="cannot read or write"
+                ) as caught:
                     await asked
                 assert caught.value.status_code == 507
         files = tmp_path / "files"
