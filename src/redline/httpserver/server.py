@@ -39,14 +39,14 @@ _HINTS = {
     errno.EADDRINUSE: "stop what listens there, or choose another port: 0 picks a free one",
     errno.EACCES: "only root may use a port below 1024; 0 picks a free one",
 }
-# Byte 13 of a TCP header has its flags, and SYN is 2 of them. The codes are from linux/filter.h.
-_NO_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
-_SO_ATTACH_FILTER = 26  # asm-generic/socket.h
 _OTHER_HINT = (
     "the host must be an address of this machine, such as 127.0.0.1; 0.0.0.0 is all of them"
 )
 # Time to send what was written, and for handlers that are cancelled.
 _LAST_WORDS_S = 1.0
+# Byte 13 of a TCP header has its flags, and SYN is 2 of them. The codes are from linux/filter.h.
+_NO_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
+_SO_ATTACH_FILTER = 26  # asm-generic/socket.h
 # For the first request of a client that has just connected, when the server closes.
 _FIRST_WORDS_S = 1.0
 
