@@ -8,9 +8,10 @@ order that does not depend on how many are drawn.
 
 The campaign `mutants` has a part for each module, of 300 mutants, which passes if 90 % are killed.
 This script judges a smaller number and prints the survivors with their changes. Both keep each
-verdict in build/mutants, so that the next call goes on at the next mutant; they begin anew for
-another commit. Exit status 0 if every module reaches 90 %, 1 if one does not, 3 if the minutes were
-over first. Needs mutmut, of the dev group.
+verdict in build/mutants, so that the next call continues at the next mutant; they start over once
+the code of src or of the module's tests has changed, other than in comments and docstrings. Exit
+status 0 if every module reaches 90 %, 1 if one does not, 3 if the minutes were over first. Needs
+mutmut, of the dev group.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import record
+from imports import code_of
 
 MOST = 300
 LEAST_KILLED = 0.9
@@ -236,33 +238,31 @@ def judge(name: str, most: int, until_s: float) -> dict[str, Any]:
     }
 
 
-def version_of_copied() -> str:
-    """A name for the contents of all files that are copied, committed or not."""
+def version_of(module: Module) -> str:
+    """A name for all code that judges the module: src, its tests, and what tests share."""
     digest = hashlib.blake2b(digest_size=8)
-    for part in _COPIED:
-        path = record.ROOT / part
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        for file in files:
-            if file.is_file() and "__pycache__" not in file.parts:
-                digest.update(f"{file.relative_to(record.ROOT)}\0".encode())
-                digest.update(hashlib.blake2b(file.read_bytes()).digest())
+    files = (path for part in ("src", "tests") for path in (record.ROOT / part).rglob("*.py"))
+    for file in sorted(files):
+        name = file.relative_to(record.ROOT).as_posix()
+        is_test = file.name.startswith("test_")
+        if is_test and not any(f"{name}/".startswith(f"{test}/") for test in module.tests):
+            continue
+        digest.update(f"{name}\0{code_of(file.read_text(encoding='utf-8'))}".encode())
     return digest.hexdigest()
 
 
 def prepared(name: str) -> Path:
-    """A folder of its own with a copy of the project, made once for what is copied.
+    """A folder of its own with a copy of the project, made once for each version of the code.
 
-    Copies of other versions of the project are removed.
+    The module's copies of other versions are removed.
     """
-    base = record.ROOT / "build" / "mutants" / version_of_copied()
-    for old in base.parent.glob("*"):
-        if old != base:
-            shutil.rmtree(old)
-    folder = base / "".join(c if c.isalnum() else "-" for c in name)
+    module = MODULES[name]
+    base = record.ROOT / "build" / "mutants" / "".join(c if c.isalnum() else "-" for c in name)
+    folder = base / version_of(module)
     if folder.exists():
         return folder
+    shutil.rmtree(base, ignore_errors=True)
     made = folder.with_suffix(".new")
-    shutil.rmtree(made, ignore_errors=True)
     made.mkdir(parents=True)
     for part in _COPIED:
         source = record.ROOT / part
@@ -270,7 +270,6 @@ def prepared(name: str) -> Path:
             shutil.copytree(source, made / part, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy2(source, made / part)
-    module = MODULES[name]
     sources = [f"src/redline/{pattern}" for pattern in module.sources]
     with (made / "pyproject.toml").open("a", encoding="utf-8") as config:
         config.write(_CONFIG.format(sources=json.dumps(sources), tests=json.dumps(module.tests)))
