@@ -46,6 +46,8 @@ _UNREACHED = (5, 33)
 _TIMED_OUT = (24, 36, 152, 255, -24)
 _UNJUDGED = (None, 2)
 _COPIED = ("README.md", "docs", "examples", "pyproject.toml", "src", "tests")
+# It expects that a task's coroutine is the runner's own, and mutmut wraps that in another.
+_LEFT_OUT = "tests/sim/test_runner.py::test_a_drain_names_no_row_whose_function_has_not_begun"
 # A mutant that never ends is killed by the time of one test, which ends the process: otherwise
 # Hypothesis would repeat the example. All its tests together have 3 times what they took, and 30 s
 # more: a busy machine must not kill it.
@@ -56,6 +58,7 @@ only_mutate = {sources}
 also_copy = ["README.md", "docs", "examples"]
 pytest_add_cli_args = [
   "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout=30", "--timeout-method=thread",
+  "--deselect={left_out}",
 ]
 pytest_add_cli_args_test_selection = {tests}
 use_git_change_detection = false
@@ -272,7 +275,8 @@ def prepared(name: str) -> Path:
             shutil.copy2(source, made / part)
     sources = [f"src/redline/{pattern}" for pattern in module.sources]
     with (made / "pyproject.toml").open("a", encoding="utf-8") as config:
-        config.write(_CONFIG.format(sources=json.dumps(sources), tests=json.dumps(module.tests)))
+        tests = json.dumps(module.tests)
+        config.write(_CONFIG.format(sources=json.dumps(sources), tests=tests, left_out=_LEFT_OUT))
     return made.rename(folder)
 
 
