@@ -87,22 +87,12 @@ class Module(NamedTuple):
 
 
 _LIMITS = (
+    "tests/crash/test_recent.py",
     "tests/property/test_limiter.py",
     "tests/property/test_limits.py",
     "tests/property/test_many_limits.py",
-    "tests/unit/limits/test_blocking.py",
-    "tests/unit/limits/test_feedback.py",
-    "tests/unit/limits/test_guard.py",
-    "tests/unit/limits/test_kept_sends.py",
-    "tests/unit/limits/test_limiter.py",
-    "tests/unit/limits/test_queue.py",
-    "tests/unit/limits/test_rate.py",
-    "tests/unit/limits/test_rules.py",
-    "tests/unit/limits/test_sends.py",
-    "tests/unit/limits/test_settings.py",
-    "tests/unit/limits/test_shape.py",
-    "tests/unit/limits/test_slots.py",
-    "tests/unit/limits/test_window.py",
+    "tests/property/test_phases.py",
+    "tests/unit/limits",
 )
 _JOBS = (
     "tests/sim/test_feed.py",
