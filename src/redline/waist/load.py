@@ -36,7 +36,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     backend has no bound of its own. ahead_free: for an endpoint, how many more calls may get ready
     to wait for the limits.
     room_s: seconds until one more call could start, after those that are waiting; 0 for now. If
-    only a slot is missing, a number above 0 that is no estimate: when an answer ends is unknown.
+    only a slot is missing, an arbitrary number above 0: when a slot becomes free is not known.
     steady: with fewer calls in flight than this, the backend has room for another call, until a
     call has failed; 0 if its room depends on more than the number of calls.
     parked_until_s: monotonic time before which no call starts; -inf if the backend is not parked.

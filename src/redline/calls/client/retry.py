@@ -2,7 +2,7 @@
 
   failure                              counts against        waits
   429                                  10 x max_retries      Retry-After above 0, or back-off
-  no connection (endpoint down)        nothing; see outage   the endpoint's own pause, then back-off
+  no connection (endpoint down)        nothing; see outage   the endpoint's pause, then back-off
   a 200 that cannot be read            2                     back-off
   any other Retryable                  max_retries           the longer of Retry-After and back-off
 

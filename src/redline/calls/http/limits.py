@@ -144,10 +144,10 @@ class EndpointLimits:
         self._fit_ahead()
 
     def next_s(self, now_s: float, coming: int = 0) -> float:
-        """Returns when one more call could be sent after those that prepare and `coming` others.
+        """Returns when a call could be sent after those getting ready and `coming` others.
 
-        -inf if no call has to wait for long: the number of those that prepare is bounded, and calls
-        are sent evenly.
+        -inf if no call has to wait for long: the number of calls that get ready is bounded, and
+        they are sent at even intervals.
         """
         limiter, ahead = self.limiter, self.ahead
         if limiter.is_unlimited or not (self._is_burst or ahead.count == 1):
@@ -155,7 +155,7 @@ class EndpointLimits:
         return now_s + limiter.room_for_s(ahead.in_use + coming + 1, self._amounts, now_s)
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
-        """Whether the limits soon admit one more call after those that prepare and `coming`."""
+        """Whether the limits soon admit a call after those getting ready and `coming` others."""
         return (
             self.ahead.in_use + coming < self.ahead.count
             and self.limiter.parked_until_s <= now_s

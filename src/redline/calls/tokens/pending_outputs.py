@@ -34,7 +34,7 @@ class PendingOutputs:
 
     def __init__(self) -> None:
         self._begun = 0
-        self._next = 0  # the first call that is not over
+        self._next = 0  # the number of the first call that is not over
         self._over: dict[int, tuple[int, float] | None] = {}
         self._counted = 0
         self._sums = (0.0, 0.0, 0.0, 0.0)  # of weight x output^0..3

@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
         self._is_reusable = True
         self._is_lost = False
         self._unwritten = _NOTHING  # the rest of a long body
-        self._is_clogged = False  # the transport holds enough for now
+        self._is_clogged = False  # the transport has asked to pause writing
         self.is_stale = False
         self._due: Exchange | None = None  # the exchange whose request is not yet written
         self.is_used = self.is_kept = False
