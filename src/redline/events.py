@@ -72,7 +72,7 @@ class EndpointDegraded(Event, frozen=True):
 
 
 class EndpointRecovered(Event, frozen=True):
-    """A degraded endpoint works again, and gets as many calls as before."""
+    """A degraded endpoint works again, and gets calls like the others."""
 
     endpoint: str
 

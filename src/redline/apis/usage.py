@@ -99,7 +99,7 @@ def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> U
 
     has_output: False for embeddings, whose usage has no output.
     In OpenAI's chat, completions, embeddings and responses, the input includes the tokens read from
-    the cache and those written to it; so it does at OpenRouter and DeepSeek. Anthropic's messages
+    the cache and those written to it, as it does at OpenRouter and DeepSeek. Anthropic's messages
     count both separately. LiteLLM uses Anthropic's names for parts of `prompt_tokens`.
     """
     if usage is None:

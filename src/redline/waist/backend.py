@@ -135,7 +135,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         return request
 
     def carrying(self, raw: bytes, asked: Mapping[str, Any] | None) -> Request:
-        """Returns a copy with this JSON as its body. asked: sets the property `asked`, or None."""
+        """Returns a copy with this JSON as its body. asked: the copy's `asked`, unless None."""
         # `__copy__`, which Struct does not declare, costs half as much as a new request.
         request: Request = self.__copy__()  # type: ignore[attr-defined]
         force_setattr(request, "raw", raw)
@@ -195,7 +195,7 @@ class Held(Protocol):
     """Memory or another resource that is held until it is released."""
 
     def release(self) -> None:
-        """Releases the room; may be called again."""
+        """Releases it; further calls do nothing."""
 
 
 @mutable

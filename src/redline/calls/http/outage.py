@@ -34,7 +34,7 @@ class Outage:
         self.is_up = False  # the endpoint has answered, and no connection has failed since
 
     def answered(self) -> bool:
-        """Records any sign of the server: a success, an error, or a reset of a connection made.
+        """Records any sign of the server: a success, an error, or a reset after connecting.
 
         Returns True if it ends an outage.
         """

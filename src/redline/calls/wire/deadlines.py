@@ -69,7 +69,7 @@ class Deadline:
         self.when_s = math.inf
 
     def ring_at(self, when_s: float) -> None:
-        """Rings at `when_s` instead of the time set before; inf for never."""
+        """Sets the clock to ring at `when_s` instead of the time set before; inf for never."""
         self.when_s = when_s
         self._has_grace = False
         if when_s < self._timer_s:
@@ -138,7 +138,7 @@ class TaskTimeout:
         return self._timer.expired()
 
     def ring_at(self, when_s: float) -> None:
-        """Rings at `when_s` instead of the time set before; inf for never."""
+        """Sets the time limit to `when_s` instead of the one set before; inf for none."""
         if not self._timer.expired():
             self._deadline.ring_at(when_s)
 

@@ -1,4 +1,4 @@
-"""A user's settings of one endpoint, and the proxy that it is reached through."""
+"""A user's settings for one endpoint, and the proxy through which it is reached."""
 
 from __future__ import annotations
 
