@@ -1,6 +1,6 @@
 """redline runs very many LLM calls as fast as their limits allow, and loses none of them."""
 
-from redline import _start  # noqa: F401, isort: skip, before all that takes its time
+from redline import _start  # noqa: F401, isort: skip, before all slow imports
 from redline._version import __version__
 from redline.calls import (
     BatchBounds,

@@ -15,7 +15,7 @@ _REPEAT_S = 0.01
 
 
 def is_command() -> bool:
-    """Whether this process is `redline` or `python -m redline`, by its arguments so far."""
+    """Whether this process is `redline` or `python -m redline`, judged by sys.argv."""
     if sys.argv[:1] == ["-m"]:
         return ("-m", "redline") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
     return bool(sys.argv) and os.path.basename(sys.argv[0]) in ("redline", "redline.exe")
@@ -24,8 +24,8 @@ def is_command() -> bool:
 def collect_rarely() -> None:
     """Makes the garbage collector run rarely: reference counting frees nearly all garbage of a run.
 
-    With Python's default of 700 objects, the collector takes a quarter of a busy client's time.
-    A thousand calls in flight, with their connections, are 50,000 objects, all in use.
+    With Python's default threshold of 700 objects, the collector takes a quarter of a busy client's
+    time. A thousand calls in flight and their connections are 50,000 objects, all in use.
     """
     gc.set_threshold(100_000, 20, 100)
     gc.enable()
@@ -49,10 +49,10 @@ def give_way() -> None:
 def _repeat_interrupt(ignored: "sys.UnraisableHookArgs") -> None:
     """Interrupts again if Python ignored a KeyboardInterrupt; reports other errors as usual.
 
-    Python ignores errors of weakref callbacks and `__del__`, and every import calls a callback.
+    Python ignores errors in weakref callbacks and `__del__`, and every import runs such a callback.
     """
     if ignored.exc_type is KeyboardInterrupt:
-        # Another thread interrupts later: an error raised here would be ignored, too.
+        # Another thread interrupts later, since an error raised here would also be ignored.
         threading.Timer(_REPEAT_S, _interrupt_main).start()
     else:
         sys.__unraisablehook__(ignored)
@@ -63,7 +63,7 @@ def _interrupt_main() -> None:
 
 
 if is_command():
-    # Imports leave no garbage, and scanning their objects takes a tenth of the start-up time.
+    # Imports create no garbage, and scanning their objects takes a tenth of the start-up time.
     gc.disable()
 if (
     is_command()

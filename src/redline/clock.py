@@ -1,4 +1,4 @@
-"""Monotonic time for waiting, wall time for people and for HTTP dates."""
+"""Clocks: monotonic time for waiting, wall time for people and for HTTP dates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The source of time for every part; tests pass a clock that they set by hand."""
+    """The source of time for all of redline; tests pass a clock that they set by hand."""
 
     def now_s(self) -> float:
         """Returns monotonic seconds from an arbitrary zero."""

@@ -1,4 +1,4 @@
-"""The error tree, grouped by what its reader does next.
+"""The error tree, grouped by what to do about an error.
 
 RedlineError
   ConfigError            fix the settings, then run again
@@ -9,7 +9,7 @@ RedlineError
       TimedOut           a timeout expired; `phase` names it
       ServerFailed       408, 409, 425, 5xx, 529
       Disconnected       the connection was refused, reset or closed early
-      BadReply           a 200 that cannot be read; final after two retries
+      BadReply           a 200 whose body cannot be read; final after two retries
     Final                the same call will never succeed
       Rejected           400, 403, 404, 413, 422, or rejected by a function or --fail-on
         BadRow           the row itself: it cannot be read, or makes no request; nothing was sent
@@ -20,7 +20,7 @@ RedlineError
       BudgetSpent        the run's own budget is spent; stops the run
       Unpriced           no price is known, so the budget cannot be enforced; stops the run
   NoEndpoint             every endpoint is down
-  TooManyFailures        rows fail at the rate of --stop-at-error-rate or above
+  TooManyFailures        the share of failed rows has reached --stop-at-error-rate
   WaitTooLong            no call can be sent for longer than --longest-wait
   JournalError           the results file cannot be trusted or written
 
@@ -36,8 +36,7 @@ from typing import ClassVar
 class RedlineError(Exception):
     """Base of all errors. what: what happened; where: the place; hint: what to do next.
 
-    stops_run: whether no other row can succeed either, so that the run ends with this row
-    unfinished.
+    stops_run: True if no other row can succeed either; the run then ends with this row unfinished.
     """
 
     stops_run: ClassVar[bool] = False
@@ -87,7 +86,7 @@ class NoEndpoint(RedlineError):
 
 
 class TooManyFailures(RedlineError):
-    """Rows fail at the rate that ends the run (`--stop-at-error-rate`) or above."""
+    """The share of failed rows has reached the rate that ends the run (`--stop-at-error-rate`)."""
 
 
 class WaitTooLong(RedlineError):
@@ -99,10 +98,10 @@ class WaitTooLong(RedlineError):
 
 
 class CallError(RedlineError):
-    """One attempt failed. status: of the HTTP answer; None if there was none."""
+    """One attempt failed. status: the HTTP status of the response; None without a response."""
 
     _body: bytes | Callable[[], bytes] = b""
-    # False if a full queue refused the call, or if it waited in a queue for too long.
+    # False if a full queue refused the call, or if the call waited in a queue for too long.
     is_admitted = True
 
     def __init__(
@@ -113,9 +112,9 @@ class CallError(RedlineError):
 
     @property
     def body(self) -> bytes:
-        """The body of the HTTP answer behind this error, at most 64 KiB; b"" if there was none.
+        """The body of the HTTP response that this error is about, at most 64 KiB; b"" if none.
 
-        Secrets in it are replaced as in the message.
+        Secrets in the body are masked as in the message.
         """
         body = self._body
         if not isinstance(body, bytes):
@@ -123,7 +122,7 @@ class CallError(RedlineError):
         return body
 
     def keep_body(self, body: bytes | Callable[[], bytes]) -> None:
-        """Sets `body`, or a function that returns it on first use: masking a long body is slow."""
+        """Sets `body`, or a function that returns it at first use: masking a long body is slow."""
         self._body = body
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -141,7 +140,7 @@ class Withdrawn(CallError):
 class Retryable(CallError):
     """The same call may succeed later.
 
-    retry_after_s: the seconds for which the server asks to wait; None if it does not ask.
+    retry_after_s: how many seconds the server asks the client to wait; None if it does not ask.
     """
 
     def __init__(
@@ -158,7 +157,7 @@ class Retryable(CallError):
 
 
 class RateLimited(Retryable):
-    """The endpoint's limit was exceeded: HTTP 429, or a 402 that asks to wait."""
+    """The endpoint's limit was exceeded: HTTP 429, or 402 with a time to wait."""
 
 
 class ServerFailed(Retryable):
@@ -166,23 +165,23 @@ class ServerFailed(Retryable):
 
 
 class Disconnected(Retryable):
-    """The connection was refused, reset, or closed before the answer was whole.
+    """The connection was refused, reset, or closed before the response was complete.
 
-    was_sent: False if no connection was made, so the server received no part of the call.
+    was_sent: False if no connection was made, so the server received no part of the request.
     """
 
     was_sent = True
 
 
 class BadReply(Retryable):
-    """A success that cannot be read: not JSON, or not the shape the API promises."""
+    """A successful response that cannot be read: not JSON, or not in the API's format."""
 
 
 class TimedOut(Retryable):
     """A timeout expired.
 
     phase: `connect`, `first_byte`, `attempt`, `row` or `run`. after_s: the timeout in seconds; None
-    if only its deadline is known.
+    if only the time of its expiry is known.
     """
 
     def __init__(
@@ -236,13 +235,13 @@ class Unpaid(Final):
 
 
 class BudgetSpent(Final):
-    """The call may cost more than the rest of the run's budget, or spending cannot be recorded."""
+    """The call may cost more than is left of the run's budget, or spending cannot be recorded."""
 
     stops_run = True
 
 
 class Unpriced(Final):
-    """The run has a budget in money, and the model of the call has no price."""
+    """The run has a budget in dollars, but the price of the call's model is unknown."""
 
     stops_run = True
 
@@ -258,8 +257,8 @@ def check_known(what: str, name: str, known: Iterable[str]) -> None:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns `did you mean X?` if a known name differs only by typos, otherwise an empty string.
 
-    A merely similar name is not suggested: a wrong hint is worse than none. To save time, names
-    whose lengths differ by more than the allowed typos are not compared.
+    A merely similar name is not suggested: a wrong hint is worse than none. To save time, a name
+    whose length differs by more than the allowed number of typos is not compared.
     """
     slips = {
         each: _slips(name.lower(), each.lower())
@@ -271,7 +270,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _most_slips(name: str, known: str) -> int:
-    """Returns the most typos allowed: one per four letters, and never all letters."""
+    """Returns the most typos allowed: one per four letters, at least one, but never all letters."""
     return min(max(1, min(len(name.strip("-")), len(known.strip("-"))) // 4), len(name) - 1)
 
 

@@ -39,16 +39,16 @@ class RetryStarted(Event, frozen=True):
 
 
 class EndpointParked(Event, frozen=True):
-    """The endpoint asked for no requests until `at_s + for_s`."""
+    """The endpoint asked redline to send no requests until `at_s + for_s`."""
 
     endpoint: str
     for_s: float
 
 
 class EndpointLost(Event, frozen=True):
-    """The endpoint accepts no connections; `reason` is the error of the first failed one.
+    """The endpoint accepts no connections; `reason` is the error of the first failed attempt.
 
-    Its rows wait and are sent when it is back.
+    The endpoint's rows wait, and are sent once it accepts connections again.
     """
 
     endpoint: str
@@ -65,14 +65,14 @@ class EndpointOut(Event, frozen=True):
 
 
 class EndpointDegraded(Event, frozen=True):
-    """One of several endpoints fails, and gets few calls until it works. reason: the last error."""
+    """One of several endpoints fails, and gets few calls until it works. reason: its last error."""
 
     endpoint: str
     reason: str
 
 
 class EndpointRecovered(Event, frozen=True):
-    """A degraded endpoint works again, and gets calls as the others do."""
+    """A degraded endpoint works again, and gets calls like the others."""
 
     endpoint: str
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-# zlib's window sizes: 16 + the largest window is gzip, a negative one is deflate without a header.
+# zlib's `wbits`: 16 plus the largest window for gzip, a negative number for deflate with no header.
 _GZIP, _ZLIB, _RAW = 31, 15, -15
 # Gzip members may follow one another; a legitimate body has few (bgzip: 64 KB in each).
 _MOST_MEMBERS = 1024
@@ -17,7 +17,7 @@ class BadCompressionError(ValueError):
 class Inflate:
     """Decompresses one body. A few bytes may become gigabytes, so each step is bounded.
 
-    may_be_raw: accept deflate without a zlib header, as some senders write it (RFC 9110, 8.4.1.2).
+    may_be_raw: accept deflate without a zlib header, which some senders omit (RFC 9110, 8.4.1.2).
     """
 
     def __init__(self, *, may_be_raw: bool) -> None:
@@ -33,9 +33,10 @@ class Inflate:
         return self._decoder.eof if self._decoder is not None else not self._first
 
     def take(self, data: bytes, most_bytes: int) -> bytes:
-        """The next decompressed bytes, at most `most_bytes` (from 1). Raises BadCompressionError.
+        """Returns the decompressed bytes of `data`, at most `most_bytes` (1 or more).
 
-        Bytes beyond `most_bytes` are dropped: the caller refuses such a body.
+        Bytes beyond `most_bytes` are dropped: the caller must refuse such a body. Raises
+        BadCompressionError.
         """
         if self._decoder is None:
             data = self._first + data
@@ -56,7 +57,7 @@ class Inflate:
         return clear
 
     def _window_of(self, data: bytes) -> int:
-        """The window size by the first two bytes (RFC 1952, 2.3, and RFC 1950, 2.2)."""
+        """Returns the `wbits` for the first two bytes (RFC 1952, 2.3, and RFC 1950, 2.2)."""
         if data[:2] == b"\x1f\x8b":
             return _GZIP
         if data[0] & 15 == 8 and (data[0] * 256 + data[1]) % 31 == 0:

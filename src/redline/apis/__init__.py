@@ -1,4 +1,4 @@
-"""The shapes of the OpenAI APIs and of Anthropic's messages, each written once."""
+"""The formats of the OpenAI APIs and of Anthropic's Messages API, each defined once."""
 
 from redline.apis import (
     chat,

@@ -1,4 +1,4 @@
-"""What redline must know about an API to call it and to read its answers."""
+"""The properties of an API that redline needs to call it and to read its answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redline.waist import Reply
 
 
 class Envelope(msgspec.Struct, kw_only=True):
-    """The fields beside the choices, vectors or items of an answer."""
+    """The fields of an answer besides its choices, vectors or items."""
 
     usage: dict[str, Any] | None = None
     model: str | None = None
@@ -20,7 +20,7 @@ class Envelope(msgspec.Struct, kw_only=True):
 
     @property
     def request_id(self) -> str | None:
-        """The id that the answer names, if it is one."""
+        """The answer's `id`; None if it is missing or not a string."""
         return self.id if isinstance(self.id, str) else None
 
 
@@ -32,15 +32,17 @@ def no_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | Non
 class Api(msgspec.Struct, frozen=True, kw_only=True):
     """One API of an endpoint.
 
-    path: of its requests; a url belongs to the API if it ends with the part of `path` after `/v1`.
-    prompt: the field of a request that holds the prompt. texts: all fields whose strings the model
-    reads. as_json: fields that become a part of the prompt as JSON, with their names.
-    output_limits: fields that bound the tokens of one answer. has_system: whether a request may
-    have a system message. has_output: whether answers have generated tokens. is_streamed: whether
-    they may be streamed. read: parses the reply in a body; asked: the request's body, which states
-    the number of answers, or None if it is not known. Raises msgspec.DecodeError for another shape,
-    and the error that the body contains. read_usual: the same, quicker, for an answer of the most
-    common form, with its headers; returns None for any other.
+    path: the path of its requests; a url belongs to the API if it ends with the part of `path`
+    after `/v1`. prompt: the field of a request that holds the prompt. texts: all fields whose
+    strings the model reads. as_json: fields that become part of the prompt as JSON, with their
+    names. output_limits: fields that bound the tokens of one answer. has_system: whether a request
+    may have a system message. has_output: whether answers have generated tokens. is_streamed:
+    whether answers may be streamed.
+    read: parses a response body. Its second argument is the request's body, which says how many
+    answers were requested, or None if that is unknown. Raises msgspec.DecodeError if the body has
+    another format, and ErrorInside or CallError if it contains an error.
+    read_usual: a faster `read` for answers in the most common form; its third argument is the
+    response's headers. Returns None for any other answer.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""POST /v1/files, POST /v1/batches: requests are uploaded and results downloaded as files.
+"""POST /v1/files and /v1/batches: upload files of requests and download files of results.
 
 https://platform.openai.com/docs/api-reference/batch
 """
@@ -21,17 +21,17 @@ FILES, BATCHES = "/v1/files", "/v1/batches"
 WINDOW = "24h"
 # The final statuses of a batch.
 ENDED = frozenset(("failed", "completed", "expired", "cancelled"))
-# OpenAI's bounds: bytes of one file, and lines of one batch.
+# OpenAI's limits: bytes in one file, and lines in one batch.
 MOST_FILE_BYTES = 200 * 1024 * 1024
 MOST_LINES = 50_000
-# Code and message of a line without an answer, by the final status of its batch.
+# The code and message of a line without an answer, by the final status of its batch.
 UNFINISHED = {
     "expired": ("batch_expired", "This request was not executed within the completion window."),
     "cancelled": ("batch_cancelled", "This request was not executed: the batch was cancelled."),
 }
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _WRONG = re.compile(r"`\$\.(\w+)")
-# Fields of a prompt, which belong in the body of a line and not beside it.
+# The fields that hold a prompt; they belong inside a line's `body`, not beside it.
 _OUTSIDE = ("messages", "prompt", "input")
 
 
@@ -43,7 +43,7 @@ class ExpiresAfter(msgspec.Struct, frozen=True):
 
 
 class BatchRequest(msgspec.Struct):
-    """The body of POST /v1/batches. endpoint: the url of all its lines."""
+    """The body of POST /v1/batches. endpoint: the url that all lines of the input file have."""
 
     input_file_id: str
     endpoint: str
@@ -81,7 +81,7 @@ class LineChecker:
         self._names: set[str] = set()
 
     def read(self, raw: bytes, line: int) -> RequestLine | Problem:
-        """The request of a line, or its problem. line: its number, from 1."""
+        """Returns the request on a line, or the line's problem. line: the line number, from 1."""
         try:
             asked = _ASKED.decode(raw)
             found = msgspec.json.decode(raw)
@@ -108,7 +108,7 @@ class LineChecker:
 
 
 def _misshapen(reason: str, line: int) -> Problem:
-    """The problem of a JSON line that is not a request."""
+    """Returns the problem of a line that is JSON but not a request."""
     if missing := _MISSING.search(reason):
         return _absent(missing[1], line)
     wrong = _WRONG.search(reason)
@@ -123,9 +123,9 @@ def _absent(name: str, line: int) -> Problem:
 
 
 class Batch(msgspec.Struct):
-    """A batch as the provider shows it. created_at: wall time, 0 if it is not known.
+    """A batch as the provider reports it. created_at: wall time, 0 if unknown.
 
-    finished: the number of lines with an answer or an error; 0 if the provider does not state it.
+    finished: the number of lines with an answer or an error; 0 if the provider reports none.
     """
 
     id: str
@@ -148,12 +148,12 @@ class Batch(msgspec.Struct):
 
     @property
     def is_over(self) -> bool:
-        """Whether its state is final."""
+        """Whether the batch's status is final."""
         return self.status in ENDED
 
     @property
     def files(self) -> list[str]:
-        """The ids of the result file and the error file that exist so far."""
+        """The ids of the result file and the error file, as far as they exist."""
         found = (self.output_file_id, self.error_file_id)
         return list(dict.fromkeys(name for name in found if name and isinstance(name, str)))
 
@@ -172,7 +172,7 @@ class Batch(msgspec.Struct):
 
 
 class FileObject(msgspec.Struct, kw_only=True):
-    """A file as the API shows it. bytes: its size. created_at, expires_at: wall time."""
+    """A file as the API reports it. bytes: its size. created_at, expires_at: wall time."""
 
     id: str
     object: str = "file"
@@ -185,7 +185,7 @@ class FileObject(msgspec.Struct, kw_only=True):
 
 
 class BatchObject(msgspec.Struct, kw_only=True):
-    """A batch as the API shows it; times are wall times in whole seconds."""
+    """A batch as the API reports it; times are wall times in whole seconds."""
 
     id: str
     object: str = "batch"
@@ -232,7 +232,7 @@ def page_object(items: Sequence[Any], names: Sequence[str], *, has_more: bool) -
 
 
 def deleted_object(file_id: str) -> dict[str, Any]:
-    """The answer to a DELETE of a file."""
+    """The response to a DELETE of a file."""
     return {"id": file_id, "object": "file", "deleted": True}
 
 
@@ -248,7 +248,7 @@ class _Error(msgspec.Struct):
 
 
 class ResultLine(msgspec.Struct):
-    """One line of a file of results or errors. problem: why the line's result cannot be read."""
+    """One line of a result or error file. problem: why its result cannot be read, or empty."""
 
     custom_id: str
     response: _Response | None = None
@@ -266,7 +266,7 @@ _NAMED = msgspec.json.Decoder(_Named)
 
 
 def read_line(raw: bytes) -> ResultLine:
-    """Parses a line. Raises BadReply if it names no row."""
+    """Parses a line of a result or error file. Raises BadReply if it has no readable custom_id."""
     try:
         return _LINE.decode(raw)
     except (ValueError, RecursionError) as error:
@@ -289,10 +289,10 @@ def read_line(raw: bytes) -> ResultLine:
 def result_object(
     name: str, custom_id: str, response: dict[str, Any] | None, error: Any = None
 ) -> dict[str, Any]:
-    """One line of a file of results or errors. name: its id. response: from `answer_object`."""
+    """One line of a result or error file. name: its `id`. response: from `answer_object`."""
     return {"id": name, "custom_id": custom_id, "response": response, "error": error}
 
 
 def answer_object(status_code: int, request_id: str | None, body: Any) -> dict[str, Any]:
-    """The answer to one request, as its line holds it."""
+    """The `response` of a result line. body: the answer's JSON."""
     return {"status_code": status_code, "request_id": request_id, "body": body}

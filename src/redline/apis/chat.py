@@ -89,12 +89,12 @@ FORM = Form(
 
 
 def tool_call(name: str, tool: str, arguments: str) -> Object:
-    """A tool call of a message. name: its id."""
+    """A tool call in a message. name: the call's id. tool: the tool's name."""
     return {"id": name, "type": "function", "function": {"name": tool, "arguments": arguments}}
 
 
 def call_piece(index: int, position: int, call: Object) -> Object:
-    """A choice's tool call at this position, as an event contains it. call: its new part."""
+    """A choice of an event with `call`, a new part of the tool call at this position."""
     return _piece(index, None, tool_calls=[{"index": position, **call}])
 
 

@@ -1,8 +1,7 @@
-"""The common part of chat and completions: answers with choices, read and written.
+"""Reads and writes answers with choices, the common part of chat and completions.
 
 A choice is `{"index", "message" or "text", "logprobs", "finish_reason"}`; in the events of a chat's
-stream, `delta` is the new part of its message. Servers mix the two APIs, so that one reader handles
-both.
+stream, `delta` is the new part of its message. Servers mix the two APIs, so one reader reads both.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from redline.waist import Reply
 
 Object = dict[str, Any]
 
-# More answers than any endpoint gives to one request: a larger number is an error.
+# More answers than any endpoint returns for one request: a larger number is an error.
 _MOST_CHOICES = 100_000
-# Indices in a message.
+# The most indices listed in an error message.
 _MOST_NAMED = 5
 
 
@@ -39,7 +38,7 @@ class ChoicesRequest(msgspec.Struct, kw_only=True):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
+        """Whether the client asks for a stream that ends with its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
@@ -108,12 +107,12 @@ _convert = msgspec.convert
 
 
 def choices(body: Object) -> int:
-    """The number of answers to a request: `n` for each of its prompts; at most 100,000."""
+    """The number of requested answers: `n` for each prompt; at most 100,000."""
     return _copies(number(body.get("n")), body)
 
 
 def drafts(body: Object) -> int:
-    """The number of billed answers, which is `best_of` if given: some may not be sent."""
+    """The number of billed answers: `best_of` per prompt if given, of which `n` are returned."""
     n, best_of = number(body.get("n")), number(body.get("best_of"))
     return _copies(n if best_of is None else max(n or 1, best_of), body)
 
@@ -127,7 +126,7 @@ def _copies(each: int | None, body: Object) -> int:
 
 
 def read_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | None:
-    """See `Api.read_usual`: the reply of a chat to a request for one choice."""
+    """Reads the answer of a chat with one choice; see `Api.read_usual`."""
     if asked and (type(asked) is not dict or "n" in asked or "prompt" in asked):
         return None
     input_tokens = output_tokens = None
@@ -153,7 +152,7 @@ def read_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | N
 
 
 def read(body: bytes, asked: Object | None) -> Reply:
-    """The reply of a body, see `Api.read`: a text, or a list of several."""
+    """Reads a body as a text, or as a list of texts if there are several; see `Api.read`."""
     reply = _REPLY.decode(body)
     found = reply.choices
     if not found:
@@ -185,7 +184,7 @@ def has_ended(body: bytes) -> bool:
     try:
         endings = _ENDINGS.decode(body)
     except msgspec.ValidationError:
-        # Some plain JSON without either of them.
+        # Plain JSON with neither choices nor an error.
         return True
     choices = endings.choices or ()
     return not endings.error and all(choice.finish_reason is not None for choice in choices)
@@ -199,9 +198,10 @@ P = TypeVar("P", bound=_Part)
 
 
 def in_order(found: list[P], asked: int | None, name: str) -> list[P]:
-    """The parts of an answer, sorted by index. Raises BadReply if they are not the requested ones.
+    """The parts of an answer, sorted by index. Raises BadReply if they are not those requested.
 
-    asked: the requested number; None if it is not known. name: what a part is called in an error.
+    asked: the requested number; None if it is unknown, so that nothing is checked. name: what an
+    error calls a part.
     """
     if asked == len(found) == 1 and not found[0].index:
         return found
@@ -235,7 +235,7 @@ def _choice_text(choice: _Choice) -> Any:
 
 
 def text_of(content: Any) -> Any:
-    """The content unchanged; for a list of parts, their texts joined."""
+    """The content unchanged, or the joined texts of a list of parts."""
     if not isinstance(content, list):
         return content
     texts = (part.get("text") for part in content if isinstance(part, dict))
@@ -253,7 +253,7 @@ def _finish(choice: _Choice, output: Any) -> str | None:
     reason = choice.finish_reason
     if output in (None, "") and not _tool_calls(choice) and reason in (None, "stop"):
         return "empty"
-    # Some servers send the number by which their own API states the reason.
+    # Some servers send the reason's number in their own API.
     return str(reason) if isinstance(reason, int) else reason
 
 
@@ -269,7 +269,7 @@ def write_choice(
 ) -> Object:
     """A choice of an answer, or of an event, which has only the new part.
 
-    name: the entry that holds the text and the tool calls. part: makes the entry's value of them.
+    name: the key of the text and the tool calls. part: makes the value of this key from both.
     """
     return {
         "index": index,
@@ -280,11 +280,12 @@ def write_choice(
 
 
 class Form(NamedTuple):
-    """The differences between the two APIs when writing.
+    """The differences between the two APIs in the answers that redline writes.
 
-    id_prefix: of an answer's id. whole, event: the `object` of an answer and of an event. choice,
-    piece: `write_choice` for an answer and for an event, from its `index` on. opening: makes the
-    piece that comes before the text of the choice with this index; None if there is none.
+    id_prefix: the prefix of an answer's id. whole, event: the `object` of an answer and of an
+    event. choice, piece: `write_choice` for an answer and for an event; called with its arguments
+    from `index` on. opening: makes the piece that precedes the text of the choice with this index;
+    None if the API has no such piece.
     """
 
     id_prefix: str
@@ -298,8 +299,8 @@ class Form(NamedTuple):
 class ChoicesWriter(NamedTuple):
     """Writes one answer, whole or as the events of a stream.
 
-    name: its id after the prefix, unlike that of any other answer. created_s: wall time.
-    includes_usage: events have a `usage`, and the last one fills it.
+    name: the answer's id after the prefix, unique among all answers. created_s: wall time.
+    includes_usage: whether events have a `usage`, which is null in all but the last event.
     """
 
     form: Form
@@ -328,11 +329,11 @@ class ChoicesWriter(NamedTuple):
         return event
 
     def last(self, usage: Object) -> list[Object]:
-        """The event after all choices, if the client requested usage."""
+        """The event with the usage, after all choices; an empty list if it was not requested."""
         return [{**self.event(), "usage": usage}] if self.includes_usage else []
 
     def encoder(self) -> Callable[[Object], bytes]:
-        """Makes the bytes of an event with one piece; what all events share is encoded once."""
+        """Returns a function that encodes an event with one piece; the rest is encoded once."""
         # The bracket of the empty list of choices is the last one.
         begin, _, end = event_bytes(self.event()).rpartition(b"]")
 

@@ -1,9 +1,9 @@
-"""Errors inside an answer with HTTP 200, judged by the status that they contain.
+"""Errors inside a response with HTTP 200, judged by the status that they contain.
 
-Gateways send such an error if the model behind them fails after they have begun to answer
+Gateways send such an error if the model behind them fails after the response has begun
 (OpenRouter's page on errors).
 
-  the error names                      it is judged as
+  the error contains                   it is judged as
   a status from 400 to 599             that status
   a code or type of the table below    the status beside it
   neither                              BadReply
@@ -19,11 +19,11 @@ from redline.apis.loose_json import encoded, number
 from redline.errors import BadReply, CallError, NoEndpoint, ServerFailed
 
 _LONGEST_QUOTE = 300
-# Finish reasons of choices that the model did not end: OpenRouter and Mistral send `error`, Z.ai
+# Finish reasons of choices that broke off: OpenRouter and Mistral send `error`, Z.ai
 # `network_error`, DeepSeek `insufficient_system_resource`, vLLM and SGLang `abort`.
 _BROKEN = frozenset({"error", "network_error", "insufficient_system_resource", "abort"})
 
-# Codes and types of OpenAI's and Anthropic's error pages, and of google.rpc.Code in lower case.
+# Codes and types from OpenAI's and Anthropic's error pages, and from google.rpc.Code in lower case.
 _CODES = {
     400: ("invalid_request_error", "invalid_argument", "invalid_prompt", "context_length_exceeded"),
     401: ("authentication_error", "invalid_api_key", "unauthenticated"),
@@ -41,7 +41,7 @@ _CODES = {
     529: ("overloaded_error",),
 }
 _STATUS_OF = {code: status for status, codes in _CODES.items() for code in codes}
-# Fields beside `error` that do not make an answer.
+# The fields that JSON with nothing but an error may have.
 _ENVELOPE = {
     *("code", "detail", "error", "id", "message", "object", "param", "request_id", "status"),
     *("status_code", "type", "user_id"),
@@ -49,16 +49,17 @@ _ENVELOPE = {
 
 
 class ErrorInside(Exception):
-    """Raised for an answer whose JSON is an error. value: that JSON."""
+    """Raised if the JSON of a response is an error. value: the decoded JSON."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 def is_error(value: Any, *, of_any_api: bool = False) -> bool:
-    """The JSON of an answer is an error.
+    """Whether the JSON of a response is an error.
 
-    of_any_api: only if it is nothing else, since a plain endpoint may have fields of these names.
+    of_any_api: True for a plain endpoint, whose answers may have fields such as `error`: JSON then
+    counts as an error only if it has no fields besides those of an error.
     """
     value = _unlisted(value)
     if not isinstance(value, dict):
@@ -73,7 +74,7 @@ def is_error(value: Any, *, of_any_api: bool = False) -> bool:
 
 
 def is_error_event(event: dict[str, Any]) -> bool:
-    """The event of a stream is an error."""
+    """Whether the event of a stream is an error."""
     return _is_named(event) or bool(event.get("error"))
 
 
@@ -82,9 +83,10 @@ def _is_named(value: dict[str, Any]) -> bool:
 
 
 def judge_error(value: Any, headers: Mapping[str, str], wall_s: float) -> CallError | NoEndpoint:
-    """The error that an answer contains. value: its JSON, with the error in `error` or itself.
+    """Returns the error that a response with HTTP 200 contains.
 
-    headers, wall_s: as in `judge`.
+    value: the response's JSON: the error itself, or an object with the error in `error`. headers,
+    wall_s: as for `judge`.
     """
     value = _unlisted(value)
     error = value.get("error") if isinstance(value, dict) else value
@@ -103,13 +105,14 @@ def judge_error(value: Any, headers: Mapping[str, str], wall_s: float) -> CallEr
 
 
 def judge_part(what: str, error: Any, *, is_begun: bool = True) -> CallError | NoEndpoint:
-    """The error of an answer that broke off; what: the claim, such as `choice 1 broke off`.
+    """Returns the error of an answer that broke off.
 
-    is_begun: whether a part of the answer has arrived. The error then has no status: tokens before
-    the break may have been billed, whereas a request refused with a status is not billed.
+    what: the beginning of the message, such as `choice 1 broke off`. is_begun: whether a part of
+    the answer has arrived. The error then has no status: tokens before the break may have been
+    billed, whereas a request refused with a status is not billed.
     """
     judged = judge_error({"error": error}, {}, 0.0)
-    # If the model is lost, the message is the same as for an answer that has not begun.
+    # NoEndpoint (the model is lost) keeps the message that it has before an answer begins.
     if isinstance(judged, CallError):
         judged.what = f"{what}: {judged.what}"
         if is_begun:
@@ -118,7 +121,7 @@ def judge_part(what: str, error: Any, *, is_begun: bool = True) -> CallError | N
 
 
 def judge_choice(index: int, error: Any, finish_reason: Any) -> CallError | NoEndpoint | None:
-    """The error of a choice that broke off; None for a complete one."""
+    """Returns the error of a choice that broke off; None if the choice is complete."""
     if error:
         return judge_part(f"choice {index} broke off", error)
     if isinstance(finish_reason, str) and finish_reason.lower() in _BROKEN:
@@ -127,7 +130,7 @@ def judge_choice(index: int, error: Any, finish_reason: Any) -> CallError | NoEn
 
 
 def _unlisted(value: Any) -> Any:
-    """Gemini's compatible API puts its error into a list."""
+    """Returns the only item of a list: Gemini's compatible API sends its error in a list."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 

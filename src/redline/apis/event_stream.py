@@ -1,7 +1,7 @@
-"""Streamed answers as bytes: text/event-stream (WHATWG HTML, 9.2), written and read.
+"""Writes and reads the bytes of streamed answers: text/event-stream (WHATWG HTML, 9.2).
 
 An event has a field on each line and ends with a blank line; its `data` is JSON. The API ends a
-stream with `data: [DONE]`, and what follows that is not a part of the answer.
+stream with `data: [DONE]`; anything after that is not part of the answer.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from redline.errors import BadReply
 DONE = b"[DONE]"
 DONE_EVENT = b"data: %b\n\n" % DONE
 _LONGEST_EVENT_BYTES = 8 * 1024 * 1024
-# Two ends of lines. They are atomic: CR LF is one of them and not two.
+# Two line ends, matched atomically: CR LF is one line end, not two.
 _BLANK_LINE = re.compile(rb"(?:\r\n?+|\n)(?:\r\n?+|\n)")
-# The most bytes of an incomplete blank line: all but its last byte.
+# The most bytes of an incomplete blank line: CR LF CR LF without its last byte.
 _MOST_BEGUN_BYTES = 3
-# The LF may still arrive, but a server that ends lines with CR alone sends none.
+# An LF may still follow, unless the server ends lines with CR alone.
 _MAY_GO_ON = frozenset({b"\r\n\r", b"\n\r"})
-# The end of a key and the beginning of a string, before a model's text. Inside a JSON string, these
-# quotes would have a backslash.
+# A key, a colon and the opening quote of a model's text. Inside a JSON string, these quotes would
+# be escaped.
 _KEYS = tuple(
     b'%b":%b"' % (key, space)
     for key in (b"content", b"text", b"arguments")
     for space in (b"", b" ")
 )
-# The inside of a JSON string.
+# The inside of a JSON string, without its quotes.
 _INSIDE = re.compile(rb'[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*')
 _INSIDE_AT = _INSIDE.match
-# Whether data, from one place up to another, is the inside of a JSON string.
+# Whether data, from one offset up to another, is the inside of a JSON string.
 is_text = _INSIDE.fullmatch
 
 
@@ -43,29 +43,29 @@ def event_bytes(event: object, name: str = "") -> bytes:
 
 
 class ErrorData(bytes):
-    """The data of an event that is named `error`."""
+    """The data of an event whose `event` field is `error`."""
 
 
 class EventParser:
     """Splits a stream of bytes into complete events, wherever the bytes were cut."""
 
     def __init__(self) -> None:
-        # The bytes since the last blank line; a long event is not copied at each read.
+        # The bytes since the last blank line; a bytearray, so that no read copies a long event.
         self._rest = bytearray()
         self._is_first = True
 
     def blocks(self, data: bytes) -> list[tuple[bytes, bytes | None]]:
-        """The blocks that `data` completes, each as received with its blank line, and its data.
+        """Returns each block that `data` completes: its bytes with the blank line, and its data.
 
         The data is an ErrorData for an error, and None for a block without an event, such as a
-        comment. All blocks followed by `left` equal the bytes fed. Raises BadReply for an endless
-        event.
+        comment. The bytes of all blocks followed by `left()` are the bytes passed in so far. Raises
+        BadReply for an event longer than 8 MiB.
         """
         if not (self._rest or self._is_first) and _is_line(data):
-            # As most reads are: one event.
+            # Most reads are exactly one event.
             return [(data, data[6:-2].strip() or None)]
         rest = self._rest
-        # A blank line may have begun in what is kept.
+        # A blank line may have begun in the bytes kept from earlier reads.
         start = max(0, len(rest) - _MOST_BEGUN_BYTES)
         rest += data
         raws = _split(bytes(rest)) if not start or _has_end(rest, start) else []
@@ -80,21 +80,21 @@ class EventParser:
 
     @property
     def is_amid(self) -> bool:
-        """Whether a part of an event, or nothing at all, has arrived.
+        """Whether an event is incomplete, or no event has been completed yet.
 
-        The next bytes then need not begin an event.
+        The next bytes are then not sure to begin an event.
         """
         return bool(self._rest) or self._is_first
 
     def line(self, data: bytes) -> bytes | None:
-        """The data of the one event that `data` is, if it is a line and nothing came before it.
+        """Returns the data of a one-line event, if `data` is exactly that and not `is_amid`.
 
-        None for anything else. It does not change the parser, unlike `blocks`.
+        None for anything else. Unlike `blocks`, this does not change the parser.
         """
         return None if self.is_amid or not _is_line(data) else _data_of(data)
 
     def rest(self) -> bytes | None:
-        """The data of an event that the stream's end has cut short; None for none."""
+        """The data of an event that the end of the stream has cut short; None if there is none."""
         rest = self.left()
         return _data_of(rest.removeprefix(BOM) if self._is_first else rest)
 
@@ -104,11 +104,10 @@ class EventParser:
 
 
 class EventForm(msgspec.Struct, frozen=True):
-    """The form of events that differ from an earlier one only in the model's text.
+    """The form of events that differ from an earlier event only in the model's text.
 
-    Apart from the text, all of them have the same contents.
-    begin, end: the event before and after the text, with `data: ` and its blank line.
-    begin_bytes, end_bytes: their lengths.
+    begin, end: the bytes of the event before and after the text, including `data: ` and the blank
+    line. begin_bytes, end_bytes: their lengths.
     """
 
     begin: bytes
@@ -126,7 +125,7 @@ class EventForm(msgspec.Struct, frozen=True):
 
 
 def event_form_of(data: bytes) -> EventForm | None:
-    """The form of an event of one line, which is JSON; None if it has no text."""
+    """Returns the form of a one-line event whose data is JSON; None if the event has no text."""
     for key in _KEYS:
         at = data.find(key)
         if at >= 0:
@@ -139,14 +138,14 @@ def event_form_of(data: bytes) -> EventForm | None:
 
 
 def _has_end(kept: bytearray, start: int) -> bool:
-    """Whether it contains a blank line from `start` on."""
+    """Whether `kept` contains a blank line from `start` on."""
     if kept.find(b"\r", start) < 0:
         return kept.find(b"\n\n", start) >= 0
     return _BLANK_LINE.search(kept, start) is not None
 
 
 def _split(whole: bytes) -> list[bytes]:
-    """The blocks of lines that end with CR, LF or both, each with its blank line."""
+    """Returns the complete blocks, each with its blank line. Lines end with CR, LF or CR LF."""
     if whole.find(b"\r") < 0:
         return [block + b"\n\n" for block in whole.split(b"\n\n")[:-1]]
     raws, start = [], 0
@@ -159,7 +158,7 @@ def _split(whole: bytes) -> list[bytes]:
 
 
 def _is_line(event: bytes) -> bool:
-    """Whether it is one line of data, and a blank one."""
+    """Whether the event is one line of data and a blank line."""
     return (
         event.startswith(b"data: ")
         and event.find(b"\n") == len(event) - 2
@@ -170,7 +169,7 @@ def _is_line(event: bytes) -> bool:
 
 def _data_of(event: bytes) -> bytes | None:
     if _is_line(event):
-        # As most are.
+        # Most events are.
         return event[6:-2].strip() or None
     if event.find(b"\r") >= 0:
         event = event.replace(b"\r\n", b"\n").replace(b"\r", b"\n")

@@ -1,10 +1,10 @@
-"""JSON and numbers as lenient servers write them: JSON that does not follow RFC 8259.
+"""Reads JSON that does not follow RFC 8259, and numbers, as some servers write them.
 
   a byte order mark             is skipped
   NaN, Infinity, 1e999          become null
   half of a surrogate pair      becomes U+FFFD
 
-This is ten times slower than msgspec, so it is tried only on data that msgspec has refused.
+This is ten times slower than msgspec, so it is used only for data that msgspec has refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 def parsed(data: bytes) -> Any:
-    """The value, whose strings may hold lone surrogates. Raises ValueError or RecursionError."""
+    """Parses JSON; strings may contain lone surrogates. Raises ValueError or RecursionError."""
     return json.loads(data.removeprefix(BOM).decode())
 
 
@@ -29,7 +29,7 @@ def mended(data: bytes) -> bytes:
 
 
 def decoded(data: bytes) -> Any:
-    """The value of JSON, proper or not, cleaned by `clean`. Raises ValueError or RecursionError."""
+    """Decodes JSON, proper or not, and applies `clean`. Raises ValueError or RecursionError."""
     try:
         return msgspec.json.decode(data)
     except ValueError:
@@ -45,7 +45,7 @@ def decoded_or_text(data: bytes) -> Any:
 
 
 def encoded(value: Any) -> bytes:
-    """Encodes as proper JSON a value whose strings may hold lone surrogates."""
+    """Encodes a value as proper JSON, even if its strings contain lone surrogates."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -53,7 +53,7 @@ def encoded(value: Any) -> bytes:
 
 
 def clean(value: Any) -> Any:
-    """The value with everything replaced that proper JSON cannot hold, as in the table above."""
+    """Replaces everything that proper JSON cannot contain, as in the table above."""
     if isinstance(value, str):
         return paired(value)
     if isinstance(value, dict):
@@ -76,7 +76,7 @@ class PairJoiner:
         self._half = ""
 
     def add(self, text: str) -> str:
-        """The next piece without half a pair at its end, which is kept for the following piece."""
+        """Returns the next piece; half a pair at its end is kept for the piece after it."""
         if self._half:
             text, self._half = self._half + text, ""
         if text and "\ud800" <= text[-1] <= "\udbff":
@@ -84,15 +84,15 @@ class PairJoiner:
         return text if text.isascii() else paired(text)
 
     def end(self) -> str:
-        """What is left after the last piece: U+FFFD for half a pair, otherwise nothing."""
+        """Returns the rest after the last piece: U+FFFD for half a pair, otherwise nothing."""
         half, self._half = self._half, ""
         return "\ufffd" if half else ""
 
 
 def number(value: Any) -> int | None:
-    """`value` as a whole number, rounded up; None if it is not a number.
+    """Returns `value` as a whole number, rounded up; None if it is not a number.
 
-    Many servers take "4" and 4.0 for 4, as pydantic does by default.
+    Many servers accept "4" and 4.0 as 4, as pydantic does by default.
     """
     if type(value) is int:
         return value

@@ -1,13 +1,13 @@
-"""Reading replies of every API, and plain JSON of any other path.
+"""Reads the replies of every API, and plain JSON from any other path.
 
-The end of the request's path determines the API. `read` raises BadReply for a body that is not what
-the API promises, so that the call is retried as after any other fault. For a body that contains an
-error, it raises that error.
+The end of the request's path determines the API. `read` raises BadReply for a body that does not
+match the API's format, so that the call is retried as after any other fault. For a body that
+contains an error, it raises that error.
 
   an answer                                    is
   with an `error` and no choices               judged by the status inside
-  a choice with an `error`, or broken off      that error, or ServerFailed
-  with fewer or more choices than asked for    BadReply
+  with a choice with an `error` or broken off  that error, or ServerFailed
+  with fewer or more choices than requested    BadReply
   a response that is queued or in progress     BadReply
 """
 
@@ -40,7 +40,7 @@ def _read_plain(
             value = value[step]
         except (KeyError, IndexError, TypeError):
             path = ".".join(map(str, output_path))
-            # Its status tells that it is an answer, which may have been billed.
+            # Status 200 marks it as an answer, which may have been billed.
             raise Rejected(
                 f"--output-path {path} finds no `{step}` in the answer, which begins {quote(body)}",
                 hint="check --output-path",
@@ -56,7 +56,7 @@ def _read_plain(
 
 
 def _check_plain(whole: Any) -> None:
-    """Raises the error in the JSON, or that of a choice that broke off, wherever choices are."""
+    """Raises the error that the JSON contains, or that of one of its choices that broke off."""
     if is_error(whole, of_any_api=True):
         raise ErrorInside(whole)
     found = whole.get("choices") if isinstance(whole, dict) else None
@@ -67,7 +67,7 @@ def _check_plain(whole: Any) -> None:
                 raise error
 
 
-# Any path that no API has: JSON in, JSON out. Anthropic's messages have their `system` apart:
+# Any path that belongs to no API: JSON in, JSON out. Anthropic's messages have a separate `system`:
 # https://platform.claude.com/docs/en/api/messages
 PLAIN = Api(path="", texts=("system",), read=_read_plain)
 # The longer ending first.
@@ -76,7 +76,7 @@ APIS = (chat.API, completions.API, embeddings.API, responses.API)
 
 @lru_cache(maxsize=1024)
 def api_of(url: str) -> Api:
-    """The API to which the path of `url`, without its query, belongs; PLAIN if it is of none."""
+    """Returns the API to which the path of `url`, without its query, belongs; PLAIN if none."""
     path = f"/{_path_of(url)}"
     return next((api for api in APIS if path.endswith(api.ending)), PLAIN)
 
@@ -89,12 +89,12 @@ def read(
     headers: Mapping[str, str] | None = None,
     wall_s: float = 0.0,
 ) -> Reply:
-    """The reply that `body` holds for a call to `url`.
+    """Reads the reply in `body`, the body of a successful response to a request to `url`.
 
-    output_path: picks the answer from the JSON, for any API. asked: the request's body, which
-    states the number of answers; None if it is not known. headers: those of the answer. headers,
-    wall_s: as in `judge`, for an error inside. Raises CallError, and NoEndpoint if a local engine
-    is lost.
+    output_path: selects the answer in the JSON, for any API. asked: the request's body, which says
+    how many answers were requested; None if that is unknown. headers: those of the response.
+    wall_s: the current wall time, for an error inside, as in `judge`. Raises CallError, and
+    NoEndpoint if a local engine is lost.
     """
     if headers is None:
         headers = {}
@@ -110,7 +110,7 @@ def read(
         try:
             reply = read_body(body, asked)
         except msgspec.DecodeError as error:
-            # Either no JSON as it should be, or JSON of another shape.
+            # Either improper JSON, or JSON in another format.
             body, value = _loose(body, error)
             if is_error(value, of_any_api=api is PLAIN):
                 raise ErrorInside(value) from error
@@ -129,7 +129,7 @@ def read(
 
 
 def _loose(body: bytes, error: msgspec.DecodeError) -> tuple[bytes, Any]:
-    """The body as proper JSON, and its value. Raises `error` for what is not JSON at all."""
+    """Returns the body as proper JSON, and its value. Raises `error` if it is not JSON at all."""
     try:
         return body, msgspec.json.decode(body)
     except ValueError:

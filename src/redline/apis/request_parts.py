@@ -1,4 +1,4 @@
-"""Parts of requests that several APIs share, as far as redline's own servers read them."""
+"""Parts of requests that several APIs share; only the fields that redline's servers read."""
 
 from __future__ import annotations
 

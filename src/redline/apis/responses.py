@@ -15,7 +15,7 @@ from redline.apis.request_parts import Count, Messages, ResponseFormat
 from redline.errors import BadReply
 from redline.waist import Reply
 
-# Calls that the caller must answer; the provider has made all others, such as web_search_call.
+# Tool calls that the client must run; the provider runs all others, such as web_search_call.
 _CALLERS_TOOLS = frozenset({"function_call", "custom_tool_call"})
 # A response may also be `failed`, `queued`, `in_progress` or `cancelled`.
 _ENDED = frozenset({None, "completed", "incomplete"})
@@ -23,7 +23,7 @@ _LAST_EVENTS = frozenset({"response.completed", "response.incomplete", "response
 
 
 class TextOptions(msgspec.Struct):
-    """The part of a request that has its response format."""
+    """The part of a request that contains its response format."""
 
     format: ResponseFormat | None = None
 
@@ -61,7 +61,7 @@ _ITEM = msgspec.json.Decoder(_Item)
 
 
 def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
-    """The reply of a body, see `Api.read`: its text, or its refusal."""
+    """Reads a body as its text, or its refusal if it has no text; see `Api.read`."""
     reply = _REPLY.decode(body)
     if reply.error:
         raise judge_part("the response failed", reply.error)
@@ -114,9 +114,10 @@ API = Api(
 
 
 def whole(name: str, created_s: int, text: str, *, is_cut: bool, **fields: Any) -> dict[str, Any]:
-    """The answer with this text. is_cut: whether the token limit cut it.
+    """The answer with this text. is_cut: whether the token limit cut the text.
 
-    name: part of its ids. created_s: wall time. fields: others, such as `model` and `usage`.
+    name: part of the answer's ids. created_s: wall time. fields: more fields, such as `model` and
+    `usage`.
     """
     status = "incomplete" if is_cut else "completed"
     part = {"type": "output_text", "text": text, "annotations": []}
@@ -143,7 +144,7 @@ def whole(name: str, created_s: int, text: str, *, is_cut: bool, **fields: Any) 
 
 
 def event_of(whole: dict[str, Any]) -> dict[str, Any]:
-    """The only event of a stream that has the whole response in it."""
+    """The single event of a stream that contains the whole response."""
     return {"type": "response.completed", "sequence_number": 0, "response": whole}
 
 

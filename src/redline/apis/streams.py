@@ -1,4 +1,4 @@
-"""Assembles the events of a stream into the answer that a call without a stream would get."""
+"""Assembles the events of a stream into the answer that an unstreamed call would get."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _ChoiceHead(msgspec.Struct):
 
 
 class _EventHead(msgspec.Struct):
-    """The fields of an event that are read if its text is not needed."""
+    """The fields of an event that are read even if its text is not needed."""
 
     type: Any = None
     object: Any = None
@@ -36,7 +36,7 @@ _HEAD = msgspec.json.Decoder(_EventHead)
 
 
 def read_event(data: bytes) -> tuple[Object, bool]:
-    """The JSON object of an event, and whether only `loose_json` reads it. Raises BadReply."""
+    """The JSON object of an event, and whether only `loose_json` can read it. Raises BadReply."""
     is_loose = False
     try:
         found = msgspec.json.decode(data)
@@ -52,15 +52,15 @@ def read_event(data: bytes) -> tuple[Object, bool]:
 
 
 class StreamedAnswer:
-    """One answer, as far as it has arrived."""
+    """The part of an answer that has arrived so far."""
 
     def __init__(self) -> None:
         self._choices: dict[int, _Choice] = {}
-        self._known: Object = {}  # id, model and usage, which any event may bring
+        self._known: Object = {}  # id, model and usage, which any event may contain
         self._response: bytes | None = None
 
     def add(self, event: Object) -> str:
-        """The text that an event adds, of its first choice.
+        """Adds an event and returns the text that it adds to the first choice.
 
         Raises ErrorInside for an event that is an error, the error of a choice that broke off, and
         AttributeError or TypeError for a malformed event.
@@ -87,9 +87,9 @@ class StreamedAnswer:
         return first
 
     def skim(self, event: bytes) -> bool:
-        """Whether the event has only more of a choice's text; if not, `add` must read it.
+        """Whether the event only continues the text of choices; if not, `add` must read it.
 
-        An answer whose events were skimmed has no text.
+        The text of skimmed events is missing from the answer.
         """
         try:
             head = _HEAD.decode(event)
@@ -109,18 +109,18 @@ class StreamedAnswer:
 
     @property
     def finish_reasons(self) -> list[Any]:
-        """The finish reason of each choice, as sent by the endpoint; None until then."""
+        """The finish reason of each choice as the endpoint sent it; None if it has not yet."""
         return [self._choices[index].finish_reason for index in sorted(self._choices)]
 
     def whole(self, *, is_done: bool) -> tuple[str, bytes]:
-        """The url and the body of the same answer unstreamed.
+        """Returns the url and the body that the same answer has without a stream.
 
         is_done: whether the stream announced its end. Raises Disconnected for an incomplete answer.
         """
         if self._response is not None:
             return responses.API.path, self._response
         reasons = [reason is not None for reason in self.finish_reasons]
-        # Some servers give no reason at all; one that gives it gives it for each choice.
+        # Some servers send no finish reason at all; others send one for each choice.
         has_ended = bool(reasons) and all(reasons)
         if not has_ended and (any(reasons) or not is_done):
             raise Disconnected("the stream ended before its answer was complete")
@@ -133,19 +133,19 @@ class _Pieces(list[str]):
 
 
 class _Choice:
-    """One choice of a streamed answer, as far as it has arrived."""
+    """The part of one choice of a streamed answer that has arrived so far."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.refusals: list[str] = []
         self.tools: dict[int, Object] = {}
-        # The objects in them whose arguments have come in pieces, which are joined once.
+        # The objects in `tools` whose arguments come in pieces, which are joined only once.
         self._in_pieces: list[Object] = []
         self.finish_reason: str | int | None = None
         self._joiner = PairJoiner()
 
     def add(self, choice: Object) -> str:
-        """The text that `choice` adds. Raises AttributeError or TypeError for a malformed one."""
+        """Returns the text that `choice` adds. Raises AttributeError or TypeError if malformed."""
         delta = choice.get("delta") or {}
         content = choice.get("text") if delta.get("content") is None else delta["content"]
         text = self._joiner.add(_checked(text_of(content)))
@@ -162,7 +162,7 @@ class _Choice:
         return text
 
     def whole(self, index: int) -> Object:
-        """The choice as an unstreamed answer holds it."""
+        """The choice as an unstreamed answer contains it."""
         if rest := self._joiner.end():
             self.texts.append(rest)
         for holder in self._in_pieces:
@@ -178,7 +178,7 @@ class _Choice:
         return {"index": index, "message": message, "finish_reason": self.finish_reason}
 
     def _merge(self, whole: Object, part: Object) -> None:
-        """Adds a tool call's next piece: names come once, `arguments` in pieces."""
+        """Adds the next piece of a tool call: `arguments` come in pieces, other strings whole."""
         for name, value in part.items():
             if isinstance(value, dict):
                 self._merge(whole.setdefault(name, {}), value)

@@ -1,4 +1,4 @@
-"""Token counts: `usage` as answers have it, written and read.
+"""Writes and reads token counts, which are in the `usage` of an answer.
 
 API                       input          output             input details
 chat and completions      prompt_tokens  completion_tokens  prompt_tokens_details
@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-# Above what any call can use: a larger count is an error, and beyond 308 digits it has no float.
+# More than any call can use: a larger count is an error, and one of over 308 digits has no float.
 MOST_TOKENS = 10**9
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 
@@ -33,7 +33,7 @@ class _Details(msgspec.Struct, frozen=True):
 
 
 class _UsualUsage(Counts, frozen=True):
-    """The usage of chat and completions, without what other providers count differently."""
+    """The usage of chat and completions, without fields that some providers count differently."""
 
     total_tokens: _Tokens = 0
     prompt_tokens_details: _Details | None = None
@@ -44,7 +44,7 @@ class _UsualUsage(Counts, frozen=True):
 
 
 def completion_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
-    """The usage of chat and completions; a prompt counts once, however many choices it has."""
+    """The usage of chat and completions. input_tokens: each prompt counts once, even for n > 1."""
     return {
         "prompt_tokens": input_tokens,
         "completion_tokens": output_tokens,
@@ -64,7 +64,7 @@ def response_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
 
 
 def stated_tokens(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """The input and output tokens of a usage, 0 to 10^9; None for a count that it lacks."""
+    """The input and output tokens of a usage, 0 to 10^9; None for a count that is missing."""
     read = usage.get("prompt_tokens")
     written = usage.get("completion_tokens")
     return (
@@ -74,10 +74,10 @@ def stated_tokens(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 class Usage(NamedTuple):
-    """Tokens of one call: no token is counted twice.
+    """Tokens of one call; no token is counted twice.
 
-    input: neither read from nor written to the provider's cache. cached: read from it. written:
-    written to it.
+    input: tokens that were neither read from the provider's cache nor written to it. cached: tokens
+    read from the cache. written: tokens written to the cache.
     """
 
     input: int = 0
@@ -95,12 +95,12 @@ class Usage(NamedTuple):
 
 
 def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> Usage | None:
-    """The usage that a reply states; None if it states none, or only zeros.
+    """Reads the `usage` of a reply; None if it has no counts, or only zeros.
 
-    has_output: False for embeddings, whose usage names no output.
-    OpenAI's chat, completions, embeddings and responses include tokens read from the cache, and
-    those put into it, in the input; so do OpenRouter and DeepSeek. Anthropic's messages count both
-    separately. LiteLLM has Anthropic's names for parts of `prompt_tokens`.
+    has_output: False for embeddings, whose usage has no output.
+    In OpenAI's chat, completions, embeddings and responses, the input includes the tokens read from
+    the cache and those written to it, as it does at OpenRouter and DeepSeek. Anthropic's messages
+    count both separately. LiteLLM uses Anthropic's names for parts of `prompt_tokens`.
     """
     if usage is None:
         return None
@@ -115,7 +115,7 @@ def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> U
     )
     if not read + output:
         return None
-    # Gemini counts what the model thought only in the total.
+    # Gemini counts thinking tokens only in the total.
     output = max(output, usual.total_tokens - read)
     if details is None:
         return Usage(read, 0, 0, output)
@@ -135,7 +135,7 @@ def _read_carefully(usage: Mapping[str, Any], *, has_output: bool) -> Usage | No
     hit = _count(usage.get("cache_read_input_tokens")) or 0
     written = _count(usage.get("cache_creation_input_tokens")) or 0
     if hit + written > (read if "prompt_tokens" in usage else 0):
-        # Beside the input, as Anthropic has it. No part of it is larger than all of it.
+        # Counted beside the input, as by Anthropic: a part cannot be larger than the whole.
         return Usage(read, hit, written, output)
     stated = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     details = stated if isinstance(stated, Mapping) else {}
@@ -148,5 +148,5 @@ def _read_carefully(usage: Mapping[str, Any], *, has_output: bool) -> Usage | No
 
 
 def _count(value: object) -> int | None:
-    """A number of tokens, 0 to 10^9; None if a server sent something else."""
+    """The value if it is a number of tokens from 0 to 10^9; otherwise None."""
     return value if type(value) is int and 0 <= value <= MOST_TOKENS else None

@@ -60,7 +60,7 @@ _COMMANDS = {
     "sim": ("sim", "Simulate a provider for trials."),
     "route": ("route", "Compare ways to balance calls over endpoints."),
 }
-# Names in other programs.
+# What other programs call these commands.
 _SYNONYMS = {
     "run": "start exec execute batch process resume continue",
     "eval": "evaluate test score",
@@ -141,11 +141,11 @@ def _show_completion(ctx: Context, param: click.Parameter, is_wanted: bool) -> N
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and exits with its status. argv: without the program's name."""
     hold_standard_streams()
-    # Imported modules live until the end.
+    # Imported modules live until the process ends: the garbage collector need not examine them.
     gc.freeze()
     _start.collect_rarely()
     given = sys.stderr
-    # Also for warnings and tracebacks, and for the interpreter's own flush at exit.
+    # Warnings, tracebacks and the interpreter's flush at exit must survive a closed stderr, too.
     sys.stderr = lasting(given)
     status = _status(sys.argv[1:] if argv is None else argv)
     if argv is not None:
@@ -175,7 +175,7 @@ def _status(arguments: list[str]) -> int:
         tell(error_text(error))
         return USAGE
     except BrokenPipeError:
-        # The reader of our output needs no more of it.
+        # The reader has closed the pipe, as `head` does: no error.
         forget_stdout()
         return 0
     except GivenUp as error:
@@ -205,7 +205,7 @@ def _status(arguments: list[str]) -> int:
 
 
 def _is_want(error: BaseException) -> bool:
-    """Whether the error is that the system refused memory or a thread."""
+    """Whether the error means that the system refused memory or a thread."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(_is_want, error.exceptions))
     return isinstance(error, MemoryError) or str(error) == "can't start new thread"
@@ -230,7 +230,7 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
     usage = f"{' '.join([path, *words])}; {help_hint}"
     match error:
         case click.NoSuchOption() if context is not None:
-            # Imported here: only a mistake needs it.
+            # Imported here: only an unknown flag needs it.
             from redline.job.settings import meant
 
             known = [name for param in context.command.params for name in param.opts]

@@ -1,4 +1,4 @@
-"""The Python API: `run` or `arun` to the end, or `stream` outcomes as they come."""
+"""The Python API: `run` and `arun` process all rows, and `stream` yields outcomes as they come."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from redline.job.work import OnFailure, OnResult, Runner
 from redline.journal import Result
 from redline.process import DaemonThreads, is_in_loop, lasting
 
-# The size of the event loop's own pool in asyncio.
+# As many threads as asyncio's default executor has.
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 # How far a stream may be ahead of its reader: many small answers, or a few of 10 MB.
@@ -45,10 +45,10 @@ def run(rows: object, **options: Unpack[Keywords]) -> Report:
 
     rows: a path, a URL such as s3://bucket/rows.jsonl, an iterable or an async iterable of dicts or
     strings.
-    Without `output`, the report holds the outcomes in input order, and all are kept in memory.
-    Works in a script and in a notebook; in other code with a running event loop, use
-    `await redline.arun(...)`. The first Ctrl-C lets calls in flight finish, the second stops.
-    Raises ConfigError or JournalError if the run cannot begin.
+    Without `output`, the report holds all outcomes in input order, in memory. Works in a script and
+    in a notebook; in other code with a running event loop, use
+    `await redline.arun(...)`. The first Ctrl-C lets calls in flight finish; the second cancels
+    them. Raises ConfigError or JournalError if the run cannot begin.
     """
     _refuse_to_block()
     report = run_job(_job_of(rows, options), display=_display(options))
@@ -62,8 +62,8 @@ def run(rows: object, **options: Unpack[Keywords]) -> Report:
 async def arun(rows: object, **options: Unpack[Keywords]) -> Report:
     """Runs every row, as `run` does, in the running event loop: `await redline.arun(...)`.
 
-    It installs no signal handlers. If the task is cancelled, calls in flight are abandoned. With an
-    `output`, finished rows are on disk, and the same call continues it.
+    Installs no signal handlers. If the task is cancelled, calls in flight are abandoned. With an
+    `output`, finished rows are on disk, and the same call continues the run.
     """
     job = _job_of(rows, options)
     return await _run_in_loop(job, Parts(display=_display(options), on_metrics=_print_metrics))
@@ -99,7 +99,7 @@ def run_job(
 
 @lists_options
 def stream(rows: object, **options: Unpack[Keywords]) -> OutcomeStream:
-    """Returns a stream of each row's outcome as it comes, in the order of completion.
+    """Streams the outcome of each row, in the order of completion.
 
         async with redline.stream(rows, model="m") as outcomes:
             async for outcome in outcomes:
@@ -108,15 +108,15 @@ def stream(rows: object, **options: Unpack[Keywords]) -> OutcomeStream:
     rows and options: as for `run`. A slow consumer slows the run down. With `output`, an outcome
     comes once its line is safe on disk. The run ends when the block is left, for any reason; rows
     without an outcome stay unfinished. Without a block, the run ends at `aclose`, or once nothing
-    refers to the stream: leaving a loop early does not end it while a variable holds the stream.
-    Raises ConfigError or JournalError, even in the middle of the stream, if an error that affects
-    every row stops the run.
+    refers to the stream: leaving a loop early does not end the run while a variable refers to the
+    stream. Raises ConfigError or JournalError, even in the middle of the stream, if an error that
+    affects every row stops the run.
     """
     return OutcomeStream(_job_of(rows, options))
 
 
 class OutcomeStream:
-    """The outcomes of one run, which begins when the first one is asked for.
+    """The outcomes of one run, which begins when the first outcome is requested.
 
     A wait for the next outcome may be cancelled, as by `asyncio.wait_for`: the run continues, and
     no outcome is lost.
@@ -153,9 +153,9 @@ class OutcomeStream:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Ends the run and waits for its end, through one cancellation.
+        """Ends the run and waits until it has ended, even if this wait is cancelled once.
 
-        May be repeated, and called by any task.
+        May be called repeatedly, and by any task.
         """
         if self._closing is None:
             # This also ends the loop of another task that waits for the next outcome.
@@ -165,7 +165,7 @@ class OutcomeStream:
             # Others may wait for the same end.
             await asyncio.shield(self._closing)
         except asyncio.CancelledError:
-            # As by a timeout around the block: the output is locked until the run has ended.
+            # Such as by a timeout around the block. The output is locked until the run has ended.
             await asyncio.wait([self._closing])
             raise
 
@@ -174,9 +174,10 @@ class OutcomeStream:
 
 
 async def _running(job: Job, handover: _Handover) -> AsyncGenerator[None, None]:
-    """Begins a run of the job, which ends with the generator; yields once.
+    """Begins a run of the job and yields once; closing the generator ends the run.
 
-    The next step, after the last outcome, raises the error that has stopped the run.
+    The generator is resumed after the last outcome, and then raises the error that stopped the run,
+    if any.
     """
     parts = Parts(
         on_start=handover.start,
@@ -196,14 +197,14 @@ async def _running(job: Job, handover: _Handover) -> AsyncGenerator[None, None]:
 
 
 class _Handover:
-    """Outcomes on their way from a run's workers to the reader of a stream.
+    """Passes outcomes from a run's workers to the reader of a stream.
 
-    holds: whether they are held until their lines are safe.
+    holds: whether outcomes are held until their lines are on disk.
     """
 
     def __init__(self, *, holds: bool) -> None:
         self.holds = holds
-        # In the order of their lines. The journal bounds what is not safe.
+        # In the order of their lines. The journal bounds how much is not on disk yet.
         self._held: deque[Outcome] = deque()
         # Not bounded: an answer is handed over at once, and only then does its worker wait, so that
         # an abort loses no answer.
@@ -262,7 +263,7 @@ class _Handover:
             return None
         outcome = await self._outcomes.get()
         if outcome is None:
-            # For other readers that wait.
+            # Other waiting readers need it, too.
             self._outcomes.put_nowait(None)
             return None
         self._ahead_bytes -= _size_bytes(outcome)
@@ -284,7 +285,7 @@ class _Handover:
         self._outcomes.put_nowait(None)
 
     async def leave(self, task: asyncio.Task[Report]) -> None:
-        """Abandons the rest of the run for a reader that has left, and waits for its end."""
+        """Aborts the run, because the reader has left, and waits until it has ended."""
         self.is_left = True
         self._has_room.set()
         if self._runner is not None:
@@ -322,15 +323,15 @@ async def _run_in_loop(job: Job, parts: Parts) -> Report:
 
 
 def _print_metrics(url: str) -> None:
-    """Prints the URL of the metrics page, whose port may have been picked."""
+    """Prints the URL of the metrics page, because its port may be a free one."""
     if sys.stderr is not None:
         lasting(sys.stderr).write(f"metrics: {url}\n")
 
 
 def _refuse_to_block() -> None:
-    """Raises ConfigError in code of a running event loop, except in a notebook's cells.
+    """Raises ConfigError if an event loop is running, except in a notebook's cell.
 
-    A cell is meant to block; a handler that blocks holds up all others of its loop.
+    A cell is meant to block; a coroutine that blocks holds up all others in its loop.
     """
     if not is_in_loop():
         return
@@ -343,7 +344,7 @@ def _refuse_to_block() -> None:
 
 
 def _in_own_loop(job: Job, parts: Parts, interrupts: Interrupts) -> Report:
-    """Runs the job in a fresh event loop; in a thread if this one has a loop."""
+    """Runs the job in a new event loop; in another thread if a loop is running in this one."""
     if not is_in_loop():
         return _run_loop(job, parts, interrupts)
     thread = DaemonThreads(1, "redline")
@@ -387,7 +388,7 @@ def _run_loop(job: Job, parts: Parts, interrupts: Interrupts) -> Report:
 
 
 def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancels the remaining tasks of the user's, and waits for them a moment."""
+    """Cancels the user's remaining tasks, and waits a moment for them."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
@@ -399,7 +400,7 @@ def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Returns a loop of uvloop."""
+    """Returns a new event loop of uvloop."""
     import uvloop  # takes longer than most other imports
 
     return uvloop.new_event_loop()

@@ -43,8 +43,8 @@ class Run(View, frozen=True, kw_only=True):
     """One run.
 
     kept: None for a run without an output; batches: None for a run that sends all rows live.
-    answers: of its cache. recorder: of its trace. webhook: None if no alert is sent. telemetry:
-    None if nothing is sent to OpenTelemetry.
+    answers: the store of its cache. recorder: writes its trace. webhook: None if no alert is sent.
+    telemetry: None if nothing is sent to OpenTelemetry.
     check_source: raises ConfigError if the input has changed since it was read.
     """
 
@@ -70,7 +70,7 @@ class Run(View, frozen=True, kw_only=True):
 
     @property
     def telemetry_notices(self) -> dict[str, str]:
-        """The notice that OpenTelemetry is out of reach, or is back."""
+        """The notice that the OpenTelemetry receiver cannot be reached, or can be again."""
         return {} if self.telemetry is None else self.telemetry.notices
 
     def totals(self) -> Totals:

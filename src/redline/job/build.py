@@ -156,7 +156,7 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
                 if run is not None and run.kept is not None and job.output is not None:
                     await _finish(run, run.kept, job.output)
     finally:
-        # The summary of a run that has not read all rows waits for their number.
+        # The summary of a run that has not read all rows waits for the number of rows.
         is_needed = run is not None and run.runner.is_draining and not run.feed.is_read
         try:
             await in_thread(given.row_count.finish, _LAST_COUNT_S if is_needed else 0.0)
@@ -523,7 +523,7 @@ def _cached(job: Job, inner: Backend, tally: Tally) -> tuple[Backend, AnswerStor
 def _rows(
     job: Job, given: _Input, journal: Journal | None, load: Backpressure, held: HeldRows | None
 ) -> tuple[Feed, Selection]:
-    """Returns the feed of rows that this run has to do, and their selection."""
+    """Returns the feed of rows that this run has to process, and their selection."""
     stream = given.stream
     identifier: Identifier | MessageKeys = Identifier()
     if journal is not None:
@@ -550,7 +550,7 @@ def _rows(
 
 
 def _stores(job: Job) -> Stores:
-    """Returns the files in which limits outlive the run."""
+    """Returns the files that keep the state of limits between runs."""
     recent = None if job.output is None else job.output.state_path / "limits"
     return Stores(recent=recent, memory=job.memory)
 

@@ -56,7 +56,7 @@ async def _served(job: Job) -> AsyncIterator[Job]:
 
 
 async def execute_local(job: Job, parts: Parts) -> Report:
-    """Executes a job whose server exists and whose output, if it has one, is on this machine."""
+    """Executes a job whose server is running and whose output, if any, is on this machine."""
     begun_s = SYSTEM.now_s()
     run: Run | None = None
     shown: asyncio.Task[None] | None = None
@@ -81,7 +81,7 @@ async def execute_local(job: Job, parts: Parts) -> Report:
 async def _execute_mirrored(job: Job, output: Output, parts: Parts) -> Report:
     """Executes a job whose output is an object in a store: fetches files, runs, uploads them.
 
-    If the object was not written, the report states why. Raises as `execute_local` does, and
+    If the object was not written, the report states why. Raises what `execute_local` raises, and
     ConfigError if the store refuses before the run.
     """
     # In a thread, because it imports a driver.

@@ -90,8 +90,8 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
             if is_duplicate:
                 raise BadRow("an earlier row has the same custom_id")
             request = renderer.request(row.data)
-            # As in a run: an estimate may be too high, so only the least possible cost is
-            # refused for good.
+            # As in a run: an estimate may be too high, so a row is refused only if even its least
+            # possible cost exceeds a limit.
             _check_any(rules, Cost(estimator.least(request)))
         except (Rejected, OverLimit) as error:
             made.bad_rows += 1
@@ -123,7 +123,7 @@ def _done_in(job: Job, output: Output) -> tuple[KeySet, KeySet]:
     try:
         old = manifests.load(output)
     except JournalError:
-        # As in a run: it is overruled by --force.
+        # As in a run, --force overrules a damaged manifest.
         if not job.force:
             raise
         old = None
@@ -156,7 +156,7 @@ def _time(made: Plan, each: Sequence[Limits]) -> tuple[float, str | None]:
     if len(each) == 1:
         return _time_of(made, each[0], 1.0)
     if not all(any(limits.rates(kind) for kind in KINDS) for limits in each):
-        # The one without limits takes whatever the others would let wait.
+        # An endpoint without limits takes every row that would have to wait at the others.
         return 0.0, None
     longest_s = max(_time_of(made, limits, 1.0)[0] for limits in each)
 
@@ -167,7 +167,7 @@ def _time(made: Plan, each: Sequence[Limits]) -> tuple[float, str | None]:
 
 
 def _share_in(time_s: float, made: Plan, limits: Limits) -> float:
-    """Returns the share of the rows that these limits let pass in this time."""
+    """Returns the share of the rows that these limits allow in this time."""
     return _least(1.0, lambda share: _time_of(made, limits, share)[0] > time_s)
 
 
@@ -181,9 +181,9 @@ def _least(most: float, is_enough: Callable[[float], bool]) -> float:
 
 
 def _time_of(made: Plan, limits: Limits, share: float) -> tuple[float, str | None]:
-    """Returns the longest of the limits' own times, and its limit.
+    """Returns the longest time that a single limit requires, and that limit.
 
-    The times are by the last-send formulas of docs/architecture.md. share: of the rows, 0 to 1.
+    The times follow the last-send formulas in docs/architecture.md. share: of the rows, 0 to 1.
     """
     sent = max(1, made.sent_rows)
     total = made.input_tokens + made.output_tokens

@@ -87,7 +87,7 @@ class Interrupts:
 
     @contextmanager
     def handled(self, loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any]) -> Generator[None]:
-        """Makes SIGINT and SIGTERM interrupt meanwhile. Does nothing outside the main thread.
+        """While entered, SIGINT and SIGTERM interrupt the run. No effect outside the main thread.
 
         main: cancelled if there is no runner yet; KeyboardInterrupt is then raised in its place.
         """

@@ -1,4 +1,4 @@
-"""Objects that a caller of `execute` may supply: a gateway its pool, a cluster worker its rows."""
+"""Objects that a caller of `execute` may supply, such as a gateway's pool or a worker's rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records that a run keeps of itself: its timeline, and its calls if it has a trace."""
+"""The records of a run: its timeline, and its calls if it has a trace."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 
 class _Counts(TypedDict, total=False):
-    """The fields of a body by which answers are counted; all others are ignored."""
+    """The fields of a body that determine how many answers it requests; others are ignored."""
 
     n: Any
     prompt: Any
     input: Any
 
 
-# The fields of a body by which its answers are counted.
+# The names of the fields that determine how many answers a body requests.
 COUNTED = frozenset(_Counts.__annotations__)
 
 _decode_counts = msgspec.json.Decoder(_Counts).decode
@@ -66,11 +66,11 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
     """One call in the endpoint's own terms.
 
     url: a path such as `/v1/chat/completions`, joined to the endpoint's base URL.
-    body: any value that can be encoded as JSON, None for no body; the argument of a user's own
-    coroutine. Bytes are sent as they are, and need their Content-Type in `headers`. Do not change
-    it in place: `with_fields` makes another request.
-    raw: given instead of `body`, the JSON that is sent, byte for byte; `body` is then decoded from
-    it when it is first read. None if `body` is given, which takes precedence.
+    body: any value that can be encoded as JSON, or None for no body; a user's own coroutine gets it
+    as its argument. Bytes are sent unchanged, and need a Content-Type in `headers`. Do not change
+    the body in place: `with_fields` returns a changed request.
+    raw: given instead of `body`, the JSON to send, byte for byte; `body` is then decoded from
+    `raw` when it is first read. None if `body` is given, which takes precedence.
     output_path: keys and indices that select the answer in a plain JSON reply, outermost first.
     """
 
@@ -82,7 +82,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         if self.raw is not None and self._given is not msgspec.UNSET:
             force_setattr(self, "raw", None)
 
-    @property  # type: ignore[misc]  # mypy knows no field that is read in another way
+    @property  # type: ignore[misc]  # mypy does not support a property that overrides a field
     def body(self) -> Any:
         """The request's body; `raw` itself if it is not JSON."""
         raw = self.raw
@@ -99,9 +99,9 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     @property
     def asked(self) -> Any:
-        """The body; of undecoded JSON, only the fields that state how many answers are wanted.
+        """The body; if it is undecoded JSON, only the fields that say how many answers it requests.
 
-        None if the answers are not to be counted.
+        None if the answers must not be counted.
         """
         read = self.__dict__
         if "asked" in read:
@@ -116,7 +116,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     @property
     def model(self) -> str | None:
-        """The model that the body names; None if it names none."""
+        """The `model` of the body; None if the body has none."""
         read = self.__dict__
         if "model" not in read:
             read["model"] = self._named()
@@ -127,15 +127,16 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
     def read(cls, raw: bytes, url: str, model: str | None) -> Request:
         """Returns a request with this JSON as its body, whose answers are not counted.
 
-        Not every server gives as many as a client asks for. model: as the JSON names it, or None.
+        Not every server returns as many answers as the client requests. model: the `model` of the
+        JSON, or None.
         """
         request = cls(raw=raw, url=url)
         request.__dict__.update(model=model, asked=None)
         return request
 
     def carrying(self, raw: bytes, asked: Mapping[str, Any] | None) -> Request:
-        """Returns the request with this JSON as its body. asked: the property's value, or None."""
-        # Half the cost of a new one; a Struct does not declare it.
+        """Returns a copy with this JSON as its body. asked: the copy's `asked`, unless None."""
+        # `__copy__`, which Struct does not declare, costs half as much as a new request.
         request: Request = self.__copy__()  # type: ignore[attr-defined]
         force_setattr(request, "raw", raw)
         if asked is not None:
@@ -154,12 +155,11 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
             return None
 
     def with_fields(self, **fields: Any) -> Request:
-        """Returns the request with these fields of its JSON object replaced or added.
+        """Returns a copy of the request with these fields of its JSON object replaced or added.
 
-        A value UNSET of msgspec removes the field.
-        With `raw`, all other values keep their bytes, except halves of surrogate pairs, which
-        become U+FFFD; if a name occurs twice, its last value is kept. A body that is not an object
-        is unchanged.
+        A value of `msgspec.UNSET` removes the field. With `raw`, all other values keep their bytes,
+        except halves of surrogate pairs, which become U+FFFD; if a name occurs twice, its last
+        value is kept. If the body is not an object, the request is returned unchanged.
         """
         if self.raw is None:
             body = self._given
@@ -176,7 +176,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         return changed
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same call, given with a body or with raw JSON."""
+        """Whether both are the same call, whether constructed with `body` or with `raw`."""
         if not isinstance(other, Request):
             return NotImplemented
         has_same_bytes = self.raw is not None and self.raw == other.raw
@@ -192,10 +192,10 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
 
 class Held(Protocol):
-    """Room that is held until it is released."""
+    """Memory or another resource that is held until it is released."""
 
     def release(self) -> None:
-        """Releases the room; may be called again."""
+        """Releases it; further calls do nothing."""
 
 
 @mutable
@@ -203,21 +203,22 @@ class Call(msgspec.Struct, kw_only=True):
     """The state of one call on its way through the backends.
 
     deadline_s: monotonic time after which no attempt starts or continues.
-    priority: lower goes first. tenant: the one whose budget pays. avoid: endpoints not to use.
-    unfit: endpoints that are too small for it or do not serve it. barred: those it must never use,
-    such as those that do not have its model; `avoid` includes them.
-    committed: the first chunk of the answer has been passed on, so nothing may be retried.
+    priority: lower goes first. tenant: the tenant whose budget pays. avoid: endpoints not to use.
+    unfit: endpoints that are too small for the call or do not serve it. barred: endpoints that it
+    must never use, such as those that do not have its model; `avoid` includes them.
+    committed: the first chunk of the answer has been passed on, so the call may not be retried.
     attempts: attempts started. requests: how many times the current request was written. sent_s:
-    when the one in flight was written, None between attempts. refused: requests of this attempt
-    that cost nothing, because an endpoint refused them; the call is sent again. billed_at:
-    the endpoint whose failed attempt may have been billed, until another one has the request.
+    when the request in flight was written, None between attempts. refused: requests of this attempt
+    that cost nothing, because an endpoint refused them; the call is sent again. billed_at: the
+    endpoint whose failed attempt may have been billed, until another endpoint has the request.
     held: a long answer's share of the memory for answers, until the caller releases it.
-    once: it is never written twice, even if the connection that it was written on fails.
+    once: the request is never written twice, even if its connection fails.
     on_write: called just before a request is written; a CallError that it raises ends the attempt,
-    and nothing is written. on_wait: called when the call begins to wait for its next attempt: its
-    slot is free until then. again_s: the monotonic time before which the server asked not to
-    receive it again; -inf if it did not ask, or the call does not wait for that. silent_s: when the
-    request was written, if the call was cancelled before a byte of the answer came.
+    and nothing is written. on_wait: called when the call begins to wait for its next attempt; its
+    slot is free until that attempt. again_s: the monotonic time before which the server asked not
+    to receive the call again; -inf if it did not ask, or the call does not wait for that time.
+    silent_s: when the request was written, if the call was cancelled before a byte of the response
+    arrived; otherwise None.
     """
 
     deadline_s: float = math.inf
@@ -240,7 +241,7 @@ class Call(msgspec.Struct, kw_only=True):
     silent_s: float | None = None
 
     def bar(self, barred: frozenset[str]) -> None:
-        """Sets the endpoints that it must never use, in place of all that it avoids."""
+        """Makes the call avoid these endpoints for good, and no others."""
         self.avoid = self.barred = barred
         self.unfit = frozenset()
 
@@ -255,7 +256,7 @@ class Call(msgspec.Struct, kw_only=True):
             raise TimedOut("row", hint=hint) from None
 
     def let_go(self) -> None:
-        """Releases a long answer's memory: it is dropped, or belongs to its reader from here on."""
+        """Releases the memory held for a long answer: it is dropped, or its reader now owns it."""
         if self.held is not None:
             self.held.release()
             self.held = None
@@ -264,13 +265,13 @@ class Call(msgspec.Struct, kw_only=True):
 class Chunk(msgspec.Struct, frozen=True):
     """One piece of a streamed answer.
 
-    text: the new text of its first choice. data: the JSON of its event. raw: the bytes of the event
-    as the endpoint sent them, with the blank line that ends it; the whole body of an endpoint that
-    does not stream; b"" if the answer came from no endpoint.
+    text: the new text of the first choice. data: the JSON of the event. raw: the bytes of the event
+    as the endpoint sent them, with the blank line that ends it; the whole body if the endpoint does
+    not stream; b"" if the answer came from no endpoint.
 
-    For a sink that relays: no text, no data, and in `raw` all bytes since the last chunk, comments
-    and `[DONE]` included. The `raw` of all chunks is then what the endpoint sent, byte for byte,
-    except for an event that is an error, which ends the call instead.
+    A sink that relays gets no text and no data; `raw` then has all bytes since the last chunk,
+    including comments and `[DONE]`. The `raw` of all chunks together is what the endpoint sent,
+    byte for byte, except for an event that is an error, which ends the call instead.
     """
 
     text: str
@@ -281,7 +282,7 @@ class Chunk(msgspec.Struct, frozen=True):
 class Outlet(Protocol):
     """A connection to the client of a stream whose body is sent in chunks (RFC 9112, 7.1).
 
-    write: sends bytes as they are; None while the client has no room, or has left.
+    write: sends bytes unchanged; None while the client has no room, or after it has disconnected.
     """
 
     @property
@@ -289,16 +290,16 @@ class Outlet(Protocol):
 
 
 class Sink(Protocol):
-    """The receiver of a streamed answer, in order. It is awaited: a slow one slows the connection.
+    """Receives a streamed answer in order. It is awaited: a slow sink slows the connection.
 
-    relays: it wants only the bytes. Most events are then not decoded, and the reply has its usage
-    and finish reason, but no output for chat and completions.
+    relays: True if the sink wants only the bytes. Most events are then not decoded, and the reply
+    has its usage and finish reason, but no output for chat and completions.
     """
 
     relays: bool = False
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """Called before the first chunk, with the answer's HTTP status and headers.
+        """Called before the first chunk, with the response's HTTP status and headers.
 
         headers: by lower-case names; empty if the answer came from no endpoint.
         """
@@ -309,16 +310,16 @@ class Sink(Protocol):
     def put_now(self, raw: bytes) -> bool:
         """Takes the bytes of an event that contains only text, without waiting.
 
-        Returns False if it has not taken them: they then go to `put`. Called for sinks that relay,
-        after the first chunk.
+        Returns False if it cannot take them now: they are then passed to `put`. Called only for
+        sinks that relay, after the first chunk.
         """
         return False
 
     def outlet(self) -> Outlet | None:
-        """Returns an outlet for chunks as they came, in place of `put_now` with their contents.
+        """Returns an outlet for HTTP chunks as received, used instead of `put_now`; None for none.
 
-        None, the default, for no outlet. Called for sinks that relay, after the first chunk; the
-        outlet is used until the call is over.
+        Called only for sinks that relay, after the first chunk; the outlet is used until the call
+        is over.
         """
         return None
 
@@ -329,11 +330,12 @@ class Backend(Protocol):
     def load(self, now_s: float, request: Request | None = None) -> Load:
         """Returns the current load, and when the request could start.
 
-        now_s: monotonic time. request: None for the smallest one. Never waits and reserves nothing.
+        now_s: monotonic time. request: None for the smallest possible request. Never waits, and
+        reserves nothing.
         """
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        """Sends the request and returns its one outcome. Raises nothing but CancelledError."""
+        """Sends the request and returns its outcome. Raises nothing but CancelledError."""
 
     async def aclose(self) -> None:
         """Closes connections and ends tasks. The backend cannot be used afterwards."""
@@ -341,7 +343,7 @@ class Backend(Protocol):
 
 @dataclass(eq=False, repr=False)
 class Around:
-    """The base of backends around another one: its load, and its end."""
+    """Base of backends that wrap another backend: passes on `load` and `aclose`."""
 
     _inner: Backend
 
@@ -353,7 +355,7 @@ class Around:
 
 
 def is_backend(thing: object) -> bool:
-    """Whether it is a Backend, rather than a function or a class."""
+    """Whether `thing` is a Backend, rather than a function or a class."""
     parts = (getattr(thing, name, None) for name in ("send", "load", "aclose"))
     return not isinstance(thing, type) and all(map(callable, parts))
 
@@ -361,9 +363,9 @@ def is_backend(thing: object) -> bool:
 class Member(Backend, Protocol):
     """A backend that a pool holds.
 
-    on_room: called when it may be able to take another call, except when one of its calls ends and
-    when the time is over for which `load` reported it parked or closed: the pool knows of both.
-    None for no callback.
+    on_room: called when the backend may be able to take another call, or None for no callback. Not
+    called when one of its calls ends, nor when the time until which `load` reported it parked or
+    closed is over: the pool notices both by itself.
     """
 
     on_room: Callable[[], None] | None
@@ -371,15 +373,15 @@ class Member(Backend, Protocol):
     def has_room(self, now_s: float, coming: int = 0) -> bool:
         """Whether it could take a call now, in addition to `coming` calls about to reach it.
 
-        That is, it is not parked, and has a free slot and a free place to wait for its limits,
-        which soon admit the call.
+        That is: it is not parked, it has a free slot and a free place to wait for its limits, and
+        its limits will admit the call soon.
         """
 
     def withdraw(self, call: Call | None = None) -> int:
         """Withdraws a call that waits: for a slot, a place ahead, a connection or its grant.
 
-        call: None for all that wait. Returns the number of withdrawn calls: their outcomes will be
-        `Withdrawn`, their requests are not written, or not again, and what they held is free again.
-        A call that has been written and does not wait to be written again, or is about to be
-        written in this turn of the loop without having waited, or is not here, is unaffected.
+        call: None for all waiting calls. Returns the number of withdrawn calls: their outcomes will
+        be `Withdrawn`, their requests are not written (again), and what they held is free again. A
+        call is unaffected if it is not here, if it has been written and does not wait to be written
+        again, or if it is about to be written in this turn of the loop without having waited.
         """

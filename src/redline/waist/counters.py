@@ -1,4 +1,4 @@
-"""The counters of backends: plain numbers, which displays and reports read."""
+"""The counters of backends: plain numbers that displays and reports read."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Literal
 
 import msgspec
 
-# Errors of an endpoint that does not work; any other error shows that it does.
+# Errors that show that an endpoint does not work; any other error shows that it works.
 _OUT_OF_ORDER = frozenset({"server_failed", "disconnected", "timed_out", "bad_reply"})
 
 
 class Attempts:
-    """Counts of the attempts that were written.
+    """Counts the attempts whose requests were written.
 
-    retries: attempts of a request that was written before and failed. failovers: those of them
-    whose request another endpoint may have billed. errors: failed attempts by the error's kind,
-    `cancelled` among them. ended_s: the monotonic time when an attempt last ended. longest_s: the
-    longest attempt. failures_in_a_row: failures of the endpoint since it last worked;
-    failing_since_s: when the first of them occurred.
+    retries: attempts of a request that was written before and failed. failovers: the retries whose
+    request another endpoint may have billed. errors: failed attempts by the error's kind, including
+    `cancelled`. ended_s: the monotonic time when an attempt last ended. longest_s: the duration of
+    the longest attempt. failures_in_a_row: failures of the endpoint since it last worked;
+    failing_since_s: when the first of these failures occurred, inf if there is none.
     """
 
     def __init__(self) -> None:
@@ -84,8 +84,8 @@ Found = Literal["hit", "shared", "miss", "passed"]
 class CacheUse(msgspec.Struct):
     """Counts of cache lookups by their result.
 
-    hits: the answer was stored. shared: it comes from a call in flight. misses: the request is
-    sent. passed: the request is sent, since it may have another answer each time.
+    hits: the answer was stored. shared: the answer comes from a call in flight. misses: the request
+    is sent. passed: the request is sent without a lookup, since its answer may differ each time.
     """
 
     hits: int = 0
@@ -111,10 +111,10 @@ class CacheUse(msgspec.Struct):
 
     @property
     def asked(self) -> int:
-        """The number of calls that asked the cache."""
+        """The number of calls that reached the cache, whatever the result."""
         return self.spared + self.misses + self.passed
 
     @property
     def share(self) -> float:
-        """The share of looked-up calls that the cache answered, 0 to 1."""
+        """The share of `asked` calls that the cache answered, 0 to 1."""
         return self.spared / max(1, self.asked)

@@ -1,12 +1,12 @@
 """The load of a backend: for pools, health pages, and diagnosis of what holds calls back.
 
-state     meaning                                               may turn to
+state     meaning                                               may change to
 starting  it is being prepared, and takes no call yet           warming, ready, degraded, gone
 warming   it takes calls, and answers more slowly than later    ready, degraded, gone
-ready     it answers, or nothing is known to be wrong           degraded, draining, gone
+ready     it answers, or no fault is known                      degraded, draining, gone
 degraded  its last calls have failed; it is tried now and then  ready, draining, gone
-draining  it finishes its calls, and takes no new one           gone
-gone      it takes no call                                      starting, ready
+draining  it finishes its calls, and takes no new ones          gone
+gone      it takes no calls                                     starting, ready
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ class Health(Enum):
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """The load of a backend at one moment.
 
-    in_flight: calls that hold a slot. waiting: calls that wait, for a slot or with one for the
-    limits. queued: those of them that wait for a slot. slots: the most calls at once, 0 if it has
-    no bound of its own. ahead_free: for an endpoint, how many more calls may get ready to wait for
-    the limits.
-    room_s: seconds until a call could start, after those that are waiting; 0 for now. If only a
-    slot is missing, some number above 0, since it is not known when an answer ends.
-    steady: calls in flight below which it has room for another one, until one has failed; 0 if that
-    depends on more than their number.
-    parked_until_s: monotonic time before which no call starts; -inf if it is not parked.
-    opens_s: monotonic time before which it takes no call, since its limits would hold the call for
-    long; -inf if it may take one at any time.
-    next_s: monotonic time before which no call starts, because the endpoint asked to wait or the
-    first call in the queue waits for a limit; -inf if neither is so. Pauses of redline's own,
-    between connections to an endpoint that is down, do not count.
+    in_flight: calls that hold a slot. waiting: calls that wait for a slot, or hold one and wait for
+    the limits. queued: the calls that wait for a slot. slots: the most calls at once, 0 if the
+    backend has no bound of its own. ahead_free: for an endpoint, how many more calls may get ready
+    to wait for the limits.
+    room_s: seconds until one more call could start, after those that are waiting; 0 for now. If
+    only a slot is missing, an arbitrary number above 0: when a slot becomes free is not known.
+    steady: with fewer calls in flight than this, the backend has room for another call, until a
+    call has failed; 0 if its room depends on more than the number of calls.
+    parked_until_s: monotonic time before which no call starts; -inf if the backend is not parked.
+    opens_s: monotonic time before which the backend takes no call, since its limits would hold the
+    call for long; -inf if it may take one at any time.
+    next_s: monotonic time before which no call starts, because the endpoint asked redline to wait
+    or the first call in the queue waits for a limit; -inf if neither is so. redline's own pauses
+    between connections to an endpoint that is down do not count.
     tokens_out: input and output tokens that the calls on the wire are expected to use, if a limit
     counts tokens.
-    binds: the limit or resource that holds the next call, in words; empty if none does.
+    binds: the limit or resource that holds the next call back, in words; empty if none does.
     """
 
     state: Health = Health.READY
@@ -71,5 +71,5 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_down(self) -> bool:
-        """Whether it cannot be used now, or is only tried now and then."""
+        """Whether the backend cannot be used now, or is only tried now and then."""
         return self.state in (Health.DEGRADED, Health.GONE)

@@ -12,7 +12,7 @@ from redline.errors import CallError, NoEndpoint, Retryable, Withdrawn
 from redline.structs import mutable
 
 Status = Literal["succeeded", "rejected", "exhausted"]
-# How many of the latest attempts an outcome keeps: an outage may cost a row any number of them.
+# How many of the latest attempts an outcome keeps: an outage may cost a row any number of attempts.
 MOST_TRIED = 32
 # Short, so that a list of a thousand outcomes is readable in a notebook.
 _SHORT = Repr()
@@ -21,17 +21,18 @@ _SHORT.maxstring = _SHORT.maxother = 200
 
 @mutable
 class Reply(msgspec.Struct, kw_only=True):
-    """A readable answer.
+    """An answer that was read from a response.
 
-    output: text; a list for n > 1; a vector, or a list of them, for embeddings; the JSON itself
-    from a plain endpoint.
-    finish_reason: the endpoint's own (`stop`, `length`, `content_filter`, `tool_calls`, ...), but
-    `refusal` if the model refused and `empty` if it stopped without any content. For n > 1, it
-    and tool_calls are lists with an item for each choice; tool_calls is None if no choice has any.
-    headers: the HTTP answer's, by lower-case names; do not change them. Empty if there was no such
-    answer.
-    usage: as the endpoint sent it. input_tokens, output_tokens: read from it, None if unknown.
-    body: the reply's bytes; status: its HTTP status.
+    output: a text; a list of texts for n > 1; a vector or a list of vectors for embeddings; the
+    JSON value itself from a plain endpoint.
+    finish_reason: as the endpoint sent it (`stop`, `length`, `content_filter`, `tool_calls`, ...),
+    but `refusal` if the model refused and `empty` if it stopped without any content. For n > 1,
+    finish_reason and tool_calls are lists with an item for each choice; tool_calls is None if no
+    choice has any.
+    headers: the headers of the HTTP response, by lower-case names; do not change them. Empty if
+    there was no response.
+    usage: as the endpoint sent it. input_tokens, output_tokens: read from usage, None if unknown.
+    body: the bytes of the response; status: its HTTP status.
     """
 
     output: Any = None
@@ -47,7 +48,7 @@ class Reply(msgspec.Struct, kw_only=True):
     request_id: str | None = None
 
     def __repr__(self) -> str:
-        """Returns a text without the body, which is redundant; a long output is cut."""
+        """Returns a text without the body, which would repeat the output; a long output is cut."""
         names = ("output", "tool_calls", "finish_reason", "usage", "model")
         shown = ((name, getattr(self, name)) for name in names)
         return (
@@ -65,16 +66,16 @@ class Attempt(msgspec.Struct, frozen=True):
     """One attempt at a call, with the times of its steps by the monotonic clock.
 
     error: the error that it ended with; None if it was answered.
-    sent_s: when its request was stamped, just before it was written; None if it was not.
-    first_byte_s: when the answer began. complete_s: when the attempt was over.
-    eligible_s: when it began to wait, for a slot or to be connected. slot_s: when it got the slot
-    that it waited for. ahead_s: when it became one of the few that may get ready for their grants.
+    sent_s: the time just before its request was written; None if the request was not written.
+    first_byte_s: when the response began. complete_s: when the attempt was over.
+    eligible_s: when it began to wait for a slot or a connection. slot_s: when it got the slot that
+    it waited for. ahead_s: when it became one of the few that may get ready for their grants.
     connected_s: when it had a connection and began to wait for its grant. granted_s: when it got
-    the grant that it waited for. Each of these is None if it did not wait for it.
+    the grant that it waited for. Each of these five is None if there was no such wait.
     first_token_s: when the first event of a stream was read; None for an answer that came whole.
     queued_s: when the call began to wait for room in the budget, or for one of several endpoints.
 
-    A request that was repeated on a new connection is one attempt, with the marks of its last
+    A request that was repeated on a new connection is one attempt, with the times of its last
     write.
     """
 
@@ -93,7 +94,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
     @property
     def was_sent(self) -> bool:
-        """Whether its request was sent, so that the endpoint may have seen it."""
+        """Whether its request was sent, so that the endpoint may have received it."""
         return self.sent_s is not None
 
 
@@ -103,14 +104,14 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     status: `succeeded`; `rejected` if it will never succeed; `exhausted` if its retries or its time
     ran out.
-    latency_s: from the write of the last attempt to the end of its answer.
+    latency_s: from the write of the last attempt to the end of its response.
     tried: at most the 32 latest attempts, oldest first; for a row of a task, those of all its
     requests. Empty if no request was made.
     is_cached: the answer was given to another call, now or before; attempts is then 0, and usage is
-    what the answer cost when it was given. is_batched: it came from the Batch API, at its price;
-    latency_s is then 0, and attempts are batches.
-    custom_id, row and input name the row if the call came from one. fields: results of a task about
-    the answer.
+    what the answer cost when it was given. is_batched: the answer came from the Batch API, at its
+    price; latency_s is then 0, and attempts counts batches.
+    custom_id, row and input identify the row if the call came from one. fields: the results that a
+    task derived from the answer.
     """
 
     status: Status
@@ -140,7 +141,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         )
 
     def was_queued(self, since_s: float) -> None:
-        """Records in the first attempt since when the call was queued before it."""
+        """Records in the first attempt when the call began to wait in a queue before it."""
         if self.tried:
             first, *others = self.tried
             self.tried = (msgspec.structs.replace(first, queued_s=since_s), *others)
@@ -156,6 +157,6 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 def failed(error: CallError | NoEndpoint, *, endpoint: str = "", latency_s: float = 0.0) -> Outcome:
-    """Returns the outcome of a failed attempt: `exhausted` if it might be retried."""
+    """Returns the outcome of a failed attempt: `exhausted` if the error is retryable."""
     status: Status = "exhausted" if isinstance(error, Retryable | Withdrawn) else "rejected"
     return Outcome(status=status, error=error, endpoint=endpoint, latency_s=latency_s)

@@ -14,8 +14,8 @@ import msgspec
 
 T = TypeVar("T")
 
-# Escaped backslashes and whole pairs, or half a pair. All begin with the same byte, which re finds
-# twenty times as fast as one of several alternatives.
+# Escaped backslashes and whole pairs, or half a pair. All begin with the same byte, for which re
+# searches twenty times as fast as for one of several first bytes.
 _PAIR = rb"u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}"
 _HALF = re.compile(
     rb"\\(?:(?:\\|%b)(?:\\(?:\\|%b))*+|(u[dD][89a-fA-F][\da-fA-F]{2}))" % (_PAIR, _PAIR)
@@ -23,7 +23,7 @@ _HALF = re.compile(
 
 
 def replacing_halves(decode: Callable[[bytes], T], raw: bytes) -> T:
-    """The result of `decode` for this JSON, with U+FFFD in place of halves of surrogate pairs.
+    """Returns `decode(raw)`, with U+FFFD in place of halves of surrogate pairs.
 
     Raises what `decode` raises.
     """

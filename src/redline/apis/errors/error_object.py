@@ -1,4 +1,4 @@
-"""The error object: `{"error": {"message", "type", "param", "code"}}`, written and read.
+"""Writes and reads the error object: `{"error": {"message", "type", "param", "code"}}`.
 
 https://developers.openai.com/api/docs/guides/error-codes
 """
@@ -14,12 +14,12 @@ import msgspec
 def error_body(
     message: str, kind: str, *, code: str | None = None, param: str | None = None
 ) -> dict[str, Any]:
-    """The body of a failed request. kind: its `type`. param: the parameter that is wrong."""
+    """The body of an error response. kind: the `type`. param: the parameter that is wrong."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 class ErrorBody(NamedTuple):
-    """The contents of an error body: its message, and its error's codes and types in lower case."""
+    """The contents of an error body: the error's message, and its codes and types in lower case."""
 
     message: str
     codes: frozenset[str] = frozenset()
@@ -34,7 +34,7 @@ class _Shape(msgspec.Struct):
 
 
 def read_error(body: bytes) -> ErrorBody:
-    """The message and codes of an error body in any usual shape, also if it is a list of one."""
+    """Reads the message and codes of an error body in any usual format, even in a list of one."""
     try:
         parsed = msgspec.json.decode(body, type=_Shape | list[_Shape])
     except (ValueError, RecursionError):
@@ -48,13 +48,13 @@ def read_error(body: bytes) -> ErrorBody:
     if isinstance(error, dict):
         return ErrorBody(str(error.get("message", error)), codes.union(_codes(error)))
     if not error and body.strip() not in (b"{}", b"[]"):
-        # In none of the usual shapes, the reason may have any name.
+        # The reason may have any name if the body has none of the usual formats.
         return ErrorBody(body.decode("utf-8", "replace"), codes)
     return ErrorBody(str(error or ""), codes)
 
 
 def _codes(error: dict[Any, Any]) -> Iterator[str]:
-    """All names of an error: its own, and those in its details and metadata."""
+    """Yields all codes and types of an error, including those in its details and metadata."""
     for name in ("code", "type", "status", "error_code", "reason", "limit_source"):
         if isinstance(value := error.get(name), str):
             yield value.lower()

@@ -1,29 +1,29 @@
-"""The retry table: what each unsuccessful answer means, and why.
+"""The retry table: what each unsuccessful response means, and why.
 
   status               error         tried again   reason
   (no connection)      Disconnected  yes           a server restarts, or a socket was stale
-  (a clock ran out)    TimedOut      yes           one slow answer says nothing about the next
+  (a timeout expired)  TimedOut      yes           one slow answer says nothing about the next
   400                  Rejected      no            the request is malformed and stays so
   401                  Refused       no            the key is wrong for every row: ends the run
   402                  Unpaid        no            no credit for any row: ends the run
-  402 with Retry-After RateLimited   yes           the credit is bound by calls in flight
+  402 with Retry-After RateLimited   yes           calls in flight have reserved the credit
   403                  Rejected      no            the key may not do this
   404                  Rejected      no            no such path or model
   408                  ServerFailed  yes           the server gave up waiting, often under load
   409                  ServerFailed  yes           a lock conflict, which passes
   413                  Rejected      no            the row is too large and stays so
   422                  Rejected      no            the request is well-formed but invalid
-  425                  ServerFailed  yes           too early: asked to repeat
+  425                  ServerFailed  yes           too early: the client has to repeat it
   429                  RateLimited   yes           over a limit; Retry-After parks the endpoint
   5xx with code
-   engine_failed       NoEndpoint    no            a local engine is lost for any row: ends the run
+   engine_failed       NoEndpoint    no            a local engine is lost: ends the run
   5xx, 529             ServerFailed  yes           overload and restarts pass
   other 3xx, 4xx       Rejected      no            not understood by the endpoint, so not repeated
   200, unreadable      BadReply      twice         a cut or garbled body; more often a wrong URL
-  200, wrong path      Rejected      no            --output-path names a field that answers lack
+  200, wrong path      Rejected      no            --output-path selects a field that answers lack
 
-A provider's code or text takes precedence over its status: `provider_errors` has that table. For an
-account out of credit, providers answer with 400, 402, 403 or 429.
+A provider's code or text takes precedence over its status: `provider_errors` has the table. For an
+account out of credit, providers send 400, 402, 403 or 429.
 
 If a provider sends `x-should-retry: true|false`, that decides instead, except for a refused key and
 an unpaid account.
@@ -57,9 +57,9 @@ _HINTS = {
 def judge(
     status: int, headers: Mapping[str, str], body: bytes, wall_s: float
 ) -> CallError | NoEndpoint:
-    """The error that an HTTP answer other than 2xx means.
+    """Returns the error for an HTTP response with a status other than 2xx.
 
-    headers: looked up in lower case. wall_s: the time now, for dates in Retry-After.
+    headers: by lower-case names. wall_s: the current wall time, for dates in Retry-After.
     """
     said = read_error(body)
     message = _quote(said.message)

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API in front of chat: requests become chats, chats become messages.
+"""Anthropic's Messages API in front of chat: converts requests to chats, and answers to messages.
 
 https://platform.claude.com/docs/en/api/messages
 """

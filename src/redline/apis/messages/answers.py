@@ -1,8 +1,8 @@
-"""Answers of chat as messages.
+"""Converts answers of chat to messages.
 
 finish_reason                       stop_reason
 stop, or none                       end_turn; tool_use if tools are called; stop_sequence if the
-                                    server names the one that it found, as vLLM and SGLang do
+                                    server sends the sequence found, as vLLM and SGLang do
 length                              max_tokens
 tool_calls, function_call           tool_use
 content_filter, or a refusal        refusal
@@ -23,7 +23,7 @@ from redline.errors import BadReply
 
 Object = dict[str, Any]
 
-# The key of a tool's input that holds arguments that are not a JSON object.
+# The key in a tool's input under which arguments are put that are not a JSON object.
 INVALID_JSON = "INVALID_JSON"
 _STOP_REASONS = {
     "length": "max_tokens",
@@ -38,10 +38,10 @@ def message_of(
 ) -> Object:
     """Converts a chat's first choice to a message.
 
-    model: used if the answer names none. stop_sequences: those of the request. Arguments of a tool
-    that are not a JSON object go into its input's INVALID_JSON. The model's thinking is left out: a
-    thinking block needs a signature, which chat servers do not give. Raises BadReply for an answer
-    that is not a chat.
+    model: used if the answer has no model. stop_sequences: those of the request. A tool call's
+    arguments that are not a JSON object become its input's INVALID_JSON. The model's thinking is
+    left out: a thinking block needs a signature, which chat servers do not provide. Raises BadReply
+    for an answer that is not a chat.
     """
     try:
         choice = chat["choices"][0]
@@ -63,7 +63,7 @@ def message_of(
 
 
 def opening(chat: Mapping[str, Any], model: str) -> Object:
-    """A message without content that has not ended, from a chat or the first event of one."""
+    """An unfinished message without content, made from a chat or the first event of its stream."""
     name, stated = chat.get("id"), chat.get("model")
     name = name.removeprefix("chatcmpl-") if isinstance(name, str) else ""
     return {
@@ -85,9 +85,10 @@ def stop_of(
     is_called: bool,
     is_refused: bool = False,
 ) -> tuple[str, str | None]:
-    """stop_reason and stop_sequence of a choice that has ended, from its last event at least.
+    """The stop_reason and stop_sequence of a choice that has ended.
 
-    is_called: whether the choice calls a tool. is_refused: whether it is a refusal.
+    choice: the whole choice, or the choice of its last event. is_called: whether the choice calls a
+    tool. is_refused: whether it is a refusal.
     """
     if is_refused:
         return "refusal", None
@@ -104,7 +105,7 @@ def stop_of(
 
 
 def usage_of(usage: Any) -> Object:
-    """The usage of a chat as that of a message; zeros if the server states none."""
+    """Converts the usage of a chat to that of a message; zeros if the server sends no usage."""
     found = read_usage(usage if isinstance(usage, dict) else None)
     if found is None:
         return {"input_tokens": 0, "output_tokens": 0}
@@ -117,7 +118,7 @@ def usage_of(usage: Any) -> Object:
 
 
 def tool_use(call: Mapping[str, Any], arguments: Any = None) -> Object:
-    """The block of a tool call."""
+    """The tool_use block of a tool call. arguments: its whole arguments, or None at its start."""
     name = call.get("id")
     return {
         "type": "tool_use",
@@ -138,7 +139,7 @@ def _content(said: Mapping[str, Any]) -> Iterator[Object]:
 
 
 def _input(arguments: Any) -> Object:
-    """The input of a tool."""
+    """The input of a tool_use block. arguments: JSON or an object."""
     if isinstance(arguments, dict):
         return arguments
     if not arguments:

@@ -1,4 +1,4 @@
-"""Errors as the Messages API writes them: a `type` for each status.
+"""Errors in the format of the Messages API: a `type` for each status.
 
 https://platform.claude.com/docs/en/api/errors
 """
@@ -26,12 +26,12 @@ _TYPES = {
 
 
 def is_messages_path(path: str) -> bool:
-    """Whether answers to requests for this path have the shapes of the Messages API."""
+    """Whether responses to requests for this path have the formats of the Messages API."""
     return path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
 def messages_error(status: int, message: str, request_id: str) -> dict[str, Any]:
-    """The body of a request that failed with this HTTP status, or the event of a stream."""
+    """The body of an error response with this HTTP status, or the error event of a stream."""
     kind = _TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
     return {
         "type": "error",

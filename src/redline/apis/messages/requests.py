@@ -1,13 +1,13 @@
-"""Requests of the Messages API as requests of chat.
+"""Converts requests of the Messages API to chat requests.
 
 a field or block                                    becomes
-system                                              the first message; texts are joined by lines
+system                                              the first message; its texts become its lines
 messages of one role in a row                       one message: chat templates want turns
 tool_result                                         a `tool` message, right after the calls
 is_error                                            `Error: ` before the result's text
-images of a tool_result                             parts of the user message behind it
+images of a tool_result                             parts of the user message after it
 thinking, redacted_thinking; `thinking`             nothing
-documents of text, search results                   their title, source and text
+text documents, search results                      their title, source and text
 a PDF in base64                                     a `file` part
 a tool with an input_schema                         a function
 output_config.format                                response_format
@@ -15,7 +15,7 @@ cache_control, service_tier, ... (`_DROPPED`)       nothing: the answer does not
 a document by URL or file id, tools and blocks      refused
 of tools that Anthropic runs or defines,
 container, mcp_servers, ... (`_REFUSED`)
-a field that the Messages API does not have         itself: it is meant for the server
+a field that the Messages API does not have         the same field: it is meant for the server
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _REFUSED = {
     "n": "a messages request gets one answer",
     "output_format": "give it as `output_config.format`",
 }
-# Fields of a chat that are made from other fields, or that decide the shape of the answer.
+# Fields of a chat request that are made from other fields, or that determine the answer's format.
 _OURS = frozenset(
     {
         *("function_call", "functions", "messages", "parallel_tool_calls", "response_format"),
         *("stop", "stream_options", "user"),
     }
 )
-# OpenAI refuses a longer `user`. Claude Code has names of about 140 characters.
+# OpenAI refuses a longer `user`; Claude Code sends user ids of about 140 characters.
 _LONGEST_USER = 64
 _PATH = re.compile(r"`\$\.?([^`]+)`")
 _VALUE = re.compile(r"Invalid value '(.*)' - at")
 
 
 class UntranslatableError(ValueError):
-    """A request that is not valid, or that chat cannot express. param: the field."""
+    """A request that is not valid, or that chat cannot express. param: the field at fault."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class UntranslatableError(ValueError):
 
 
 class _Typed(Struct, tag_field="type"):
-    """What its `type` names, by the tag of each subclass."""
+    """Base of structs whose `type` field determines the subclass that is decoded."""
 
 
 class _Base64(_Typed, tag="base64"):
@@ -209,16 +209,16 @@ _KNOWN = frozenset((*_Request.__struct_fields__, *_DROPPED, *_OURS, *_REFUSED))
 
 
 def chat_of(body: Any) -> Object:
-    """Converts the request to a chat request. A stream of that chat ends with its usage.
+    """Converts the request to a chat request; a streamed one asks for the usage at its end.
 
-    Raises UntranslatableError, which names the field.
+    Raises UntranslatableError, whose `param` is the field at fault.
     """
     asked: _Request = _converted(body, _Request)
     _refuse(body)
     chat = {name: value for name, value in body.items() if name not in _KNOWN}
     chat |= _prompt(asked)
     if "max_completion_tokens" not in chat:
-        # Most servers know this name; OpenAI's reasoning models accept only the other one.
+        # Most servers know max_tokens; OpenAI's reasoning models accept only max_completion_tokens.
         chat["max_tokens"] = asked.max_tokens
     for name in ("temperature", "top_k", "top_p"):
         if (value := getattr(asked, name)) is not None:
@@ -233,12 +233,12 @@ def chat_of(body: Any) -> Object:
 
 
 def _short(name: str) -> str:
-    """The user's name as OpenAI accepts it: a name that is too long is replaced by its hash."""
+    """A user id that OpenAI accepts: one that is too long is replaced by its hash."""
     return name if len(name) <= _LONGEST_USER else sha256(name.encode()).hexdigest()
 
 
 def prompt_of(body: Any) -> Object:
-    """The prompt of a request whose tokens are counted, as a chat request. Raises as chat_of."""
+    """Converts the prompt of a request to count its tokens to a chat. Raises as `chat_of` does."""
     asked = _converted(body, _Prompt)
     _refuse(body)
     return _prompt(asked)
@@ -268,7 +268,7 @@ def _refuse(body: Object) -> None:
 
 
 def _prompt(asked: _Prompt) -> Object:
-    """model, messages, tools and response format of the chat."""
+    """The model, messages, tools and response format of the chat request."""
     chat: Object = {"model": asked.model, "messages": [*_messages(asked)]}
     if asked.tools:
         chat["tools"] = [_function(tool, index) for index, tool in enumerate(asked.tools)]
@@ -282,7 +282,7 @@ def _prompt(asked: _Prompt) -> Object:
 def _messages(asked: _Prompt) -> Iterator[Object]:
     if asked.system:
         yield {"role": "system", "content": _lines(_blocks(asked.system))}
-    # A turn of nothing but thinking becomes nothing: those around it are then in a row.
+    # A turn with nothing but thinking becomes nothing, so the turns around it are then adjacent.
     for kind, turn in groupby(filter(_says, asked.messages), type):
         contents = [_blocks(message.content) for message in turn]
         blocks = [block for content in contents for block in content]
@@ -305,7 +305,7 @@ def _blocks(content: str | Sequence[Any] | None) -> Sequence[Any]:
 
 
 def _user(blocks: Sequence[Any]) -> Iterator[Object]:
-    """The results of tools, each as its own message, and then the user's message."""
+    """Yields each tool result as a message of its own, and then the user's message."""
     shown: list[Object] = []
     for block in blocks:
         if isinstance(block, _ToolResult):
@@ -320,7 +320,7 @@ def _user(blocks: Sequence[Any]) -> Iterator[Object]:
 
 
 def _tool_message(result: _ToolResult) -> tuple[Object, list[Object]]:
-    """The message of a tool, which holds only text, and the parts that it cannot hold."""
+    """The message of a tool, which may contain only text, and the parts that are not text."""
     parts = [part for block in _blocks(result.content) for part in _parts(block)]
     text = "\n".join(part["text"] for part in parts if part["type"] == "text")
     media = [part for part in parts if part["type"] != "text"]
@@ -333,7 +333,7 @@ def _tool_message(result: _ToolResult) -> tuple[Object, list[Object]]:
 
 
 def _assistant(contents: Iterable[Iterable[Any]]) -> Object:
-    """The model's turn as one message. contents: the blocks of each message of the turn."""
+    """The assistant's turn as one message. contents: the blocks of each message of the turn."""
     texts: list[str] = []
     calls: list[Object] = []
     for blocks in contents:
@@ -382,7 +382,7 @@ def _text_part(text: str) -> Object:
 
 
 def _shortest(parts: list[Object]) -> str | list[Object]:
-    """Joins parts that are all text into one string: not every server accepts a list."""
+    """Joins the parts into one string if all are text: not every server accepts a list."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts

@@ -1,11 +1,11 @@
-"""The events of a chat's stream as those of a message's.
+"""Converts the events of a streamed chat to those of a streamed message.
 
-message_start, then for each block content_block_start, content_block_delta and content_block_stop,
-then message_delta with the stop reason and the usage, and message_stop. Anything that a client does
-not see, such as comments and thinking, becomes a ping.
+These are message_start; then content_block_start, content_block_delta and content_block_stop for
+each block; then message_delta with the stop reason and the usage; and message_stop. Anything that
+is not passed on to the client, such as comments and thinking, becomes a ping.
 
-A block ends when the next one begins. A tool call whose arguments are incomplete then ends later,
-since a server may mix the pieces of several calls.
+A block ends when the next one begins. A tool call whose arguments are incomplete by then ends
+later, since a server may mix the pieces of several calls.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _INSIDE = re.compile(r'["\\]')
 
 
 class MessageStream:
-    """Converts one stream of a chat's events to a message's events, both as bytes.
+    """Converts the bytes of one streamed chat to the bytes of a streamed message.
 
-    model, stop_sequences: as for message_of. has_begun: whether the message has begun. Of the
-    answer, only the state of its blocks is kept.
+    model, stop_sequences: as for `message_of`. has_begun: whether the message has begun. Only the
+    state of the blocks is kept, not the answer itself.
     """
 
     def __init__(self, *, model: str = "", stop_sequences: Collection[str] = ()) -> None:
@@ -54,9 +54,10 @@ class MessageStream:
         self.has_begun = False
 
     def feed(self, data: bytes) -> bytes:
-        """The events that `data` completes, wherever it was cut.
+        """Returns the events of the message for the chat's events that `data` completes.
 
-        Raises CallError for an event that is an error, and BadReply for one of another shape.
+        data: the next bytes, which may begin and end anywhere. Raises CallError for an event that
+        is an error, and BadReply for an event in another format.
         """
         out = []
         for _, event in self._parser.blocks(data):
@@ -73,9 +74,9 @@ class MessageStream:
         return b"".join(out)
 
     def take(self, event: Object) -> bytes:
-        """The events that one event of a chat becomes; that event may be a whole chat, too.
+        """Returns the events of the message for one event of a chat, which may be a whole chat.
 
-        Raises as `feed`.
+        Raises as `feed` does.
         """
         if is_error_event(event):
             raise judge_error(event, {}, 0.0)
@@ -97,7 +98,7 @@ class MessageStream:
         return b"".join(out)
 
     def end(self) -> bytes:
-        """The events that end the message, once the chat's stream has ended and is complete."""
+        """Returns the events that end the message; call it once the chat's stream is complete."""
         out = [] if self.has_begun else [self.take({})]
         out += self._close(is_end=True)
         reason, sequence = stop_of(
@@ -112,7 +113,7 @@ class MessageStream:
         return b"".join(out)
 
     def _chosen(self, choice: Object) -> Iterator[bytes]:
-        """The events for the new part of the first choice."""
+        """Yields the events for the new part of the first choice."""
         if error := judge_choice(0, choice.get("error"), choice.get("finish_reason")):
             raise error
         delta = choice.get("delta") or {}
@@ -172,14 +173,14 @@ class MessageStream:
                 yield from call.close()
 
 
-# Of a choice's last event, what says why it ended.
+# The fields of a choice's last event that say why the choice ended.
 _LAST = ("finish_reason", "stop_reason", "matched_stop")
-# The names that servers give to a model's thinking.
+# The fields in which servers send a model's thinking.
 _THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details")
 
 
 class _Block:
-    """A block that is open."""
+    """An open block."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -206,7 +207,7 @@ class _Text(_Block):
 
 
 class _Call(_Block):
-    """A tool call, and whether its arguments are a whole JSON value."""
+    """A tool call. is_whole: whether its arguments are a complete JSON value."""
 
     def __init__(self, index: int, name: Any) -> None:
         super().__init__(index)

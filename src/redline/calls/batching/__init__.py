@@ -1,4 +1,4 @@
-"""Single requests, sent together as lists to backends and functions that take lists."""
+"""Collects single requests and sends them as lists to backends and functions that take lists."""
 
 from redline.calls.batching.batcher import DynamicBatcher
 from redline.calls.batching.figures import BatchFigures

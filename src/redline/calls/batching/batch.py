@@ -1,12 +1,12 @@
-"""One batch on its way: its calls, and the outcome of each of its members.
+"""One batch in flight: its calls, and the outcomes of its members.
 
-the outcome of its call                the outcome of its members
+the outcome of a call                  the outcomes of the members
 an answer with one part for each       each gets its own part
 an answer that cannot be split         BadReply for all
-400, 413, 422 or OverLimit, or a       split into halves, each sent by itself, until the members at
-function that raises                   fault are alone: they get the error
-any other error                        all get it: it blames no single member
-a member's own `on_write` refuses      that member gets its error; the others are sent again
+400, 413, 422 or OverLimit, or a       the batch is split into halves, each sent by itself, until
+function that raises                   the members at fault are alone: they get the error
+any other error                        all get the error: no single member is to blame
+a member's own `on_write` refuses      that member gets the error; the others are sent again
 
 A batch of n members makes at most 2n - 1 calls for its answers, and at most 1 + 2 log2(n) if one of
 them is at fault. Its calls follow one another, so a batch never has more than one in flight.
@@ -26,8 +26,8 @@ from redline.clock import Clock
 from redline.errors import BudgetSpent, CallError, NoEndpoint, OverLimit, Rejected
 from redline.waist import Call, Outcome, failed
 
-# Statuses that blame the items; None is an error without a status. 401, 403 and 404 concern the key
-# and the model, which all members have in common.
+# Statuses that blame the items; None is for errors without a status. 401, 403 and 404 concern the
+# key and the model, which all members have in common.
 _OF_ITEMS = frozenset({400, 413, 422, None})
 
 
@@ -72,7 +72,7 @@ class Batch:
             if member.answer.done():
                 continue
             if error is not None:
-                # A backend that raises has a defect: each caller sees it.
+                # A backend that raises is defective: each caller gets the exception.
                 member.answer.set_exception(error)
             else:
                 member.answer.set_result(ended_early())
@@ -91,15 +91,15 @@ class Batch:
             try:
                 left.extend(await self._ask(members))
             except SystemExit as error:
-                # Raised from this task, it would end the event loop before the callers see it.
+                # Raised in this task, SystemExit would end the event loop before a caller gets it.
                 for member in members:
                     if not member.answer.done():
                         member.answer.set_exception(error)
 
     async def _ask(self, members: list[Member]) -> list[list[Member]]:
-        """Makes one call and answers the members whose outcome it settles.
+        """Makes one call, and sets the outcome of each member that it decides.
 
-        Returns the groups that are still to be sent, the next one last.
+        Returns the groups of members that must still be sent, the next group last.
         """
         writing = _Writing(members, self._clock)
         call = _joint_call(members, writing)
@@ -154,7 +154,7 @@ class _Writing:
             except CallError as error:
                 self.refused.append((member, error))
         if self.refused:
-            # A final error: a pool would send a withdrawn call again, with the same members.
+            # The error must be final: a pool would resend a withdrawn call, with the same members.
             raise BudgetSpent("a member of the batch must not be sent")
         sent_s = self._clock.now_s()
         for member in self._waiting():
@@ -169,13 +169,13 @@ class _Writing:
                 member.call.on_wait()
 
     def end(self, call: Call) -> None:
-        """Records the end of the joint call in the members' own calls."""
+        """Records the end of the joint call in the calls of its members."""
         for member in self._waiting():
             member.call.sent_s = None
             member.call.refused += call.refused
 
     def _waiting(self) -> list[Member]:
-        """Returns the members still waiting: the Call of one that left may be in use elsewhere."""
+        """Returns the members that still wait: the Call of one that left may be used elsewhere."""
         return [member for member in self._members if not member.answer.done()]
 
 
@@ -203,10 +203,10 @@ def _is_of_items(error: CallError | NoEndpoint) -> bool:
 
 
 def _copy_of(error: CallError | NoEndpoint, *, for_any: bool) -> CallError | NoEndpoint:
-    """Returns a copy for one member, whose caller may change it.
+    """Returns a copy of the error for one member, whose caller may change it.
 
-    for_any: the batch has members of several tenants, so the endpoint's words, which may quote
-    another tenant's request, are left out.
+    for_any: True if the batch has members of several tenants: the endpoint's message, which may
+    quote another tenant's request, is then left out.
     """
     own = copy.copy(error)
     if not for_any:
@@ -235,10 +235,10 @@ def ended_early() -> Outcome:
 
 
 class _Share:
-    """One member's hold on the room that the joint answer takes.
+    """One member's share of the memory that the joint answer holds.
 
-    shares: the shares not yet released; the new one adds itself. release_all: frees the room,
-    called when the last share is released.
+    shares: the shares that are not yet released; a new share adds itself. release_all: releases the
+    memory; called when the last share is released.
     """
 
     def __init__(self, shares: set[_Share], release_all: Callable[[], None]) -> None:
@@ -247,20 +247,20 @@ class _Share:
         shares.add(self)
 
     def release(self) -> None:
-        """Releases the hold; may be called again."""
+        """Releases the share; may be called again."""
         self._shares.discard(self)
         if not self._shares:
             self._release_all()
 
 
 def _share_held(members: Sequence[Member], call: Call) -> None:
-    """Divides the hold on the answer's room: it is freed when the last member has released it."""
+    """Shares the answer's memory among the members; it is freed once all have released it."""
     waiting = [member for member in members if not member.answer.done()]
     if call.held is None or not waiting:
         call.let_go()
         return
     shares: set[_Share] = set()
     for member in waiting:
-        # The member may still hold a part of an earlier attempt's answer.
+        # The member may still hold the memory of an earlier attempt's answer.
         member.call.let_go()
         member.call.held = _Share(shares, call.held.release)

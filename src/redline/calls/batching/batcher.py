@@ -1,4 +1,4 @@
-"""Single requests in, lists out: a backend in front of one that takes lists."""
+"""Single requests in, lists out: a backend in front of another one that takes lists."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ _FORM = "pass an endpoint, a backend, or a function that takes a list"
 class DynamicBatcher:
     """A backend that collects single requests and sends them as one list.
 
-    answers: a function that takes a list and returns one answer per item; or something that takes
-    lists of inputs: an Endpoint, its base URL, or a backend, which is closed with the batcher.
-    max_batch_size: the most items in a call; a request with a longer list is sent alone, unchanged.
-    max_wait_s: how long a request waits for others. max_in_flight: batches at once; None for 8, or
-    1 for a plain function. executor: runs a plain function; None for threads of its own.
+    answers: a function that takes a list and returns one answer per item; or an Endpoint, its base
+    URL, or a backend, whose requests may have lists of inputs. The backend is closed with the
+    batcher. max_batch_size: the most items in a call; a request with a longer list is sent alone,
+    unchanged. max_wait_s: how long a request waits for others, in seconds. max_in_flight: the most
+    batches at once; None for 8, or 1 for a plain function. executor: runs a plain function; None
+    for the batcher's own threads.
 
-    Each request is answered with its own part of the answer; see batch.py for failures. Put retries
-    around the batcher: a transient error is returned to every member of the batch.
+    Each request gets its own part of the answer; see batch.py for failures. Put retries around the
+    batcher: a transient error is returned to every member of the batch.
     """
 
     def __init__(
@@ -91,8 +92,8 @@ class DynamicBatcher:
     async def __call__(self, item: Any) -> Any:
         """Returns the answer to one item, for `redline.run(rows, call=batcher)`.
 
-        item: an element of the list that the function is called with, or a Request; only a Request
-        if the batcher has no function. Raises the error of a call that fails.
+        item: one element of the lists that the function takes, or a Request; only a Request if the
+        batcher has no function. Raises the error of the call if it fails.
         """
         if not isinstance(item, Request):
             if not self._is_function:
@@ -160,10 +161,10 @@ class DynamicBatcher:
             self._leave(member)
 
     async def send_all(self, requests: Sequence[Request], calls: Sequence[Call]) -> list[Outcome]:
-        """Answers requests that are useful only together, each of them one item of a function.
+        """Answers requests that are useful only together; each must be one item for a function.
 
         Returns their outcomes in order, up to the first failure: later requests are cancelled.
-        Raises RateLimited before any of them is queued if there is no room for all.
+        Raises RateLimited before any request is queued if the queue has no room for all.
         """
         if self._is_closed:
             return [ended_early()]
@@ -202,7 +203,7 @@ class DynamicBatcher:
             await self._inner.aclose()
 
     def _check_room(self, parts: Sequence[Part], call: Call) -> None:
-        """Raises RateLimited without room for all of them, TimedOut after the call's deadline."""
+        """Raises RateLimited if not all parts have room, TimedOut after the call's deadline."""
         if self._clock.now_s() >= call.deadline_s:
             raise TimedOut("row")
         queue, bounds = self._queue, self._bounds
@@ -221,11 +222,11 @@ class DynamicBatcher:
         now_s = self._clock.now_s()
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            # A timer of another loop never fires: each run may have a loop of its own.
+            # Each run may have an event loop of its own, and the timer of an old loop never fires.
             self._turn, self._loop = None, loop
         member = Member(part, call, next(self._numbers), now_s, loop.create_future())
         self._queue.add(member)
-        # Requests that arrive in the same turn of the loop join it.
+        # Not now: requests that arrive in the same turn of the loop should join the batch.
         self._come_back(0.0)
         return member
 
@@ -269,7 +270,7 @@ class DynamicBatcher:
             self._come_back(0.0)
 
     def _come_back(self, after_s: float) -> None:
-        """Schedules `_send_due` in `after_s` seconds, unless it is due by then.
+        """Schedules `_send_due` in `after_s` seconds, unless it is scheduled for an earlier time.
 
         0 means the loop's next turn.
         """

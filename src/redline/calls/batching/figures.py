@@ -6,15 +6,15 @@ import msgspec
 
 
 class BatchFigures(msgspec.Struct, kw_only=True):
-    """The current state of a batcher, and its counts since it was made.
+    """The current state of a batcher, and its counts since it was created.
 
     waiting: queued items. in_flight: batches in flight. batches: batches sent, each counted once.
-    items: the items in them. places: the items they had room for. sizes: batches by their number of
-    items; a longer list, sent alone, counts as a full batch. closed: batches by reason: `full`,
-    `waited` or `idle`. waited_s: seconds that the items of all batches have waited, in total.
-    divided: calls beyond the first of a batch, to find the requests for which it was refused.
-    alone: calls that cannot share a batch, passed on unchanged. refused: requests for which the
-    queue had no room.
+    items: the items in these batches. places: the items for which they had room. sizes: batches by
+    their number of items; a longer list, which is sent alone, counts as a full batch. closed:
+    batches by reason: `full`, `waited` or `idle`. waited_s: seconds that the items of all batches
+    have waited, in total. divided: calls of a batch after its first, made to find the requests for
+    which it was refused. alone: calls that cannot share a batch, passed on unchanged. refused:
+    requests for which the queue had no room.
     """
 
     waiting: int = 0
@@ -33,7 +33,7 @@ class BatchFigures(msgspec.Struct, kw_only=True):
 
     @property
     def batch_efficiency(self) -> float | None:
-        """The share of the places in batches that was filled, 0 to 1; None before the first."""
+        """The share of places in batches that were filled, 0 to 1; None before the first batch."""
         return self.items / self.places if self.places else None
 
     @property
@@ -43,5 +43,5 @@ class BatchFigures(msgspec.Struct, kw_only=True):
 
     @property
     def mean_wait_s(self) -> float | None:
-        """The mean wait of an item for its batch, in seconds; None before the first batch."""
+        """The mean seconds that an item waited for its batch to be sent; None before the first."""
         return self.waited_s / self.items if self.items else None

@@ -1,12 +1,12 @@
 """A user's function that takes a list, as a backend.
 
 what the function does             the outcome
-returns one answer for each item   each item gets its own
-returns an Exception for an item   that item fails with it, the others do not
+returns one answer for each item   each item gets its own answer
+returns an Exception for an item   only that item fails, with this exception
 raises a Retryable, TimeoutError,  all may be retried
 or ConnectionError
 raises anything else               Rejected: the batch is split until the items at fault are found
-returns another number of answers  BadReply for all: nothing says which answer is whose
+returns another number of answers  BadReply for all: the answers cannot be matched to the items
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from redline.waist import Attempt, Call, Load, Outcome, Reply, Request, Sink, fa
 class Item(msgspec.Struct, frozen=True):
     """One item for a function, as the body of a request. Items with equal options share a call.
 
-    value: the element of the list. options: keyword arguments. size: its bytes; 0 if unknown.
+    value: the element of the list. options: keyword arguments of the function. size: the item's
+    bytes; 0 if unknown.
     """
 
     value: Any
@@ -50,7 +51,7 @@ class _Items(msgspec.Struct, frozen=True):
 class ListFunction:
     """Calls `function(items, **options)`. A plain function runs in `executor`.
 
-    executor: None for `threads` threads of its own. call_s: the timeout of one call, in seconds.
+    executor: None to start `threads` threads for it. call_s: the timeout of one call, in seconds.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class ListFunction:
         return outcome
 
     async def aclose(self) -> None:
-        """Ends its threads; one whose function does not return is left behind."""
+        """Ends the threads that it started; one whose function does not return is abandoned."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -111,7 +112,7 @@ class ListFunction:
             raise found from error
 
     async def _called(self, asked: _Items) -> list[Any]:
-        # The function may change its items; the caller's must stay unchanged.
+        # The function may change its items, but the caller's items must stay unchanged.
         items = copy.deepcopy(asked.values)
         if self._is_async:
             result = await self._function(items, **asked.options)
@@ -142,7 +143,7 @@ def _in_thread(
         result = function(items, **options)
         return result if isinstance(result, Awaitable) else listed(result, count, label)
     except StopIteration as error:
-        # A future cannot hold a StopIteration: its caller would wait forever.
+        # A future cannot hold a StopIteration: the task that awaits it would wait forever.
         raise Rejected(f"{label} raised StopIteration: {error}") from error
 
 
@@ -169,7 +170,7 @@ def listed(result: Any, count: int, label: str) -> list[Any]:
 
 
 def part_of(request: Request, call: Call) -> Part:
-    """Returns the request as a part with one item, its body."""
+    """Returns the request as a part whose one item is the request's body."""
     body = request.body
     item = body if isinstance(body, Item) else Item(body)
     key: Hashable = None

@@ -1,12 +1,12 @@
 """Joins requests whose items may share one call, and splits their answer.
 
 a request                                   is sent
-of an API below, with a text or a list      with others of the same url, headers and fields, whose
-                                            items are of the same kind
+to an API below, with a text or a list      with others that have the same url, headers and fields,
+                                            and items of the same kind
 for a stream, or of any other API or form   alone, unchanged
 
 Values keep their bytes: a request's other fields are sent as they were written, and an item's part
-of an answer is returned as it came, except for its index.
+of an answer is returned as the endpoint sent it, except for its index.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Fields = dict[str, msgspec.Raw]
 class ListForm(NamedTuple):
     """An API that takes lists. ending: the end of its URLs' paths.
 
-    items: the request's field with the list. answers: the answer's field with one element for each
-    item, or `n` elements if has_n. is_indexed: each element names its index.
+    items: the field of a request that contains the list. answers: the field of an answer with one
+    element for each item, or `n` elements if has_n. is_indexed: whether elements have an `index`.
     """
 
     ending: str
@@ -60,7 +60,7 @@ _DIGITS = b"-0123456789"
 
 @lru_cache(maxsize=1024)
 def form_of(url: str) -> ListForm | None:
-    """Returns the list form of the API at this URL; None if it is not known to take lists."""
+    """Returns the form of lists at this URL; None if its API is not known to take lists."""
     if api_of(url) is chat.API:
         return None
     path = url.partition("?")[0].rstrip("/")
@@ -92,7 +92,7 @@ def part_of(request: Request, call: Call) -> Part | None:
 
 
 def joined(parts: Sequence[Part]) -> Request:
-    """Returns one request with the items of all parts; for a single part, its own request."""
+    """Returns one request with the items of all parts; a single part's request is unchanged."""
     request = parts[0].request
     if len(parts) == 1:
         return request
@@ -107,9 +107,9 @@ def joined(parts: Sequence[Part]) -> Request:
 
 
 def split(parts: Sequence[Part], outcome: Outcome) -> list[Outcome]:
-    """Returns the outcome of each part, in their order, from the joint success.
+    """Returns the outcome of each part, in their order, from the successful joint call.
 
-    Raises BadReply if there is not exactly one answer for each item.
+    Raises BadReply if the number of answers is not the number requested for all items.
     """
     reply = outcome.reply
     assert reply is not None
@@ -134,7 +134,7 @@ def _length(part: Part) -> int:
 
 
 def _items(value: msgspec.Raw) -> tuple[str, list[msgspec.Raw]] | None:
-    """Returns the kind of the items in a request's field and the items; None if unsupported."""
+    """Returns the kind of a request's items, and the items; None if they cannot be joined."""
     first = bytes(value)[:1]
     if first == b'"':
         return "text", [value]
@@ -146,7 +146,7 @@ def _items(value: msgspec.Raw) -> tuple[str, list[msgspec.Raw]] | None:
         return None
     (kind,) = kinds
     if kind == "token":
-        # One input, given as its tokens.
+        # The list is a single input, given as token ids.
         return "tokens", [value]
     return (kind, items) if kind else None
 
@@ -159,7 +159,7 @@ def _kind(item: msgspec.Raw) -> str:
 
 
 def _answers(fields: Fields, form: ListForm) -> int | None:
-    """Returns the number of answers to each item; None if that cannot be read."""
+    """Returns the number of answers requested for each item; None if it cannot be read."""
     if not form.has_n or "n" not in fields:
         return 1
     value = msgspec.json.decode(fields["n"])
@@ -190,7 +190,7 @@ def _split_body(parts: Sequence[Part], reply: Reply) -> list[Reply | CallError |
 
 
 def _in_order(answers: list[Fields], form: ListForm, asked: int) -> list[Fields]:
-    """Returns the answers by index. Raises BadReply if there is not one for each index."""
+    """Returns the answers sorted by index. Raises BadReply unless each index has one answer."""
     if len(answers) != asked:
         raise _miscounted(asked, len(answers))
     if not form.is_indexed or not any("index" in one for one in answers):
@@ -214,7 +214,7 @@ def _miscounted(asked: int, got: int) -> BadReply:
 def _usages(
     parts: Sequence[Part], slices: Sequence[Sequence[Fields]], usage: dict[str, Any] | None
 ) -> list[dict[str, Any] | None]:
-    """Returns the usage of each part: what the answer states for its items, or a share."""
+    """Returns the usage of each part: the sum of its items' usages, or a share of the total."""
     stated = [[_usage_of(one) for one in own] for own in slices]
     if all(one is not None for own in stated for one in own):
         return [added_usage([one for one in own if one is not None]) for own in stated]
@@ -229,7 +229,7 @@ def _usage_of(answer: Fields) -> dict[str, Any] | None:
     try:
         value = msgspec.json.decode(answer.get("usage", _NONE))
     except (ValueError, RecursionError):
-        # A number that no float can hold, such as 1e400.
+        # For example, a number too large for a float, such as 1e400.
         return None
     return value if isinstance(value, dict) else None
 
@@ -246,7 +246,7 @@ def _read(request: Request, body: bytes, reply: Reply) -> Reply | CallError | No
 
 
 def _split_output(parts: Sequence[Part], reply: Reply) -> list[Reply | CallError | NoEndpoint]:
-    """Splits the reply of a backend that gives an output and no body."""
+    """Splits the reply of a backend that returns an output but no body."""
     output = reply.output
     asked = sum(part.asked for part in parts)
     if not isinstance(output, list) or len(output) != asked:
@@ -277,6 +277,6 @@ def _split_output(parts: Sequence[Part], reply: Reply) -> list[Reply | CallError
 
 
 def _slices(parts: Sequence[Part], answers: Iterable[T]) -> list[list[T]]:
-    """Returns each part's own answers, which come in the order of the parts."""
+    """Returns each part's own answers. answers: in the order of the parts."""
     left = iter(answers)
     return [list(islice(left, part.asked)) for part in parts]

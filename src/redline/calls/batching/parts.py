@@ -1,4 +1,4 @@
-"""Requests as parts of a list, and backends that answer lists."""
+"""Types for requests as parts of a list, and for backends that answer lists."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from redline.waist import Backend, Call, Outcome, Request
 class Part(msgspec.Struct, frozen=True):
     """A request as a part of a batch. key: equal for requests that may share a call.
 
-    count: its items, 1 or more. size: its bytes. items: in the form in which they are sent.
-    answers: the number of answers to each item.
+    count: the number of its items, 1 or more. size: its bytes. items: the items in the form in
+    which they are sent. answers: the number of answers requested for each item.
     """
 
     request: Request
@@ -27,15 +27,15 @@ class Part(msgspec.Struct, frozen=True):
 
     @property
     def asked(self) -> int:
-        """The number of answers to all of its items."""
+        """The number of answers requested for all items together."""
         return self.count * self.answers
 
 
 class Member(msgspec.Struct, eq=False):
     """A request that waits for its batch, or for the batch's answer.
 
-    number: its place by arrival. at_s: its time of arrival. answer: the future of its outcome.
-    on_leave: called when its caller no longer waits; None while it has no batch.
+    number: its position in order of arrival. at_s: when it arrived. answer: the future of its
+    outcome. on_leave: called when its caller no longer waits; None while it has no batch.
     """
 
     part: Part
@@ -47,11 +47,11 @@ class Member(msgspec.Struct, eq=False):
 
 
 class Lists(msgspec.Struct, frozen=True):
-    """A backend of lists, and the functions that join requests for it and split its answers.
+    """A backend that answers lists, and functions that join its requests and split its answers.
 
-    part_of: returns a request's part, None if it must be sent alone. joined: returns one request
-    for several parts. split: returns the outcome of each part from the joint success; raises
-    CallError if the answer cannot be split.
+    part_of: returns a request as a part, None if it must be sent alone. joined: returns one request
+    for several parts. split: returns the outcome of each part from that of the successful joint
+    call; raises CallError if the answer cannot be split.
     """
 
     backend: Backend

@@ -1,17 +1,17 @@
-"""The rule that closes batches and chooses their requests; decides only, and never waits.
+"""The rule that closes batches and chooses their requests; it only decides, and never waits.
 
 A batch here is one call with a list of items. Requests that may share a call form a group.
 
-  a group is sent because it is   when
-  full                            it has a batch's items or bytes
-  waited                          its first request has waited for `wait_s`, or for a tenth of the
-                                  time that its deadline leaves
-  idle                            no batch is in flight, and most recent requests that came to an
-                                  idle backend were not followed by another one within `wait_s`
+  the reason to send a group   applies when
+  full                         the group has the items or bytes of a full batch
+  waited                       its first request has waited for `wait_s`, or for a tenth of the
+                               time until the request's deadline
+  idle                         no batch is in flight, and most recent requests that found an idle
+                               backend were not followed by another one within `wait_s`
 
 Among groups that are due, the one with the most urgent request goes first; within a group, requests
-go by priority and arrival. A request whose items no longer fit waits for the next batch; a request
-with more items than a batch may have is sent alone, unchanged.
+are ordered by priority and arrival. A request whose items no longer fit waits for the next batch; a
+request with more items than a batch may have is sent alone, unchanged.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Why = Literal["full", "waited", "idle"]
 
 # A request waits for others for at most this share of the time until its deadline.
 _PATIENCE = 0.1
-# Weight of the newest observation in _Company, which thus follows about the last four.
+# The weight of the newest observation in _Company: about the last four determine its estimate.
 _NEWS = 0.25
-# A timer may fire early by a rounding error, and a second one would fire just as early.
+# A timer may fire early by a rounding error, and if set again, it would fire just as early.
 _SLACK_S = 1e-6
 _MOST_SIZE = 65_536
 _MOST_WAIT_S = 60.0
@@ -40,9 +40,9 @@ _MOST_WAIT_S = 60.0
 class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds of a batcher, all above 0.
 
-    max_batch_bytes: bytes of the bodies that are sent as one list. max_waiting, max_waiting_bytes:
-    queued items, and the bytes of their requests; a request beyond that is answered with
-    RateLimited. call_s: the timeout of one call of a function, in seconds.
+    max_batch_bytes: the bytes of all bodies that are sent as one list. max_waiting,
+    max_waiting_bytes: queued items, and the bytes of their requests; a request that exceeds one of
+    them fails with RateLimited. call_s: the timeout of one function call, in seconds.
     """
 
     max_batch_bytes: int = 8 * 2**20
@@ -75,7 +75,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class _Group:
-    """The queued requests with one key. due_s: when the first of them has waited long enough."""
+    """The queued requests with one key. due_s: when the first one will have waited long enough."""
 
     def __init__(self) -> None:
         self.members: dict[int, Member] = {}
@@ -114,10 +114,11 @@ class _Group:
 
 
 class _Company:
-    """Whether a request that comes to an idle backend is soon followed by another one.
+    """Estimates whether a request that finds the backend idle is soon followed by another one.
 
-    This is observed whether the request was sent at once or waited. So requests of several users,
-    who each ask again once they are answered, wait for each other, and a single user's do not wait.
+    It observes requests that were sent at once as well as those that waited. So the requests of
+    several users, who each ask again once they get an answer, wait for each other, while those of a
+    single user do not wait.
     """
 
     def __init__(self, wait_s: float) -> None:
@@ -127,7 +128,7 @@ class _Company:
         self._is_seen = False
 
     def is_expected(self, now_s: float) -> bool:
-        """Whether a request that finds the backend idle should expect another one."""
+        """Whether a request that finds the backend idle should wait for another one."""
         if not self._is_seen:
             self._is_seen, self._alone_s = True, now_s
         return self._share >= 0.5
@@ -145,9 +146,10 @@ class _Company:
 
 
 class Queue:
-    """Requests that wait to be sent together. items, size: their items and bytes in total.
+    """The requests that wait to be sent together. items, size: their items and bytes in total.
 
-    Never waits itself: `take` returns the batches to send now, `next_s` when to call it again.
+    The queue itself never waits: `take` returns the batches to send now, and `next_s` returns when
+    to call `take` again.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -159,7 +161,7 @@ class Queue:
         self.waiting = 0
 
     def add(self, member: Member) -> None:
-        """Queues a request that arrives now, at its `at_s`."""
+        """Queues a request. member: its `at_s` is the current time."""
         self._company.came(member.at_s)
         group = self._groups.get(member.part.key)
         if group is None:
@@ -183,9 +185,9 @@ class Queue:
         return sorted(members, key=lambda member: member.number)
 
     def take(self, now_s: float, in_flight: int, free: int) -> list[tuple[list[Member], Why]]:
-        """Takes the batches to send now: at most `free`, in addition to those in flight.
+        """Takes the batches to send now: at most `free` beside the `in_flight` ones.
 
-        Returns the requests of each, and why it is sent.
+        Returns the requests of each batch, and why it is sent.
         """
         taken: list[tuple[list[Member], Why]] = []
         if not free or not self._groups:
@@ -223,7 +225,7 @@ class Queue:
         members = group.first(self._rule)
         for member in members:
             self._drop(group, member)
-        # The earliest due time of the requests that stay.
+        # The earliest due time of the remaining requests.
         due_s = (_due_s(member, self._rule) for member in group.members.values())
         group.due_s = min(due_s, default=math.inf)
         return members
@@ -238,7 +240,7 @@ class Queue:
 
 
 def _rank(member: Member) -> tuple[int, int]:
-    """The order within a group, and of groups by their heads."""
+    """The sort key within a group, and of groups by their first requests."""
     return member.call.priority, member.number
 
 

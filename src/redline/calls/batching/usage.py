@@ -1,9 +1,9 @@
-"""The usage of a call with many items, split between the requests that shared it.
+"""Splits the usage of a call with many items between the requests that shared the call.
 
-Counts that the answer states for each item are added up. Otherwise each count is apportioned: input
-tokens by the length of the inputs, output tokens by the length of the answers, in tokens for inputs
-that are given as tokens and in bytes for texts. Shares are whole numbers, and their sum is the
-count that the answer states.
+If the answer has counts for each item, they are added up. Otherwise each count is apportioned:
+input tokens by the length of the inputs, output tokens by the length of the answers. Lengths are in
+tokens for inputs that are given as tokens, and in bytes for texts. Shares are whole numbers, and
+their sum is the count in the answer.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 _WRITTEN = ("completion", "output")
 _READ = ("prompt", "input")
-# A sum of larger numbers may be more than a float can hold.
+# A sum of larger numbers may exceed the range of a float.
 _MOST_ADDED = 10**300
 
 
 def apportioned(total: int, weights: Sequence[int]) -> list[int]:
-    """Divides `total`, 0 or more, into whole shares by weight, by the largest remainders."""
+    """Divides `total`, 0 or more, into whole shares by weight (largest remainder method)."""
     weight = sum(weights)
     if not weight:
         weights, weight = [1] * len(weights), len(weights)
-    # In whole numbers: a server may state a count that no float holds.
+    # Integer arithmetic: a server may send a count beyond the range of a float.
     shares = [total * one // weight for one in weights]
     by_rest = sorted(range(len(weights)), key=lambda index: -(total * weights[index] % weight))
     for index in by_rest[: total - sum(shares)]:
@@ -33,7 +33,7 @@ def apportioned(total: int, weights: Sequence[int]) -> list[int]:
 def split_usage(
     usage: Mapping[str, Any], reads: Sequence[int], writes: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Returns the usage of each request. reads, writes: lengths of its inputs and answers."""
+    """Returns the usage of each request. reads, writes: the lengths of its inputs and answers."""
     both = [read + write for read, write in zip(reads, writes, strict=True)]
     shares = {
         name: _shares(value, _weights(name, reads, writes, both)) for name, value in usage.items()
@@ -46,7 +46,7 @@ def split_usage(
 def _weights(
     name: str, reads: Sequence[int], writes: Sequence[int], both: Sequence[int]
 ) -> Sequence[int]:
-    """Returns the lengths by which a count of this name is divided."""
+    """Returns the weights by which the count with this name is divided."""
     if name.startswith(_WRITTEN):
         return writes
     return reads if name.startswith(_READ) else both
@@ -58,7 +58,7 @@ def _by_part(shares: Mapping[str, Sequence[Any]], parts: int) -> list[dict[str, 
 
 
 def added_usage(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Adds up the counts that items state."""
+    """Adds up the usages of several items, field by field."""
     total: dict[str, Any] = {}
     for usage in usages:
         for name, value in usage.items():
@@ -85,7 +85,7 @@ def _shares(value: Any, weights: Sequence[int]) -> list[Any]:
 
 
 def _add_up(usage: Mapping[str, Any], parts: list[dict[str, Any]]) -> None:
-    """Sets each part's total_tokens to the sum of its counts, if the whole's total is that sum."""
+    """Sets each part's total_tokens to the sum of its counts, if that holds for `usage` itself."""
     names = [
         name for name in usage if name.startswith(_WRITTEN + _READ) and type(usage[name]) is int
     ]

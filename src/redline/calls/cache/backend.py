@@ -1,15 +1,16 @@
 """Cached answers, and single flight for identical requests.
 
   a request that                      is
-  may be answered differently         passed on, unless sampled answers are cached, too
+  may be answered differently         passed on, unless sampled answers are also cached
   asks for a stream                   passed on
   was answered before                 a hit: answered from the store, no attempt, no limit
   is being sent by another call       shared: it waits for that call's answer
-  is none of these                    a miss: sent; a whole success is stored
+  is none of these                    a miss: sent; a complete success is stored
 
 Identical requests of one priority are sent one at a time. If the leading call fails, is cancelled,
-or has no whole answer, the next waiting call sends its own request; if it was not admitted (see
-CallError), all waiting calls send theirs at once. Each call waits until its own deadline.
+or gets no complete answer, the next waiting call sends its own request; if the leading call was not
+admitted (see CallError), all waiting calls send theirs at once. Each call waits until its own
+deadline.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from redline.errors import CallError, NoEndpoint, TimedOut
 from redline.waist import Around, Backend, CacheUse, Call, Outcome, Reply, Request, Sink, failed
 
 _LATE = "raise --row-deadline"
-# Finish reasons of a whole answer. Answers with another one, such as length, content_filter,
-# refusal, empty or a server's own word for a breakdown, are not stored.
+# Finish reasons of a complete answer. Answers with any other finish reason, such as length,
+# content_filter, refusal, empty or a server's own word for a failure, are not stored.
 _WHOLE = frozenset({"stop", "tool_calls", "function_call", "eos_token", "stop_sequence"})
 
 
 class _Kept(msgspec.Struct, array_like=True):
-    """An answer as it is stored: its body, which the current reader parses at each hit."""
+    """A stored answer: its body, which is parsed again at each hit."""
 
     body: bytes
     status: int
@@ -52,18 +53,18 @@ class _Found(NamedTuple):
     how: Literal["hit", "shared"]
 
 
-# The answer that the followers of a call in flight wait for; None if one of them is to lead.
+# The answer that the followers of a call in flight wait for; None if one of them must lead next.
 _Flight = asyncio.Future[_Found | None]
-# Every follower is to send its own request.
+# Every follower must send its own request.
 _NONE_FOR_ALL = _Found(b"", "shared")
 
 
 class Cached(Around):
     """A backend that caches answers. It is the outermost: a hit costs no attempt and no limit.
 
-    identity: that of the endpoints, see key.py. use: counts requests by the table above. ttl_s:
-    seconds after which a stored answer is no longer used; with 0, stored answers are only replaced,
-    and only calls in flight share an answer.
+    identity: the identity of the endpoints, see key.py. use: counts requests by the table above.
+    ttl_s: seconds after which a stored answer is no longer used; with 0, stored answers are never
+    used, only replaced, and only calls in flight share an answer.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Cached(Around):
         self._includes_sampled = includes_sampled
         self._clock = clock
         self._use = use or CacheUse()
-        # By priority, too: a call must not wait for one that starts later than it would itself.
+        # The key includes the priority: no call must wait for one that starts later than it would.
         self._flights: dict[tuple[int, bytes], _Flight] = {}
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
@@ -94,10 +95,10 @@ class Cached(Around):
             return await self._inner.send(request, call, sink)
         try:
             while (flight := self._flights.get((call.priority, key))) is not None:
-                # Shielded: a task that is cancelled cancels what it waits for.
+                # Shielded: cancelling a task also cancels the future that it waits for.
                 found = await call.in_time(asyncio.shield(flight), self._clock, _LATE)
                 if found is _NONE_FOR_ALL:
-                    # One after the other, their longest waits would add up.
+                    # One after the other, the followers' queueing times would add up.
                     return (await self._ask(key, request, call))[0]
                 if found is not None and (outcome := _again(request, found.value)) is not None:
                     self._use.count(found.how)
@@ -109,7 +110,7 @@ class Cached(Around):
             return late
 
     async def renew(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        """Sends the request although it may have been answered; the new answer is stored."""
+        """Sends the request even if an answer is stored; the new answer replaces it."""
         key = self._key(request, call) if sink is None else None
         if key is None:
             self._use.count("passed")
@@ -128,7 +129,7 @@ class Cached(Around):
         return key_of(request, call, self._identity) if is_kept else None
 
     async def _lead(self, key: bytes, request: Request, call: Call) -> Outcome:
-        """Looks up or sends the request, for all identical ones that arrive meanwhile."""
+        """Looks up or sends the request, also for all identical requests that arrive meanwhile."""
         flight: _Flight = asyncio.get_running_loop().create_future()
         self._flights[call.priority, key] = flight
         found: _Found | None = None
@@ -145,12 +146,12 @@ class Cached(Around):
                 found = _NONE_FOR_ALL
             return outcome
         finally:
-            # In any case the followers continue; without an answer, one of them leads.
+            # The followers must always continue; if there is no answer, one of them leads next.
             del self._flights[call.priority, key]
             flight.set_result(found)
 
     async def _ask(self, key: bytes, request: Request, call: Call) -> tuple[Outcome, bytes | None]:
-        """Sends the request; returns its outcome, and its stored form if it is stored."""
+        """Sends the request; returns the outcome, and its stored form if the answer is stored."""
         self._use.count("miss")
         outcome = await self._inner.send(request, call)
         value = _kept(request, outcome, self._clock.wall_s())
@@ -164,12 +165,12 @@ class Cached(Around):
 
 
 def _again(request: Request, value: bytes, after_s: float = -math.inf) -> Outcome | None:
-    """Returns the outcome of an encoded answer; None if it is unreadable or not after `after_s`."""
+    """Decodes a stored answer as an outcome; None if unreadable or not stored after `after_s`."""
     try:
         kept = _DECODE(value)
         if kept.at_s <= after_s:
             return None
-        # Parsed anew for each caller, so that none can change another's answer.
+        # Parsed again for each caller, so that no caller can change the answer of another.
         reply = _read(request, kept.body)
     except (CallError, NoEndpoint, msgspec.DecodeError):
         return None
@@ -184,7 +185,7 @@ _DECODE = msgspec.msgpack.Decoder(_Kept).decode
 
 
 def _kept(request: Request, outcome: Outcome, at_s: float) -> bytes | None:
-    """Returns an outcome's stored form; None if it is not a whole success or is `no-store`."""
+    """Returns the stored form of a complete success; None for any other outcome or `no-store`."""
     reply = outcome.reply
     if not outcome.is_success or reply is None or reply.status != 200 or not reply.body:
         return None

@@ -1,12 +1,13 @@
-"""The SQLite files in a cache's folder: the one in use, and a thread's connection to it.
+"""The SQLite files in a cache folder: the one in use, and a thread's connection to it.
 
-A file is never renamed or replaced: SQLite finds a journal by its file's name, and would apply it
-to the file that took the name (sqlite.org/howtocorrupt.html). So files are numbered: a damaged file
-is left as it is, and the first process that finds the damage creates the file with the next number.
+A file is never renamed or replaced: SQLite finds a journal by the name of its file, and would apply
+it to the new file of that name (sqlite.org/howtocorrupt.html). Files are numbered instead: a
+damaged file is left as it is, and the first process that finds the damage creates the file with the
+next number.
 
-SQLite keeps a rollback journal. A write-ahead log has an index that every process maps into its
-memory, and truncating a mapped file kills its readers (SIGBUS), which cannot be caught. If the file
-is read and written by system calls alone, its truncation is an error like any other damage.
+SQLite uses a rollback journal. A write-ahead log has an index that every process maps into its
+memory, and truncating a mapped file kills its readers by SIGBUS, which cannot be caught. If a file
+is read and written only by system calls, its truncation is an error like any other damage.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    # Imported where it is used: a program without a cache does not pay for SQLite.
+    # Imported only in functions that use it: a program without a cache does not load SQLite.
     import sqlite3
 
 T = TypeVar("T")
 
-# The version is in the name, so that an older redline and a newer one leave each other alone.
+# The format's version is in the name, so that older and newer versions of redline use separate
+# files.
 _NAME = re.compile(r"answers-v1\.(\d{1,9})\.sqlite3")
-# auto_vacuum takes effect only in a file without tables; freed pages can then be given back.
+# Returns free pages to the file system; auto_vacuum takes effect only in a file without tables.
 _SCHEMA = """
     PRAGMA auto_vacuum = INCREMENTAL;
     CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, value BLOB, used INTEGER);
@@ -42,7 +44,7 @@ _MOST_SET_ASIDE = 3
 
 
 class Files:
-    """The numbered files of one folder, and the number of the one in use. Thread-safe."""
+    """The numbered files of one folder, and the number of the file in use. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,14 +57,14 @@ class Files:
         return self.folder / f"answers-v1.{number}.sqlite3"
 
     def give_up(self, number: int, error: sqlite3.Error) -> bool:
-        """Gives up the damaged file `number` for the next one; False after 3 such files."""
+        """Replaces the damaged file `number` with the next one; False after 3 such files."""
         with self._lock:
             if self.number != number:
                 return True
             if self._set_aside >= _MOST_SET_ASIDE:
                 return False
             self._set_aside += 1
-            # Another process may have begun it.
+            # Another process may have created the next file.
             self.number = max(max(self._numbers(), default=0), number + 1)
         self.note(
             f"{self.path(number)} is damaged ({error}) and left as it is; "
@@ -71,7 +73,7 @@ class Files:
         return True
 
     def note(self, text: str) -> None:
-        """Adds a message for the user, each only once, and at most 8."""
+        """Adds a message for the user unless it is already there; at most 8 messages."""
         with self._lock:
             if text not in self.notes and len(self.notes) < _MOST_NOTES:
                 self.notes.append(text)
@@ -87,7 +89,7 @@ class Files:
 
 
 class Database:
-    """A thread with its connection to the file in use. name: the thread's."""
+    """A thread with its connection to the file in use. name: the thread's name."""
 
     def __init__(self, files: Files, name: str) -> None:
         self._files = files
@@ -98,7 +100,7 @@ class Database:
     def do(self, work: Callable[[sqlite3.Connection], T], otherwise: T, what: str) -> T:
         """Returns the result of `work`; after an SQLite error, notes it and returns `otherwise`.
 
-        A damaged file is given up for the next one, on which `work` is repeated.
+        If the file is damaged, `work` is repeated on the next file. what: the note's beginning.
         """
         import sqlite3
 
@@ -112,7 +114,7 @@ class Database:
                     return otherwise
 
     async def run(self, work: Callable[[sqlite3.Connection], T], otherwise: T, what: str) -> T:
-        """Returns the result of `do` in the thread; a defect is noted like an error."""
+        """Runs `do` in the thread and returns its result; any other exception is noted as well."""
         loop = asyncio.get_running_loop()
         running = loop.run_in_executor(self._thread, self.do, work, otherwise, what)
         await asyncio.wait([running])
@@ -144,7 +146,7 @@ class Database:
             try:
                 database.close()
             except sqlite3.Error:
-                # The next connection to the file rolls back what was not committed.
+                # The next connection to the file rolls back uncommitted changes.
                 pass
 
 
@@ -160,7 +162,7 @@ def _opened(path: Path) -> sqlite3.Connection:
         try:
             database.execute("PRAGMA mmap_size = 0")
             database.execute("PRAGMA synchronous = NORMAL")
-            # Also for a file of an older redline, which had a write-ahead log.
+            # Also for a file from an older version of redline, which used a write-ahead log.
             database.execute("PRAGMA journal_mode = DELETE").fetchone()
             # A reader must not wait for a writer.
             if database.execute(_IS_MADE).fetchone() is None:
@@ -168,7 +170,7 @@ def _opened(path: Path) -> sqlite3.Connection:
             return database
         except sqlite3.Error as error:
             database.close()
-            # Of processes that create one file at the same time, some fail without waiting.
+            # If several processes create the file at the same time, some fail without waiting.
             if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > gives_up_s:
                 raise
             time.sleep(0.05)
@@ -183,13 +185,13 @@ def try_out(database: sqlite3.Connection) -> bool:
 
 
 def number_of(database: sqlite3.Connection, name: str) -> int:
-    """Returns the number that a PRAGMA states."""
+    """Returns the value of a numeric PRAGMA."""
     value: int = database.execute(f"PRAGMA {name}").fetchone()[0]
     return value
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """Whether the error says that the file is not a sound cache file; others may be transient."""
+    """Whether the error means that the file is no valid cache file; others may be transient."""
     import sqlite3
 
     damages = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)

@@ -1,9 +1,10 @@
-"""Cache keys: what decides an answer, and whether anything outside the request does.
+"""Cache keys: what determines an answer, and whether anything outside the request does.
 
-Two requests have the same key if everything that decides the answer is equal: the endpoints, the
+Two requests have the same key if everything that determines the answer is equal: the endpoints, the
 method, the path, the JSON of the body in any order of its keys (1 and 1.0 differ), the output path,
-the headers, and the tenant. Credentials are left out: some expire after an hour, and the next one
-gets the same answers. Two accounts whose answers at one address differ need two folders.
+the headers, and the tenant. Credentials are left out: some expire after an hour, and their
+successors get the same answers. If two accounts get different answers from the same address, they
+need two folders.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from redline.calls.wire import Endpoint
 from redline.waist import Call, Request
 
 KEY_BYTES = 32
-# Increment it when equal requests must have other keys than before.
+# Increment it when requests must get keys other than those stored so far.
 _VERSION = 1
 _CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})
-# These headers name one request, so with them no two requests would be equal.
+# These headers identify a single request: if they counted, no two requests would be identical.
 _NAMES = frozenset({"x-request-id", "idempotency-key", "traceparent", "tracestate"})
-# The answer to a body with one of these fields depends on more than the request and the model: on
-# a search, or on earlier turns that the provider keeps.
+# The answer to a body with one of these fields depends on more than the request and the model: on a
+# search, or on earlier turns that the provider stores.
 _OUTWARD = ("web_search_options", "conversation", "background")
 _CALLERS_TOOLS = frozenset({"function", "custom"})
-# Methods that may be cached. A PUT or a DELETE has an effect each time.
+# Methods whose answers may be cached. A PUT or a DELETE has an effect each time.
 _ASKING = frozenset({"GET", "POST"})
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 def identity(*endpoints: Endpoint, embedded: str = "") -> str:
-    """Returns the identity of the endpoints, as a part of cache keys; holds no credential.
+    """Returns the identity of the endpoints, which is part of cache keys; it has no credentials.
 
-    It is their group if all state the same one, otherwise their addresses, headers and model names,
+    It is their group if all have the same one, otherwise their addresses, headers and model names,
     so that two API keys of one endpoint share answers. embedded: the identity of an embedded
-    server, whose port changes from run to run.
+    server, used instead of its address, whose port changes from run to run.
     """
     groups = {endpoint.group for endpoint in endpoints}
     if len(groups) == 1 and (group := groups.pop()):
@@ -71,7 +72,7 @@ def key_of(request: Request, call: Call, identity: str) -> bytes | None:
         request.body,
     )
     try:
-        # One JSON text, so that no part can run over into the next.
+        # Encoded as one JSON text, so that the boundaries between the parts are unambiguous.
         text = _encode(parts)
     except (TypeError, ValueError, RecursionError):
         return None
@@ -84,9 +85,9 @@ def only_asks(request: Request) -> bool:
 
 
 def is_determined(request: Request) -> bool:
-    """Whether the request alone decides its answer, which is not sampled at random.
+    """Whether the request alone determines its answer, so that the answer is not sampled at random.
 
-    This holds for embeddings, and with temperature 0 or a seed, unless the answer depends on a
+    This holds for embeddings, and for temperature 0 or a seed, unless the answer depends on a
     search, on a tool that the server runs, or on earlier turns. Otherwise providers sample.
     """
     body = request.body
@@ -96,14 +97,14 @@ def is_determined(request: Request) -> bool:
         return True
     if any(body.get(name) for name in _OUTWARD) or _has_servers_tools(body.get("tools")):
         return False
-    # True is an int to Python, and 0 is False.
+    # bool is a subclass of int, so True and False must be excluded.
     return type(body.get("seed")) is int or (
         type(body.get("temperature")) in (int, float) and body["temperature"] == 0
     )
 
 
 def _has_servers_tools(tools: Any) -> bool:
-    """Whether the server, and not the caller, runs one of the tools, such as a web search."""
+    """Whether one of the tools is run by the server instead of the caller, such as a web search."""
     if not isinstance(tools, list):
         return False
     kinds = (tool.get("type", "function") if isinstance(tool, dict) else None for tool in tools)
@@ -111,6 +112,6 @@ def _has_servers_tools(tools: Any) -> bool:
 
 
 def _deciding(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Returns the headers that may decide an answer, sorted."""
+    """Returns the headers that may determine an answer, sorted."""
     named = ((name.lower(), value) for name, value in headers.items())
     return sorted(pair for pair in named if pair[0] not in _CREDENTIALS | _NAMES)

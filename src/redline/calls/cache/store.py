@@ -1,15 +1,15 @@
 """Answers on disk: an SQLite file that several processes may use at once.
 
-  a lookup     those of one turn of the event loop go to a thread together; those that arrive while
-               it reads make up the next group
-  an answer    is found from the moment it is put; another thread writes it with its group, so that
-               no lookup waits while the group waits for the writes of other processes
-  the bound    the least recently used answers are deleted before a group would exceed it
+  lookups      the lookups of one turn of the event loop go to a thread together; those that arrive
+               while the thread reads form the next group
+  answers      an answer can be looked up as soon as `put` has returned; another thread writes it
+               with its group, so that no lookup waits for the writes of other processes
+  the bound    the least recently used answers are deleted before a group would exceed the bound
   damage       an answer with a wrong checksum counts as absent; for a damaged file see file.py
-  a failure    a full or unreachable disk stores nothing and finds nothing, and a note says so
+  failures     if the disk is full or unreachable, nothing is stored or found, and a note says so
 
 Nothing blocks the event loop. A lookup takes 10 us if the file is in memory and an unknown time if
-it is not, so a thread makes it.
+it is not, so it runs in a thread.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
     import sqlite3
 
 DEFAULT_BYTES = 1_000_000_000
-# SQLite's own pages and indices take some; below this there is no room for answers.
+# SQLite's own pages and indices take some of the bound; below this no room is left for answers.
 LEAST_BYTES = 1_000_000
 Lookup = asyncio.Future[bytes | None]
 # Values and when they were last used, by key.
 Found = dict[bytes, tuple[bytes, int]]
 
 _CHECK_BYTES = 8
-# A group is written this long after its first answer: a crash loses at most this much, and rows
-# need no transactions of their own.
+# A group is written this long after its first answer: a crash loses at most the answers of this
+# time, and not every answer needs its own transaction.
 _GROUP_S = 0.2
 _GROUP_BYTES = 4 * 1024 * 1024
 # If the disk does not keep up, answers beyond this are not stored.
 _MOST_PENDING_BYTES = 64 * 1024 * 1024
-# A further use within this time is not recorded.
+# Another use of an answer within this time is not recorded.
 _USED_EVERY_S = 600
 # An answer above 1/8 of the bound would displace too many others.
 _LARGEST_SHARE = 8
-# Each time the bound is met, at least 1/64 of it is freed.
+# Each time the bound is reached, at least 1/64 of it is freed.
 _FREED_SHARE = 64
 _MOST_IN_ONE_QUERY = 128
 
@@ -58,9 +58,9 @@ _MOST_IN_ONE_QUERY = 128
 class Cache(msgspec.Struct, frozen=True):
     """The settings of the answer cache.
 
-    folder: None for the user's cache folder. max_bytes: the bound of the file in it, at least
-    1,000,000; the least recently used answers are deleted first. includes_sampled: answers sampled
-    at random are stored, too, so that equal requests have one answer.
+    folder: None for the user's cache folder. max_bytes: the largest size of the file in the folder,
+    at least 1,000,000; the least recently used answers are deleted first. includes_sampled: also
+    store answers that were sampled at random, so that identical requests get the same answer.
     """
 
     folder: str | os.PathLike[str] | None = None
@@ -76,7 +76,7 @@ class Cache(msgspec.Struct, frozen=True):
 
 
 class AnswerStore:
-    """A store of values under 32-byte keys, in `folder`, of at most about `max_bytes`.
+    """Stores values under 32-byte keys in `folder`, in at most about `max_bytes`.
 
     Call `open` first, then all other methods on one event loop.
     """
@@ -90,7 +90,7 @@ class AnswerStore:
         self._reading: asyncio.Task[None] | None = None
         self._pending: dict[bytes, bytes] = {}
         self._pending_bytes = 0
-        self._new_bytes = 0  # of pending answers, those that are not being written
+        self._new_bytes = 0  # of the pending answers that are not yet being written
         self._used: set[bytes] = set()
         self._writing: asyncio.Task[None] | None = None
         self._is_due = asyncio.Event()
@@ -99,7 +99,7 @@ class AnswerStore:
     def open(self) -> None:
         """Opens or creates the file. Blocks. Raises ConfigError if nothing can be stored."""
         try:
-            # It holds prompts and answers, so only its owner may read it.
+            # Answers may be confidential, so only the owner may read the folder.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._files = Files(self.folder)
             self.notes = self._files.notes
@@ -112,7 +112,7 @@ class AnswerStore:
             raise _unusable(self.folder, self.notes[-1])
 
     def look_up(self, key: bytes) -> Lookup:
-        """Returns the answer stored under `key`; None if there is none, or the store is closed."""
+        """Looks up the answer under `key`; None if it is absent or the store is closed."""
         future: Lookup = asyncio.get_running_loop().create_future()
         value = self._pending.get(key)
         if value is not None or self._is_closed:
@@ -124,7 +124,10 @@ class AnswerStore:
         return future
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Stores `value` under `key` if there is room and the store is open. Never waits."""
+        """Stores `value` under `key`, if the store is open and `value` is not too large.
+
+        Never waits: if the disk cannot keep up, the value is dropped, and a note says so.
+        """
         size = len(value)
         if self._is_closed or size > self._max_bytes // _LARGEST_SHARE:
             return
@@ -141,7 +144,7 @@ class AnswerStore:
         self._write_soon()
 
     async def aclose(self) -> None:
-        """Writes pending answers and closes the file. Lookups not yet begun result in None."""
+        """Writes pending answers and closes the file. Lookups that have not begun return None."""
         self._is_closed = True
         self._answer(self._wanted, {})
         self._wanted = []
@@ -152,13 +155,13 @@ class AnswerStore:
         await self._writer.aclose()
 
     async def flush(self) -> None:
-        """Waits until every answer that was put is in the file, or noted as lost."""
+        """Waits until every pending answer is in the file, or noted as lost."""
         while self._writing is not None:
             self._is_due.set()
             await asyncio.wait([self._writing])
 
     async def _read_on(self) -> None:
-        """Answers lookups until none is left; those that wait at the same time, together."""
+        """Completes lookups until none is left, all that wait at the same time together."""
         try:
             while self._wanted:
                 wanted, self._wanted = self._wanted, []
@@ -184,7 +187,7 @@ class AnswerStore:
         found: Found = {}
         for start in range(0, len(keys), _MOST_IN_ONE_QUERY):
             part = keys[start : start + _MOST_IN_ONE_QUERY]
-            # Few lengths, so that few statements are prepared.
+            # Powers of two, so that few different statements are prepared.
             size = 1 << (len(part) - 1).bit_length()
             places = ",".join("?" * size)
             rows = database.execute(
@@ -204,7 +207,7 @@ class AnswerStore:
             self._writing = asyncio.create_task(self._write_on())
 
     async def _write_on(self) -> None:
-        """Writes new answers and times of use, each group when it is due, until none is left."""
+        """Writes new answers and times of use until none are left, each group when it is due."""
         try:
             while self._pending or self._used:
                 try:
@@ -223,7 +226,7 @@ class AnswerStore:
         self._used.clear()
         work = partial(self._write, group, used)
         await self._writer.run(work, None, "answers cannot be stored")
-        # Written or lost: from here on, lookups read the file.
+        # The group is written or lost: from here on, lookups of its answers read the file.
         for key, value in group:
             if self._pending.get(key) is value:
                 del self._pending[key]
@@ -247,11 +250,11 @@ class AnswerStore:
         self._make_room(database, 0)
         database.execute("COMMIT")
         if number_of(database, "page_count") * number_of(database, "page_size") > self._max_bytes:
-            # As a script: `execute` would take one step of it, which frees one page.
+            # Run as a script: `execute` would make only one step, which frees one page.
             database.executescript("PRAGMA incremental_vacuum")
 
     def _make_room(self, database: sqlite3.Connection, wanted_bytes: int) -> None:
-        """Deletes the least recently used answers until `wanted_bytes` more fit the bound."""
+        """Deletes the least recently used answers until `wanted_bytes` more fit in the bound."""
         page_bytes = number_of(database, "page_size")
         while True:
             pages = number_of(database, "page_count") - number_of(database, "freelist_count")
@@ -273,7 +276,7 @@ class AnswerStore:
 
 
 def _sealed(key: bytes, value: bytes) -> bytes:
-    """Returns the value after a checksum that is valid only for this key."""
+    """Returns the value with a checksum before it that is valid only under this key."""
     return blake2b(value, digest_size=_CHECK_BYTES, key=key).digest() + value
 
 

@@ -1,9 +1,9 @@
 """The Batch API, in OpenAI's form: uploads files, creates batches, and downloads results.
 
-Providers count these requests apart from those to their models, so the endpoint's limits do not
-apply. They are retried like a row's, except the deletion of a file and the creation of a batch: if
-the answer to the latter is lost, the batch may exist, and a second one would be paid for as well.
-So the caller first looks for the batch.
+Providers count these requests separately from requests to models, so the endpoint's limits do not
+apply. They are retried like a row's requests, except the deletion of a file and the creation of a
+batch. If the response to the latter is lost, the batch may exist, and a second batch would cost as
+much again, so the caller first looks for the batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from redline.limits import Limits
 from redline.process import in_thread
 from redline.waist import Backend, Call, Request
 
-# 50,000 embeddings of 3,072 numbers are 2 GB; results are streamed to the disk.
+# 50,000 embeddings of 3,072 numbers take 2 GB; results are streamed to the disk.
 _MOST_RESULT_BYTES = 8 * 1024**3
 # At 1 MB/s, an upload of 100 MB takes 100 s, and a download of 1 GB 17 minutes.
 _TRANSFER_S = 3600.0
@@ -94,7 +94,7 @@ class BatchApi:
             except Retryable as error:
                 if error.status != 409:
                     raise
-                # OpenAI's answer for a batch that has ended, not a conflict that passes.
+                # OpenAI sends 409 for a batch that has ended, and not for a temporary conflict.
                 raise Rejected(error.what, where=error.where, status=409) from error
 
         return await self._patiently(ask)
@@ -131,11 +131,11 @@ class BatchApi:
         await self._asked(self._small, request, dict)
 
     def pause_s(self, attempt: int, error: Retryable) -> float:
-        """Returns the seconds to wait after a failed attempt. attempt: its number, from 0."""
+        """Returns the seconds to wait after a failed attempt. attempt: counted from 0."""
         return max(error.retry_after_s or 0.0, self._retry.pause_s(attempt))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Calls `ask` until it succeeds, or its retries are spent."""
+        """Calls `ask` until it succeeds or all retries are used."""
         attempt = 0
         while True:
             try:
@@ -149,7 +149,7 @@ class BatchApi:
     async def _asked(
         self, backend: Backend, request: Request, kind: type[T], call: Call | None = None
     ) -> T:
-        """Sends a request and returns its answer as `kind`, with secrets masked for messages."""
+        """Sends a request and returns the response's JSON as `kind`, with secrets masked."""
         call = call or Call()
         outcome = await backend.send(request, call)
         call.let_go()

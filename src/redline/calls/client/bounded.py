@@ -1,4 +1,4 @@
-"""A bound on a backend's concurrent calls."""
+"""Bounds a backend's concurrent calls."""
 
 from __future__ import annotations
 

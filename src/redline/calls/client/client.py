@@ -1,4 +1,4 @@
-"""Single calls and streams through one endpoint, for code of your own."""
+"""Single calls and streams through one endpoint, for your own code."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from redline.errors import ConfigError, Rejected
 from redline.process import end_tasks
 from redline.waist import Backend, Call, Chunk, Outcome, Request, Sink, is_backend
 
-# Chunks read ahead of a slow reader; beyond that, reading from the connection pauses.
+# The most chunks read ahead of a slow reader; then reading from the connection pauses.
 _CHUNKS_AHEAD = 64
 
 
 class Client:
-    """An endpoint within its limits, shared by any number of tasks of one event loop.
+    """A client of one endpoint within its limits, for any number of tasks of one event loop.
 
-    endpoint: its settings or its base URL; or a backend, such as a Pool of several endpoints, which
+    endpoint: an Endpoint or its base URL; or a backend, such as a Pool of several endpoints, which
     is closed with the client. Raises ConfigError for anything else.
-    Use the client in `async with`, or end it with `aclose`. Every call is limited, timed and
-    retried as in a run.
+    Use the client in `async with`, or close it with `aclose`. As in a run, each call waits for the
+    limits, has timeouts and is retried.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Client:
     async def call(
         self, request: Request | Mapping[str, Any], *, deadline_s: float | None = None
     ) -> Outcome:
-        """Makes one call and returns its outcome; failures are data.
+        """Makes one call and returns its outcome; a failed call does not raise.
 
         request: a Request, or the body of a chat completion. deadline_s: seconds for the call and
-        its retries; None for no bound.
+        its retries; None for no deadline.
         """
         call, request = _call(deadline_s), _request(request)
         try:
@@ -65,10 +65,12 @@ class Client:
     def stream(
         self, request: Request | Mapping[str, Any], *, deadline_s: float | None = None
     ) -> ChunkStream:
-        """Returns the answer's chunks as they arrive. Leaving the loop early ends the call.
+        """Returns an async iterator over the answer's chunks. Arguments: as for `call`.
 
-        A failed call is retried only before its first chunk. Its error is raised, also in the
-        middle, so that half an answer never passes for a whole one.
+        A failed call is retried only before its first chunk. Its error is raised, even in the
+        middle, so that an incomplete answer is never taken for a whole one. Leaving an `async for`
+        over the stream early ends the call, unless something still refers to the stream: then call
+        its `aclose`.
         """
         return ChunkStream(self._chunks(request, deadline_s))
 
@@ -99,7 +101,7 @@ class Client:
 
 
 class ChunkStream:
-    """The chunks of one answer; its call begins when the first chunk is requested.
+    """An async iterator over the chunks of one answer. Its call begins with the first `anext`.
 
     Cancelling a wait for a chunk, as `asyncio.wait_for` does at its timeout, ends the call; the
     next wait raises Rejected.
@@ -114,7 +116,7 @@ class ChunkStream:
 
     async def __anext__(self) -> Chunk:
         if self._is_cut:
-            # A cancelled generator looks like an exhausted one.
+            # After a cancellation, the generator looks exhausted.
             raise Rejected(
                 "the call ended when a wait for its next chunk was cancelled",
                 hint="make anext() a task and pass it to asyncio.wait, which does not cancel it",
@@ -146,7 +148,7 @@ class _QueueSink(Sink):
         self._chunks.put_nowait(None)
 
     async def next(self) -> Chunk | None:
-        """Returns the next chunk; None after the last."""
+        """Returns the next chunk; None after the last one."""
         chunk = await self._chunks.get()
         self._room.release()
         return chunk

@@ -1,4 +1,4 @@
-"""A user's own coroutine as a backend."""
+"""A user's own coroutine function as a backend."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NO_COST = Cost()
 
 
 class _Waits(msgspec.Struct):
-    """The times of a call's waits; see the marks of an Attempt."""
+    """The times of a call's waits; see Attempt."""
 
     eligible_s: float | None = None
     slot_s: float | None = None
@@ -41,12 +41,13 @@ class _Waits(msgspec.Struct):
 
 
 class FunctionBackend:
-    """A backend that calls `function(row)` within limits; its result is the output.
+    """A backend that calls `function(row)` within limits; the function's result is the output.
 
-    A CallError that the function raises decides whether the row is retried; a TimeoutError or
-    ConnectionError is retried; any other exception rejects the row and is named in its outcome.
-    timeout_s: for one call, above 0. shared: the limiter, and the store of its sends.
-    before_write: called before each call begins. attempts: counts the attempts.
+    A CallError that the function raises determines whether the row is retried; after a TimeoutError
+    or ConnectionError it is retried; any other exception rejects the row, and the outcome's error
+    quotes it. timeout_s: the timeout of one call, above 0 and at most 86,400 s. shared: the
+    limiter, and the store of its sends. before_write: called before each call begins. attempts:
+    counts the attempts.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class FunctionBackend:
             return failed(error, endpoint=self.label)
 
     async def aclose(self) -> None:
-        """Closes the limiter; the function is the user's."""
+        """Closes the limiter; the function belongs to the user."""
         await self.limiter.aclose()
 
     async def _in_slot(self, request: Request, call: Call) -> Outcome:
@@ -128,7 +129,7 @@ class FunctionBackend:
         try:
             self._before_write()
             while grant.until_s < self._clock.now_s():
-                # Saving results took so long that the time a shared limit granted has passed.
+                # Saving results took so long that the grant of a shared limit has expired.
                 grant.release()
                 turn: Coroutine[Any, Any, Grant] = self.limiter.acquire(priority=call.priority)
                 grant = await call.in_time(turn, self._clock)
@@ -171,7 +172,7 @@ class FunctionBackend:
             is_row = alarm.has_rung and until_s < self._timeout_s
             if is_row and isinstance(error, TimeoutError):
                 raise TimedOut("row") from error
-            # A timeout of the function's own may have expired before this one.
+            # The function's own timeout may have expired before this one.
             after_s = until_s if alarm.has_rung else None
             found = call_error_of(error, self.label, after_s=after_s)
             if found is None:
@@ -200,7 +201,7 @@ class FunctionBackend:
 
 
 def label_of(function: Callable[..., Any]) -> str:
-    """Returns the function's name, its label in messages and results."""
+    """Returns the function's name, which is its label in messages and results."""
     return getattr(function, "__name__", type(function).__name__)
 
 

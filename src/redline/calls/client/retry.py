@@ -1,13 +1,13 @@
-"""The only retry: which failures are retried, and after how long.
+"""The only place that retries calls: which failures are retried, and after how long.
 
   failure                              counts against        waits
   429                                  10 x max_retries      Retry-After above 0, or back-off
-  no connection (endpoint down)        nothing; see outage   the endpoint's own pause, then back-off
+  no connection (endpoint down)        nothing; see outage   the endpoint's pause, then back-off
   a 200 that cannot be read            2                     back-off
   any other Retryable                  max_retries           the longer of Retry-After and back-off
 
-If `Call.avoid` names the failed endpoint, another endpoint of the pool works: after a 429, and
-after the first two other failures, the call then waits only until the retry budget allows it.
+If `Call.avoid` has the failed endpoint, another endpoint of the pool works. After a 429, and after
+the first two failures of any kind, the call then waits only until the retry budget allows a retry.
 
 Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015): uniform in
 0..min(cap, base 2^k). A waiting row holds no slot, no connection and no tokens.
@@ -37,12 +37,13 @@ from redline.events import SILENCE, Listener, RetryScheduled, RetryStarted
 from redline.waist import MOST_TRIED, Around, Attempt, Backend, Call, Outcome, Request, Sink, failed
 
 _BAD_REPLY_RETRIES = 2
-# When every endpoint of a pool fails for a moment, a row must not spend all its retries then.
+# If all endpoints of a pool fail for a moment, a row must not use all its retries in that moment.
 _FAILOVERS = 2
 # A 429 says that the endpoint is full, not that the row is bad.
 _RATE_LIMITED_FACTOR = 10
-# A row is to blame if it gets the same 5xx five times while at least 20 other attempts, and nine
-# in ten of them, succeed: at a fault rate of 5 %, chance does that to one row in three million.
+# A row is to blame if it gets the same 5xx five times in a row while at least 20 attempts of other
+# rows succeed, and nine in ten of them. At a fault rate of 5 %, this happens by chance to one row
+# in three million.
 _SAME_FAULT_MOST = 5
 _NEIGHBOURS_LEAST = 20
 _NEIGHBOURS_SHARE = 0.9
@@ -51,10 +52,10 @@ _NEIGHBOURS_SHARE = 0.9
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The number and the pace of retries.
 
-    max_retries: attempts after the first, 0..100. base_s, cap_s: back-off, above 0 and at most
-    86,400 s. share: retries may be at most this share of first attempts, 0..1, above a floor of
-    `floor_per_s` retries a second; retries beyond that wait.
-    Raises ConfigError for a value out of range.
+    max_retries: attempts after the first, 0..100. base_s, cap_s: the longest back-off after the
+    first failure, and after any failure; above 0 and at most 86,400 s. share: the most retries as a
+    share of first attempts, 0..1, in addition to `floor_per_s` retries per second; further retries
+    wait. Raises ConfigError for a value out of range.
     """
 
     max_retries: int = 8
@@ -75,15 +76,15 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def pause_s(self, retries: int) -> float:
         """Returns the longest back-off after `retries`, 0 or more; at most `cap_s`."""
-        # 2^30 is past any cap; a larger exponent would only overflow.
+        # 2^30 exceeds any cap; a larger exponent would only overflow.
         return min(self.cap_s, self.base_s * 2.0 ** min(retries, 30))
 
 
 class RetryBudget:
-    """Limits retries to a share of traffic, so that they do not bury a struggling server.
+    """Limits retries to a share of the traffic, so that they do not overwhelm a struggling server.
 
-    Each first attempt earns `share` of a retry, each second earns `floor_per_s`; the balance is at
-    most ten seconds' worth of the latter, or 10 if that is more. A retry beyond the balance waits
+    Each first attempt earns `share` of a retry, and each second earns `floor_per_s` retries. The
+    balance is at most `10 x floor_per_s`, or 10 if that is more. A retry beyond the balance waits
     until it is earned.
     """
 
@@ -97,8 +98,8 @@ class RetryBudget:
     def spend_s(self, now_s: float, calls: int) -> float:
         """Takes one retry and returns the seconds until it is earned, 0 if it already is.
 
-        calls: first attempts so far. Their earnings are added here and not at each call, since the
-        cap on the balance matters only when a retry is taken.
+        calls: the number of first attempts so far. Their earnings are added here and not at each
+        call, since the cap on the balance matters only when a retry is taken.
         """
         earned = (calls - self._calls) * self._policy.share
         earned += (now_s - self._at_s) * self._policy.floor_per_s
@@ -117,7 +118,8 @@ class RetryBudget:
 class _History(msgspec.Struct):
     """The failures of one row so far.
 
-    since: how many attempts, of all rows, had succeeded and failed before this row's first failure.
+    since: how many attempts of all rows had succeeded, and how many had failed, before the row's
+    first failure.
     """
 
     since: tuple[int, int]
@@ -143,12 +145,12 @@ class _History(msgspec.Struct):
 
     @property
     def tries(self) -> int:
-        """The number of failures so far, which sets the back-off's exponent."""
+        """The number of failures so far, which determines the exponent of the back-off."""
         return self.blamed + self.limited + self.outages
 
 
 class Retry(Around):
-    """A backend that retries transient failures of another one."""
+    """A backend that retries transient failures of another backend."""
 
     def __init__(
         self,
@@ -168,7 +170,7 @@ class Retry(Around):
         self._calls = 0
         self._succeeded = 0
         self._failed = 0
-        self._pauses: dict[int, Wait] = {}  # of calls between two attempts, by the call's id
+        self._pauses: dict[int, Wait] = {}  # of calls between two attempts, by id(call)
         self._is_closed = False
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
@@ -188,7 +190,7 @@ class Retry(Around):
                 self._succeeded += 1
                 return outcome
             if isinstance(error, Withdrawn):
-                # It was no attempt.
+                # A withdrawn call does not count as an attempt.
                 outcome.attempts = call.attempts = attempts - 1
             if self._is_closed and isinstance(error, Retryable | Withdrawn):
                 tried = outcome.tried
@@ -228,14 +230,14 @@ class Retry(Around):
         return _closed(call, tried)
 
     async def aclose(self) -> None:
-        """Ends all calls, which are not retried, and closes the backend."""
+        """Ends all calls without further retries, and closes the backend."""
         self._is_closed = True
         for pause in self._pauses.values():
             pause.withdraw()
         await super().aclose()
 
     def _is_final(self, error: Retryable, history: _History) -> bool:
-        """Whether the row is given up. Adds the reason to the error if the row is to blame."""
+        """Whether no retry follows. Adds the reason to the error if the row is to blame."""
         most = self._policy.max_retries
         if is_unreachable(error):
             return most == 0
@@ -269,7 +271,7 @@ class Retry(Around):
         ceiling_s = self._policy.pause_s(history.tries - 1)
         jitter_s = self._random.uniform(0, ceiling_s)
         if is_unreachable(error):
-            # The endpoint states when to try another connection; jitter spreads the rows.
+            # The endpoint's load says when to try another connection; jitter spreads the rows.
             pause_s = self._inner.load(now_s).parked_until_s - now_s
             return min(max(0.0, pause_s), self._policy.cap_s) + min(jitter_s, 1.0)
         if isinstance(error, RateLimited) and error.retry_after_s:

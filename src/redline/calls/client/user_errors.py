@@ -1,4 +1,4 @@
-"""Exceptions of a user's own function as errors of the call."""
+"""Converts exceptions of a user's own function to errors of the call."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ def call_error_of(
 ) -> CallError | None:
     """Returns the CallError for an exception of a user's function; None to raise it unchanged.
 
-    Unchanged are a CallError, this task's cancellation and the end of the process. Any exception
-    without a meaning here rejects the call: a defect in the function fails only its row.
-    after_s: seconds until a TimeoutError, None if unknown. what: `raised` or `returned`.
+    Unchanged are a CallError, this task's cancellation and the end of the process. TimeoutError and
+    ConnectionError become retryable errors. Any other exception rejects the call, so that a defect
+    in the function fails only its row.
+    after_s: the timeout in seconds of a TimeoutError, None if unknown. what: `raised` or
+    `returned`.
     """
     said = f"{type(error).__name__}: {error}"
     match error:

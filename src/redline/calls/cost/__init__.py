@@ -1,4 +1,4 @@
-"""Prices by model, and the budget that every attempt is reserved from."""
+"""Prices by model, and the budget from which the cost of each attempt is reserved."""
 
 from redline.calls.cost.metered import Metered, may_be_billed
 from redline.calls.cost.prices import BATCH_DIVISOR, DOLLAR, PRICE_KEYS, Price, Prices, parse_price

@@ -1,15 +1,16 @@
-"""A backend within a budget: it reserves an attempt's worst case, and settles it afterwards.
+"""A backend within a budget: reserves the worst case of each attempt, and settles it afterwards.
 
-  an attempt ends with                          spent is
-  a reply and its usage                         what the usage costs
+  an attempt ends with                          the amount spent is
+  a reply with its usage                        the cost of the usage
   a reply without a usage                       the worst case
-  an HTTP error in place of an answer           nothing
+  an HTTP error instead of an answer            nothing
   HTTP 504 or 524                               the worst case: the model may have continued
-  anything else, once it was written            the worst case: it may have been billed
-  anything else, before that                    nothing
+  anything else, after it was written           the worst case: it may have been billed
+  anything else, before it was written          nothing
 
-An attempt that does not fit waits, in order of arrival, until others are settled. If none is in
-flight, it can never fit: the budget is then spent for all waiting and later attempts.
+An attempt that does not fit in the rest of the budget waits, in order of arrival, until others are
+settled. If no other is in flight, it can never fit: the budget then counts as spent for all waiting
+and later attempts.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from redline.errors import BadRow, BudgetSpent, CallError, Unpriced
 from redline.waist import Around, Backend, Call, Load, Outcome, Reply, Request, Sink, failed
 
 _FREE = Price(input=0, cached_input=0, output=0)
-# A gateway timed out; the model behind it may still have answered, and been paid for that.
+# The gateway timed out, but the model behind it may have answered, which is billed.
 _MAY_BE_BILLED = frozenset({504, 524})
 
 
 class Account(Protocol):
-    """A record of the sum that outlives the process."""
+    """Records the spending in a place that outlives the process."""
 
     def keep(self, committed: Amount) -> None:
         """Records the amount that is spent or reserved. Raises OSError."""
 
 
 class _Attempt(msgspec.Struct):
-    """One attempt: its worst case, its price, and how many times its request was written."""
+    """One attempt. worst: the most that it can cost. writes: how often its request was written."""
 
     worst: Amount
     bound: Worst
@@ -50,10 +51,10 @@ class _Attempt(msgspec.Struct):
 
 
 class Metered(Around):
-    """A backend that sends only what `spending` has room for, and counts what each call costs.
+    """A backend that sends a call only if `spending` has room for it, and counts what it costs.
 
     account: updated before each write and after each settlement; None for no record.
-    waiting: the number of calls that wait for reservations of others to be settled.
+    waiting: the number of calls that wait for other calls' reservations to be settled.
     """
 
     def __init__(
@@ -72,16 +73,16 @@ class Metered(Around):
         self._clock = clock
         self._estimator = TokenEstimator()
         self.waiting = 0
-        # The first call in line holds the turn until it has what it needs.
+        # The first waiting call holds this lock until it has its reservation.
         self._turn = asyncio.Lock()
         self._settled = asyncio.Event()
         self._open = 0
-        # The part of what is reserved that belongs to written requests.
+        # The part of the reserved amount that belongs to written requests.
         self._written = NOTHING
-        # Input tokens beyond the bound: a system prompt that the server adds.
+        # The most input tokens so far beyond a bound, such as a system prompt that the server adds.
         self._hidden_tokens = 0
         self._is_spent = False
-        # The part of what is spent that is recorded in another file than the account's.
+        # The part of the spent amount that is recorded elsewhere than in the account.
         self._elsewhere = NOTHING
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
@@ -129,26 +130,26 @@ class Metered(Around):
             return NOTHING
         attempt = self._attempt(request)
         if attempt.bound.output_tokens is None:
-            # Later batches reserve outputs as long as those of earlier ones.
+            # Later batches reserve outputs that are as long as those of earlier batches.
             self._estimator.end(self._estimator.begin(request), reply, 1.0)
         return self._actual(attempt, request, Outcome(status="succeeded", reply=reply)).batched
 
     def reserve(self, worst: Amount) -> bool:
-        """Reserves `worst`; False if it does not fit. The caller settles it and records it."""
+        """Reserves `worst`; False if it does not fit. The caller must settle and record it."""
         return not self.waiting and not self._is_spent and self.spending.reserve(worst)
 
     def settle(self, reserved: Amount, actual: Amount) -> None:
-        """Settles an amount that `reserve` has reserved."""
+        """Settles an amount from `reserve`. actual: what was spent of it."""
         self._elsewhere = self._elsewhere.plus(actual)
         self.spending.settle(reserved, actual)
 
     def recall(self, spent: Amount, reserved: Amount) -> None:
-        """Adds what earlier runs have recorded elsewhere as spent and as reserved."""
+        """Adds the amounts that earlier runs have recorded elsewhere as spent and as reserved."""
         self.spending.recall(spent, reserved)
         self._elsewhere = spent
 
     def _attempt(self, request: Request) -> _Attempt:
-        """Returns an attempt with its worst case. Raises CallError if that is unknown."""
+        """Returns an attempt with its worst case. Raises CallError if its worst case is unknown."""
         model = request.model
         price = self._prices.find(model)
         if price is None:
@@ -167,9 +168,9 @@ class Metered(Around):
         return _Attempt(Amount(picodollars, input_tokens + output_tokens), bound, price)
 
     async def _reserve(self, worst: Amount, call: Call) -> float | None:
-        """Reserves `worst`, waiting for others if needed; returns when the wait began, if any.
+        """Reserves `worst`, waiting if needed; returns when the wait began, None without a wait.
 
-        Raises BudgetSpent, or TimedOut for a late row.
+        Raises BudgetSpent, or TimedOut at the row's deadline.
         """
         if not self.waiting and self._take(worst):
             return None
@@ -182,11 +183,11 @@ class Metered(Around):
         return since_s
 
     async def _take_in_turn(self, worst: Amount) -> None:
-        """Reserves `worst` once it fits and all earlier calls have theirs. Raises BudgetSpent."""
+        """Reserves `worst` once it fits and earlier calls have reserved. Raises BudgetSpent."""
         async with self._turn:
             while not self._take(worst):
                 if not self._open:
-                    # A smaller row must not overtake the one that did not fit.
+                    # A smaller row must not overtake a row that did not fit.
                     self._is_spent = True
                 if self._is_spent:
                     raise self.spent(worst)
@@ -207,7 +208,8 @@ class Metered(Around):
     def _write(self, attempt: _Attempt, call: Call) -> None:
         """Records a request that is about to be written. Raises BudgetSpent if that fails.
 
-        A transport may write a request twice, if its first connection broke: each may be billed.
+        A transport may write a request twice, if its first connection broke: both writes may be
+        billed.
         """
         worst = attempt.worst
         if attempt.writes and call.refused:
@@ -237,13 +239,13 @@ class Metered(Around):
     def _settle(
         self, attempt: _Attempt, call: Call, request: Request, outcome: Outcome | None
     ) -> None:
-        """Settles an attempt that is over. outcome: None for a cancelled one."""
+        """Settles an attempt that is over. outcome: None if it was cancelled."""
         worst = attempt.worst
         if not attempt.writes:
             self._close(worst, NOTHING)
             return
         for _ in range(attempt.writes - 1):
-            # The answers to the writes before the last one were not read.
+            # The responses to all writes but the last one were not read.
             self._written = self._written.minus(worst)
             self.spending.settle(worst, worst)
         self._written = self._written.minus(worst)
@@ -253,7 +255,7 @@ class Metered(Around):
         try:
             self._keep()
         except OSError:
-            # The file states more than is spent; the next write fails likewise, and reports it.
+            # The record has more than is spent. The next write fails as well, and reports it.
             pass
 
     def _actual(self, attempt: _Attempt, request: Request, outcome: Outcome | None) -> Amount:
@@ -275,7 +277,7 @@ class Metered(Around):
         return Amount(price.of(usage), usage.tokens)
 
     def spent(self, worst: Amount) -> BudgetSpent:
-        """Returns the error of a call that may cost `worst` and is not sent."""
+        """Returns the error of a call that is not sent because it may cost `worst`."""
         spending = self.spending
         allowance, spent, parts, flags = spending.allowance, spending.spent, [], []
         if allowance.picodollars is not None:

@@ -1,7 +1,7 @@
 """Prices of tokens, by model.
 
-A price is a whole number of picodollars per token, so that sums are exact: a dollar per million
-tokens is 1,000,000 picodollars per token.
+A price is an integer number of picodollars per token, so that sums are exact: one dollar per
+million tokens is 1,000,000 picodollars per token.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _PER_MILLION = 10**6
 # A price above this is a mistake, such as a price in other units.
 _MOST_DOLLARS = 100_000
 PRICE_KEYS = ("input", "cached_input", "output")
-# A batch costs half: OpenAI, Azure and Anthropic state so for all of their models.
+# A batch costs half: OpenAI, Azure and Anthropic say so for all their models.
 BATCH_DIVISOR = 2
-# Anthropic's price factor for an input token written to its cache for an hour, the dearest kind.
+# Anthropic's price factor for an input token cached for an hour, the most expensive kind of input.
 _CACHE_WRITE_FACTOR = 2
 # `gpt-4o-mini-2024-07-18`, `claude-sonnet-4-20250514`, and the same after an @ on some clouds.
 _DATED = re.compile(r"(.+?)[-@](?:\d{4}-\d{2}-\d{2}|\d{8})")
@@ -49,9 +49,9 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def most(self, input_tokens: int, output_tokens: int, *, may_write: bool) -> int:
-        """Returns the cost in picodollars if every input token is of the dearest kind.
+        """Returns the cost in picodollars if every input token is of the most expensive kind.
 
-        may_write: the request asks the provider to keep its input in the cache.
+        may_write: whether the request asks the provider to cache its input.
         """
         dearest = self.input * _CACHE_WRITE_FACTOR if may_write else self.input
         return input_tokens * max(dearest, self.cached_input) + output_tokens * self.output
@@ -60,9 +60,9 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 class Prices:
     """Prices by model: the user's own, then those that come with redline.
 
-    models: for each endpoint, its own names of models by the requested names. tariffs: for each
-    endpoint, its own prices if they differ from the others'. A model with different prices at
-    several endpoints counts at the highest until an endpoint has answered.
+    own: the user's prices. models: for each endpoint, its names of models by the requested names.
+    tariffs: for each endpoint, its own prices if they differ from those of the others. If a model
+    has different prices at several endpoints, the highest counts until an endpoint has answered.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Prices:
         # Identical endpoints need not be distinguished.
         if not any(self._models.values()) and not any(self._tariffs.values()):
             self._models = {}
-        # Rows may name any number of models.
+        # Rows may have any number of different models.
         self._found = lru_cache(_MODELS_KEPT)(self._look_up)
         self._found_at = lru_cache(_MODELS_KEPT)(self._price_at)
 
@@ -91,7 +91,7 @@ class Prices:
         return self._found_at(endpoint, model)
 
     def checked(self, model: str) -> Price:
-        """Returns the price of a model. Raises ConfigError if unknown, with a hint what to add."""
+        """Returns the price of a model. Raises ConfigError, with a hint what to add, if unknown."""
         price = self.find(model)
         if price is None:
             raise ConfigError(unpriced(model), hint=how_to_price(model))
@@ -115,7 +115,8 @@ class Prices:
         """Returns the price of a model at an endpoint; None if unknown.
 
         The endpoint's tariff comes first, then the user's price for the requested name, then the
-        stated price of the endpoint's own name for it. Answers bear the endpoint's own name.
+        known price for the endpoint's own name. model: the requested name, or the endpoint's own
+        name, which answers have.
         """
         names = self._models[endpoint]
         called = names.get(model, model)
@@ -158,8 +159,8 @@ def how_to_price(model: str) -> str:
 def parse_price(name: str, table: Mapping[str, Any], where: str = "") -> Price:
     """Reads a price from a table of dollars per million tokens.
 
-    Without `cached_input`, cached tokens cost as much as other input. Raises ConfigError for an
-    unknown key, a missing one, or a value that is not a price, and names it.
+    Without `cached_input`, cached tokens cost as much as other input. Raises ConfigError, with the
+    key, for an unknown or missing key and for a value that is not a price.
     """
     if not isinstance(table, Mapping):
         hint = "write input and output, in dollars per million tokens"
@@ -190,7 +191,7 @@ def _picodollars(key: str, value: object, where: str) -> int:
     """Converts dollars per million tokens to picodollars per token. Raises ConfigError."""
     hint = "write dollars per million tokens, such as 0.15"
     try:
-        # From its text: 0.15 means the decimal number, not the nearest float.
+        # Read from its text: 0.15 means the decimal number, not the nearest float.
         dollars = Decimal(str(value).strip())
     except InvalidOperation:
         raise ConfigError(f"{key} is not a price: {value}", where=where, hint=hint) from None

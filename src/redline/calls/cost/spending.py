@@ -1,4 +1,4 @@
-"""The amounts that may be spent, are spent, and are reserved for calls in flight."""
+"""The amounts that may be spent, that are spent, and that are reserved for calls in flight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_DOLLARS = 10**9
 
 
 class Amount(NamedTuple):
-    """An amount of money, in picodollars, and of tokens; whole numbers, so that sums are exact."""
+    """An amount of money in picodollars, and of tokens; integers, so that sums are exact."""
 
     picodollars: int = 0
     tokens: int = 0
@@ -37,7 +37,7 @@ NOTHING = Amount()
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that may be spent, 1 or more of each; None for no bound."""
+    """The most that may be spent: 1 or more picodollars and tokens; None for no bound."""
 
     picodollars: int | None = None
     tokens: int | None = None
@@ -52,7 +52,7 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
 class Spending:
     """The spent and reserved amounts, whose sum never exceeds the allowance.
 
-    This holds as long as no call costs more than was reserved for it. Synchronous; raises nothing.
+    This holds as long as no call costs more than its reservation. Synchronous; raises nothing.
     """
 
     def __init__(self, allowance: Allowance, spent: Amount = NOTHING) -> None:
@@ -62,11 +62,11 @@ class Spending:
 
     @property
     def committed(self) -> Amount:
-        """The amount spent if every call in flight costs all that is reserved for it."""
+        """The amount spent if every call in flight costs its whole reservation."""
         return self.spent.plus(self.reserved)
 
     def reserve(self, worst: Amount) -> bool:
-        """Reserves `worst` until it is settled; False if the allowance has no room for it."""
+        """Reserves `worst` until `settle`; False if the allowance has no room for it."""
         after = self.committed.plus(worst)
         allowance = self.allowance
         if allowance.picodollars is not None and after.picodollars > allowance.picodollars:
@@ -82,7 +82,7 @@ class Spending:
         self.spent = self.spent.plus(spent)
 
     def settle(self, reserved: Amount, actual: Amount) -> None:
-        """Releases a call's reservation and adds `actual` to what is spent."""
+        """Releases a call's reservation and adds `actual` to the amount spent."""
         self.reserved = self.reserved.minus(reserved)
         self.spent = self.spent.plus(actual)
 

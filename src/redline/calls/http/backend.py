@@ -69,7 +69,7 @@ from redline.waist import (
     failed,
 )
 
-# Statuses whose Retry-After speaks for the whole endpoint and not for one row.
+# Statuses whose Retry-After applies to the whole endpoint and not only to one row.
 _PARKING = frozenset({402, 429, 503, 529})
 _NOTHING = Cost()
 # Statuses with which servers refuse a field that they do not know.
@@ -79,13 +79,13 @@ _ENCODE = msgspec.json.Encoder().encode
 
 @mutable
 class _Attempt(Exchange, kw_only=True, eq=False):
-    """One attempt of a call, with what the backend learns from it.
+    """One attempt of a call, and the facts that the backend keeps about it.
 
-    is_ahead: it holds a place among the attempts that wait for their grant with a connection.
-    connects_s: when its connection began to be made; None if it took one that was idle.
-    cost: what its grant takes from token limits. sending: what the estimator learns from it.
-    in_flight: calls in flight when it was written, itself included. reader: that of a streamed
-    answer. wait: None until it has to wait.
+    is_ahead: whether it has a place among the attempts that get ready and wait for their grants.
+    connects_s: when it began to make its connection; None if it uses an idle one.
+    cost: the amounts that its grant takes from token limits. sending: what the estimator learns
+    from the attempt. in_flight: calls in flight when it was written, including itself. reader: the
+    reader of a streamed answer. wait: None until it has to wait.
     """
 
     backend: HttpBackend
@@ -126,7 +126,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
 
     async def get_ready(self) -> None:
         self.backend.begin_wait(self)
-        # It may already hold its grant, if its connection was lost after that.
+        # It may already have its grant, if its connection was lost afterwards.
         if self.grant is None:
             await self.backend.go_ahead(self)
 
@@ -174,7 +174,7 @@ class _TimedAttempt(_Attempt, kw_only=True, eq=False):
     """An attempt under shared limits, whose grants are valid only for some time."""
 
     def may_leave(self) -> bool:
-        # Since it got its grant, a connection may have had to be made again.
+        # The grant may have expired while a new connection was made.
         grant = self.grant
         if grant is not None and grant.until_s < self.timing.now_s():
             self.grant = None
@@ -182,7 +182,7 @@ class _TimedAttempt(_Attempt, kw_only=True, eq=False):
         return super().may_leave()
 
     def leave(self, alarm: Alarm) -> None:
-        # The disk or other tasks may have kept it in the outbox.
+        # The disk or other tasks may have delayed the request in the outbox.
         grant = self.grant
         if grant is not None and grant.until_s < self.timing.now_s():
             raise TooLate
@@ -192,9 +192,9 @@ class _TimedAttempt(_Attempt, kw_only=True, eq=False):
 class HttpBackend:
     """A backend for one endpoint within its limits; each `send` is one attempt.
 
-    shared: parts in common with other backends; a shared intake must accept the longest answer of
-    this endpoint. before_write: called before a request is stamped and written, unless the outbox
-    is shared. attempts: counts the attempts. on_room: see Member.
+    shared: the parts shared with other backends; a shared intake must accept the longest answer of
+    this endpoint. before_write: called before a request's time is taken and it is written, unless
+    the outbox is shared. attempts: counts the attempts. on_room: see Member.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class HttpBackend:
         shared = shared or Shared()
         self.endpoint = endpoint
         self.label = endpoint.label
-        # The models that the endpoint calls by another name.
+        # The models that have another name at the endpoint.
         self._models = {asked: own for asked, own in endpoint.models.items() if asked != own}
         self._steering = EndpointLimits(endpoint, clock, shared)
         self.slots = self._steering.slots
@@ -236,10 +236,10 @@ class HttpBackend:
         )
         self._outage = Outage()
         self.on_room = on_room
-        self._waiting: dict[int, _Attempt] = {}  # attempts that had to wait, by their call's id
-        self._tokens_out = 0  # expected of the calls on the wire
+        self._waiting: dict[int, _Attempt] = {}  # attempts that had to wait, by id(call)
+        self._tokens_out = 0  # expected tokens of the calls on the wire
         self.mask = mask_of(endpoint, self.transport.proxy)
-        self._asks_usage = True  # of streams, until the endpoint turns out to refuse that
+        self._asks_usage = True  # of streams, until the endpoint refuses `stream_options`
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         limiter, slots, ahead, outage = self.limiter, self.slots, self.ahead, self._outage
@@ -263,8 +263,8 @@ class HttpBackend:
             binds = f"{slots.count} calls in flight"
         elif room_s > 0 and not never:
             binds = limiter.binds(cost, now_s)
-        # Only an error, which a caller sees, parks limits that are not shared. The number of calls
-        # that a token limit soon sends depends on their sizes.
+        # Limits that are not shared are parked only by an error, which the caller sees. How many
+        # calls a token limit soon admits depends on their sizes.
         is_known = self._steering.is_stated and not (limiter.is_shared or limiter.counts_tokens)
         next_s = self._steering.next_s(now_s)
         if is_known and parked_until_s <= now_s and next_s == -math.inf:
@@ -298,11 +298,11 @@ class HttpBackend:
             if self._finds_limits:
                 self._steering.begin(request.body)
             if self.limiter.counts_tokens:
-                # Refuse it before any wait if no limit could ever grant it.
+                # Refuse the request before any wait if the limits could never grant it.
                 most = 0 if self._charges_reserved else self.limiter.easy_tokens
                 bound = self.estimator.bound(request, most) if most else None
                 attempt.cost = bound or self._cost(request)
-            # The deadline's alarm would ring only after the loop has read its sockets.
+            # The deadline's alarm would fire only after the loop has read its sockets.
             if call.deadline_s != math.inf and call.deadline_s <= self.clock.now_s():
                 raise TimedOut("row")
             if not self.slots.take_free():
@@ -317,7 +317,7 @@ class HttpBackend:
                     reply = self._read(request, answer, None)
                     if len(answer.body) > LONG_BYTES:
                         call.let_go()
-                        # Twice: the output takes about as much as the body.
+                        # Twice, since the output takes about as much memory as the body.
                         call.held = self.transport.intake.hold(2 * len(answer.body))
                 else:
                     reply = await self._streamed(request, attempt, sink)
@@ -330,7 +330,7 @@ class HttpBackend:
                 raise
             failure = Withdrawn("the call was withdrawn")
         except NoEndpoint as error:
-            # Limits that are shared have been out of reach for too long, or a model is lost.
+            # Shared limits could not be reached for too long, or a local engine is lost.
             self._mask_of(request).hide(error)
             failure = error
         except CallError as error:
@@ -342,14 +342,14 @@ class HttpBackend:
             else:
                 attempt.give_back()
                 outcome = self._unsent(attempt, failure)
-        # Without an outcome, the call was cancelled, and that error is being raised.
+        # If there is no outcome, the call was cancelled, and CancelledError is being raised.
         assert outcome is not None
         return outcome
 
     async def download(
         self, request: Request, call: Call, take: Callable[[bytes], Awaitable[None]]
     ) -> None:
-        """Passes the answer's bytes to `take` as they arrive, unparsed. Raises CallError.
+        """Passes the body of a response to `take` as its bytes arrive, unparsed. Raises CallError.
 
         Makes one attempt, which waits for its grant but takes no slot.
         """
@@ -369,7 +369,7 @@ class HttpBackend:
                 try:
                     self._read(request, answer, None)
                 except BadReply as error:
-                    # For callers that need no more than a success, such as HTTP 204.
+                    # For callers that accept any success, such as HTTP 204.
                     error.status = answer.status
                     raise
             failure = None
@@ -388,7 +388,7 @@ class HttpBackend:
                 self._attempts.ended(now_s, now_s - attempt.sent_s, failure)
 
     def found(self) -> list[str]:
-        """Returns the limits that a search has found, in words; empty if all are stated."""
+        """Returns the limits that searches have found, in words; empty if none is searched for."""
         return self._steering.found()
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
@@ -405,8 +405,8 @@ class HttpBackend:
         for attempt in attempts:
             if attempt is None:
                 continue
-            # An attempt that waits to be written again has the time of its first write; its call
-            # has none.
+            # If an attempt waits to be written again, it keeps the `sent_s` of its first write, but
+            # its call's `sent_s` is None.
             is_written = attempt.sent_s is not None and attempt.call.sent_s is not None
             wait = None if is_written else attempt.wait
             if wait is not None and not wait.is_withdrawn:
@@ -415,7 +415,7 @@ class HttpBackend:
         return taken
 
     def begin_wait(self, attempt: _Attempt) -> Wait:
-        """Records that an attempt has to wait; from here on, it may be withdrawn."""
+        """Records that an attempt has to wait; from then on, it may be withdrawn."""
         if attempt.wait is None:
             attempt.wait = wait_of_this_task(self.clock.now_s())
             self._waiting[id(attempt.call)] = attempt
@@ -437,7 +437,7 @@ class HttpBackend:
         wait.slot_s = self.clock.now_s()
 
     async def go_ahead(self, attempt: _Attempt) -> None:
-        """Waits until an attempt may prepare for its grant; only a few prepare at once."""
+        """Waits until an attempt may get ready for its grant; only a few get ready at once."""
         if attempt.cost is not _NOTHING:
             self._steering.expects(attempt.cost)
         if not self.ahead.take_free():
@@ -447,7 +447,7 @@ class HttpBackend:
         attempt.is_ahead = True
 
     def leave_ahead(self, attempt: _Attempt) -> None:
-        """Frees the place of an attempt that has its grant or is over, for another one."""
+        """Frees the place of an attempt that has its grant or is over, for another attempt."""
         attempt.is_ahead = False
         self.ahead.release()
         if self.on_room is not None and self.ahead.is_free:
@@ -477,14 +477,14 @@ class HttpBackend:
         self._attempts.started()
 
     def _count_retry(self, call: Call) -> None:
-        """Counts a request that was written before, and whether another endpoint may bill it."""
+        """Counts a retry, and a failover if another endpoint may have billed the request."""
         self._attempts.retried()
         if call.billed_at and call.billed_at != self.label:
             self._attempts.failed_over()
             call.billed_at = ""
 
     def _count_repeat(self, attempt: _Attempt, failed: CallError, sent_s: float) -> None:
-        """Counts the end of a repeated request's first write, so that starts and ends match."""
+        """Counts the end of a repeated request's first write: starts and ends must match."""
         self._attempts.ended(sent_s, sent_s - attempt.failed_sent_s, failed.kind)
         self._listener.on_event(RequestRepeated(sent_s, self.label))
 
@@ -497,15 +497,15 @@ class HttpBackend:
         """Returns the estimate that replaces an attempt's bound."""
         cost = self.estimator.estimate(attempt.request)
         if attempt.failed is not None:
-            # The attempt is sent once more; its bound is already counted.
+            # The attempt is being repeated, and its bound is already counted.
             self._tokens_out += cost.tokens - attempt.cost.tokens
         return cost
 
     def _cost(self, request: Request) -> Cost:
         """Returns the tokens to reserve, if a limit counts tokens.
 
-        An estimate above what the limits could ever grant is cut to that, and settled later. Raises
-        OverLimit for a request that they could never grant.
+        An estimate larger than the limits could ever grant is cut to the largest possible grant,
+        and settled later. Raises OverLimit for a request that the limits could never grant.
         """
         limiter, estimator = self.limiter, self.estimator
         cost = estimator.most(request) if self._charges_reserved else estimator.estimate(request)
@@ -518,7 +518,7 @@ class HttpBackend:
         return cost
 
     def _cut(self, cost: Cost, request: Request) -> Cost:
-        """Cuts a cost to what the limits could grant, but not below the request's sure input."""
+        """Cuts a cost to what the limits could grant, but not below the request's least input."""
         limiter = self.limiter
         most = limiter.most("tokens")
         input_tokens = cost.input_tokens
@@ -531,7 +531,7 @@ class HttpBackend:
     async def _streamed(self, request: Request, attempt: _Attempt, sink: Sink) -> Reply:
         """Makes an exchange and passes its chunks to `sink` as they arrive; returns the reply."""
         mask = self._mask_of(request)
-        # The request states how many texts to expect; a sink that relays wants none.
+        # The request determines how many texts to expect; a sink that relays expects none.
         asked = None if sink.relays else request.body
         reader = StreamReader(sink, attempt.call, asked, mask, self.clock)
         attempt.reader = reader
@@ -548,9 +548,9 @@ class HttpBackend:
                 # A refused request costs nothing.
                 attempt.call.refused += 1
                 answer = await self._again(refusal, attempt, bare, reader.take)
-                # The first answer may have been about something else.
+                # The first response may have been about something else.
                 self._asks_usage = self._asks_usage and answer.status != 200
-        # The sink may take long; other calls should know the limits in this answer before that.
+        # The sink may take long, so other calls should know the limits in this response before.
         if not self.limiter.is_unlimited:
             self._steering.heard(answer, attempt.grant, attempt.first_byte_s)
         reply = self._read(request, answer, reader)
@@ -574,13 +574,14 @@ class HttpBackend:
         take: Callable[[bytes], Awaitable[None]] | None = None,
         kind: str = EVENTS,
     ) -> Answer:
-        """Sends the request once more, on a new connection, and returns its answer.
+        """Sends the request once more, on a new connection, and returns the response.
 
-        The second write waits for the limits like any other. It is not a retry: the row is not to
-        blame.
+        The second write waits for the limits like any other. It does not count as a retry, since
+        the row is not to blame.
         """
         attempt.again(repeat)
-        # The call is not on the wire until it is written again: a drain ends it like any other.
+        # Until it is written again, the call is not on the wire: a drain ends it like other calls
+        # that wait.
         attempt.call.sent_s = None
         if attempt.call.deadline_s <= self.clock.now_s():
             raise TimedOut("row")
@@ -588,18 +589,18 @@ class HttpBackend:
         try:
             return await self.transport.exchange(attempt, take, kind)
         except BudgetSpent:
-            # Calls in flight hold the rest of the budget. A retry waits for them, or ends the run.
+            # Calls in flight hold the rest of the budget: a retry waits for them, or ends the run.
             raise repeat.error from None
         finally:
-            # In case it was not written again.
+            # Only has an effect if the request was not written again.
             attempt.give_back()
 
     def _read(self, request: Request, answer: Answer, reader: StreamReader | None) -> Reply:
-        """Reads an answer as a reply. Raises the error that it is or contains."""
+        """Reads a response as a reply. Raises the error that the response is or contains."""
         status, headers = answer.status, answer.headers
         if status != 200 and not 200 <= status < 300:
             self.transport.check(answer)
-            # Mask before a long message is cut, which could leave a part of a key in it.
+            # Mask before a long message is cut: cutting could leave a part of a key unmasked.
             mask = self._mask_of(request)
             body = mask.body(answer.body)
             error = judge(status, headers, body, self.clock.wall_s())
@@ -625,7 +626,7 @@ class HttpBackend:
         return reply
 
     def _read_faulty(self, request: Request, answer: Answer) -> Reply:
-        """Reads an answer leniently, with secrets masked. Raises the error that it contains."""
+        """Reads a response again, with secrets masked. Raises the error that it is or contains."""
         url, path, asked, headers = request.url, request.output_path, request.asked, answer.headers
         wall_s = self.clock.wall_s()
         # A request with headers of its own needs a mask of its own.
@@ -634,7 +635,7 @@ class HttpBackend:
         )
 
     def _located(self, error: CallError, request: Request) -> CallError | NoEndpoint:
-        """Returns the error with its endpoint named; NoEndpoint if it is unreachable for long."""
+        """Returns the error with its endpoint; NoEndpoint if that was unreachable for too long."""
         now_s = self.clock.now_s()
         _forget_frames(error)
         error.where = error.where or f"endpoint {self.label}"
@@ -655,7 +656,7 @@ class HttpBackend:
         return error
 
     def _mask_of(self, request: Request) -> Mask:
-        """Returns the mask of a call's secrets: some servers quote the key that they refuse."""
+        """Returns the mask for a call's secrets: some servers quote the key that they refuse."""
         if not request.headers:
             return self.mask
         return mask_of(self.endpoint, self.transport.proxy, request.headers)
@@ -684,10 +685,11 @@ class HttpBackend:
         reply: Reply | None,
         error: CallError | NoEndpoint | None,
     ) -> Outcome | None:
-        """Counts the attempt, reports its answer to the limits, and parks the endpoint if asked to.
+        """Counts a written attempt, reports it to the limits, and parks the endpoint if asked to.
 
-        Returns its outcome; None if it was cancelled, and so has no reply and no error. sent_s:
-        when it was written. answer: None if there is none, or the limits have already recorded it.
+        Returns the attempt's outcome; None if it was cancelled and so has neither reply nor error.
+        sent_s: when it was written. answer: its response; None if there is none, or if the limits
+        have already recorded it.
         """
         attempt.call.sent_s = None
         now_s = self.clock.now_s()
@@ -703,7 +705,7 @@ class HttpBackend:
                 attempt.grant.settle(used)
             if isinstance(error, RateLimited) and not limiter.fits(attempt.cost):
                 # It was sent although headers had lowered a limit, perhaps for another model. The
-                # server keeps to that limit, so each retry would wait for an empty window in vain.
+                # server enforces that limit, so each retry would wait in vain for an empty window.
                 error = OverLimit(
                     f"the call exceeds a limit that the endpoint states: {error.what}",
                     where=error.where,
@@ -747,10 +749,10 @@ class HttpBackend:
     ) -> None:
         """Records that the endpoint can be reached, unless `error` says that it cannot.
 
-        A request that was written, and then repeated, may have found no server the second time. An
-        answer that names a lost engine is an answer, although its error is NoEndpoint, too. A
-        request that timed out without a byte may have been written before the server was gone. One
-        that was withdrawn had no answer to its last write.
+        A request that was written and then repeated may have found no server the second time. A
+        response that reports a lost engine shows that the endpoint can be reached, although its
+        error is NoEndpoint. A request that timed out without a byte may have been written before
+        the server was gone. A withdrawn request got no response to its last write.
         """
         is_silent = isinstance(error, TimedOut | Withdrawn) and attempt.first_byte_s is None
         if is_silent or is_unreachable(error.__cause__ if isinstance(error, NoEndpoint) else error):
@@ -763,9 +765,9 @@ class HttpBackend:
     def _count_failure(
         self, attempt: _Attempt, error: CallError | NoEndpoint, now_s: float, latency_s: float
     ) -> None:
-        """Counts a failed attempt, and parks the endpoint if it asked for that."""
+        """Counts a failed attempt, and parks the endpoint if its response asked to wait."""
         if isinstance(error, Withdrawn) and attempt.failed is not None:
-            # It was written once, and that write ended with this error.
+            # The request was written once, and that write ended with `attempt.failed`.
             error = attempt.failed
         self._attempts.ended(now_s, latency_s, error.kind)
         if attempt.failed is not None or _may_be_billed(error):
@@ -776,7 +778,7 @@ class HttpBackend:
                 self._listener.on_event(EndpointParked(now_s, self.label, error.retry_after_s))
 
     def _used(self, attempt: _Attempt, reply: Reply | None, took_s: float) -> Cost | None:
-        """Learns from an attempt that is over, and returns its tokens; None if they are unknown.
+        """Passes a finished attempt to the estimator, and returns its tokens; None if unknown.
 
         reply: None for an attempt that failed.
         """
@@ -787,7 +789,7 @@ class HttpBackend:
             return None
         input_tokens, output_tokens = reply.input_tokens or 0, reply.output_tokens or 0
         if sending is UNFOLLOWED and not 0 < input_tokens <= cost.input_tokens:
-            # Its usage exceeds its bound, or is not reported.
+            # The reply's usage exceeds the bound, or is not reported.
             sending = self.estimator.begin(attempt.request, teaches=True)
         if sending is not UNFOLLOWED:
             self.estimator.end(sending, reply, took_s)
@@ -806,7 +808,7 @@ class HttpBackend:
         reader, wait = attempt.reader, attempt.wait
         marks = NO_MARKS if wait is None else wait.marks
         if attempt.due_s is not None and wait is None:
-            # It waited for nothing but its write.
+            # It waited only to be written.
             marks = (attempt.due_s, None, None, None, attempt.due_s)
         first_token_s = None if reader is None else reader.first_s
         sent_s, first_byte_s = attempt.sent_s, attempt.first_byte_s
@@ -816,18 +818,18 @@ class HttpBackend:
 def _may_be_billed(error: CallError | NoEndpoint) -> bool:
     """Whether the provider may bill a request that was written and ended with this error.
 
-    Providers do not bill what they refuse: a 429, another 4xx, a key or an account.
+    Providers do not bill requests that they refuse: for a 429, another 4xx, a key or an account.
     """
     return isinstance(error, Retryable) and not isinstance(error, RateLimited)
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Frees what the frames of a failed attempt hold: its answer and its request.
+    """Drops an error's traceback, whose frames hold the response and the request.
 
-    The error is kept for as long as its outcome is, and its row may wait to be retried.
+    The error is kept as long as its outcome, whose row may wait to be retried.
     """
     of: BaseException | None = error
-    # An error that is raised again may be its own context.
+    # An error that was raised again may be its own context.
     seen = set[int]()
     while of is not None and id(of) not in seen:
         seen.add(id(of))

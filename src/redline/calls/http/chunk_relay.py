@@ -1,7 +1,7 @@
-"""Chunks of a stream that are passed on as they came, framing included.
+"""Passes on chunks of a stream unchanged, including their framing.
 
-Most events of a stream differ only in their text, and each comes in a chunk of its own. Passing one
-on takes a comparison with the form of earlier ones, and one write.
+Most events of a stream differ only in their text, and each arrives in a chunk of its own. Passing a
+chunk on takes one comparison with the form of earlier events, and one write.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from redline.apis import EventForm, is_text
 from redline.calls.wire import chunks_in, size_line
 from redline.waist import Outlet
 
-# Events differ in length by their texts.
+# The most lengths of chunks to remember: the text of an event determines its length.
 _MOST_HEADS = 64
 
 
 class _Heads(dict[int, bytes]):
-    """The beginning of a chunk with an event of one form, by the chunk's length on the wire."""
+    """The beginnings of chunks with an event of one form, by the chunk's length on the wire."""
 
     def __init__(self, begin: bytes) -> None:
         self._begin = begin
@@ -45,9 +45,9 @@ class ChunkRelay:
         self._event_bytes = form.begin_bytes + form.end_bytes  # without its text
 
     def take(self, data: bytes) -> int:
-        """Passes on `data` if it is whole chunks, each with one event of the form.
+        """Passes on `data` if it consists of whole chunks, each with one event of the form.
 
-        Returns the bytes of the events; 0 if nothing was passed on.
+        Returns the number of bytes of the events; 0 if nothing was passed on.
         """
         write = self._outlet.write
         if write is None:

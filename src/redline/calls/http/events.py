@@ -30,9 +30,9 @@ from redline.clock import SYSTEM, Clock
 from redline.errors import BadReply, BadRow, CallError, NoEndpoint
 from redline.waist import Call, Chunk, Reply, Request, Sink
 
-# Stop learning forms from a server that writes each event in another way.
+# After this number of forms, stop learning: the server may write every event differently.
 _MOST_FORMS = 8
-# Fields that ask for an answer which does not arrive whole: what is wrong, and what to do.
+# Fields that request an answer which would not arrive whole: what is wrong, and what to do.
 _PARTIAL = {
     "stream": (
         "the row asks for a stream, but answers are written when they are complete",
@@ -57,7 +57,7 @@ _USAGE = {"include_usage": True}
 
 
 def streaming(request: Request, *, asks_usage: bool = True) -> Request:
-    """Returns the request as one for a stream that ends with its usage.
+    """Returns the request changed to ask for a stream that ends with its usage.
 
     asks_usage: False for an endpoint that refuses `stream_options`; the field is then left out if
     it asks only for the usage. A `stream_options` of null is always left out.
@@ -100,7 +100,7 @@ def refuse_partial(request: Request) -> None:
 
 
 def _is_true(value: Any, url: str) -> bool:
-    """Whether servers take the value for true; only `True` counts at a plain endpoint.
+    """Whether servers take the value as true; at a plain endpoint, only `True` counts.
 
     A plain endpoint may use a field of the same name for something else.
     """
@@ -108,9 +108,9 @@ def _is_true(value: Any, url: str) -> bool:
 
 
 class StreamReader:
-    """The reader of one stream: passes its chunks to a sink, and assembles the whole reply.
+    """Reads one stream: passes its chunks to a sink, and assembles the whole reply.
 
-    asked: the request's body, from which the number of choices is read. mask: hides secrets in
+    asked: the request's body, which determines the number of choices. mask: hides secrets in
     errors. first_s: when the first chunk was passed on; None until then.
     """
 
@@ -135,33 +135,34 @@ class StreamReader:
         # For a sink that relays: bytes before the first event, such as comments.
         self._held = b""
         self._is_handing_on = False
-        self._form: EventForm | None = None  # of most of its events
+        self._form: EventForm | None = None  # of most events of the stream
         self._forms_left = _MOST_FORMS
-        self._chunk_relay: ChunkRelay | None = None  # of events of that form
+        self._chunk_relay: ChunkRelay | None = None  # for events of that form
         self.first_s: float | None = None
         self.has_begun = False
 
     @property
     def relays(self) -> bool:
-        """Whether the sink wants the bytes alone."""
+        """Whether the sink wants only the bytes."""
         return self._sink.relays
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
-        """Sets the head of the streamed answer; called before `take`."""
+        """Sets the response's status and headers; called before `take`."""
         self._status, self._headers = status, headers
 
     def take(self, data: bytes) -> Awaitable[None]:
-        """Parses `data` and returns an awaitable that passes on the events it completes.
+        """Parses `data` and returns an awaitable that passes on the events that it completes.
 
-        It waits for the sink. Raises CallError, and NoEndpoint if a local engine fails midway.
+        The awaitable waits for the sink. Raises CallError, and NoEndpoint if a local engine is lost
+        midway.
         """
         blocks = self._parser.blocks(data)
         return self._relay(blocks) if self._sink.relays else self._hand_on(blocks)
 
     def take_now(self, data: bytes) -> bool:
-        """Passes on `data` if it is one event that contains only text, and the sink takes it now.
+        """Passes on `data` if it is one event with nothing but text, and the sink takes it now.
 
-        Most events do. Returns False for anything else, which must then be passed to `take`.
+        Most events are. Returns False for anything else, which must then be passed to `take`.
         """
         if not self._is_steady:
             return False
@@ -178,7 +179,7 @@ class StreamReader:
         return self._sink.put_now(data)
 
     def chunk_taker(self) -> Callable[[bytes], int] | None:
-        """Returns a function that passes on the next chunks, for use until `take`; see Exchange."""
+        """Returns a function that passes on chunks, valid until `take` is called; see Exchange."""
         if self._form is None or not self._is_steady:
             return None
         if self._chunk_relay is None:
@@ -226,7 +227,7 @@ class StreamReader:
                     failure = error
                     break
                 if not has_event:
-                    # The judgement of the next event depends on it.
+                    # `_judged` depends on it if the next event is an error.
                     has_event = self._call.committed = True
             passed.append(raw)
         held = self._held = b"".join(passed)
@@ -241,7 +242,7 @@ class StreamReader:
             raise failure
 
     async def end(self) -> None:
-        """Ends a whole stream: passes what follows its last event to a sink that relays."""
+        """Ends a complete stream: passes the bytes after its last event to a sink that relays."""
         rest = self._held + self._parser.left()
         if self._sink.relays and rest:
             self._held = b""
@@ -269,7 +270,7 @@ class StreamReader:
             self._mask.read(event, self._understood)
 
     def finish(self) -> Reply:
-        """Returns the reply of the stream. Raises CallError if it is not whole."""
+        """Returns the reply of the stream. Raises CallError if the stream is incomplete."""
         rest = self._parser.rest()
         if isinstance(rest, ErrorData) and not self._is_done:
             raise self._judged(rest)
@@ -294,7 +295,7 @@ class StreamReader:
             raise BadReply(f"a streamed event is malformed: {apis.quote(event)}") from cause
 
     def _judged(self, event: bytes) -> CallError | NoEndpoint:
-        """Returns the error that an event states."""
+        """Returns the error that an event contains."""
         found = loose_json.decoded_or_text(self._mask.body(event))
         error = found.get("error") if isinstance(found, dict) else None
         is_begun = self._call.committed
@@ -302,10 +303,10 @@ class StreamReader:
 
 
 def whole_chunk(reply: Reply, raw: bytes) -> Chunk:
-    """Returns the one chunk of an answer that was to be streamed but came whole.
+    """Returns the only chunk of an answer that should have been streamed but came whole.
 
-    Its text is the first choice's; "" if that has none, such as an answer of tool calls. raw: its
-    bytes. Raises BadReply if the reply's body is not JSON.
+    The chunk's text is that of the first choice; "" if the choice has no text, such as one with
+    only tool calls. raw: the answer's bytes. Raises BadReply if the reply's body is not JSON.
     """
     try:
         data = loose_json.decoded(reply.body)

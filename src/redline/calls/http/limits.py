@@ -1,4 +1,4 @@
-"""An endpoint's limits, and what its answers change about them."""
+"""An endpoint's limits, and how its responses change them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from redline.limits.server import HeaderReader, processing_s, stated_in_body
 from redline.waist import Outcome
 
 _OVERLOAD = frozenset({503, 529})
-# The tokens of a call are a moving mean over about this number of calls; the time that a connection
-# takes is the longest of the last ones, of this number.
+# The expected tokens of a call are a moving mean over about this number of calls; the expected time
+# to connect is the longest of this number of recent connections.
 _CALLS = 16
-# Calls get ready for their grants this early, or as early as a connection takes if that is longer.
+# Calls get ready this long before their grants, or the time to connect if that is longer.
 _LEAST_LEAD_S = 1.0
 # Hosts that charge prompt + max_tokens to their limits at admission, each with its source.
 _RESERVING_HOSTS = {
@@ -34,23 +34,23 @@ _RESERVING_HOSTS = {
     # Prompt and max_tokens: Microsoft Learn, "Manage Azure OpenAI quota".
     "openai.azure.com",
     "cognitiveservices.azure.com",
-    # Its errors name prompt and max_tokens as requested: maplibre-agent-skills, pull request 63.
+    # Its errors count prompt and max_tokens as requested: maplibre-agent-skills, pull request 63.
     "groq.com",
     # Estimated prompt and max_completion_tokens: inference-docs.cerebras.ai, "Rate limits".
     "cerebras.ai",
 }
-# Prompt and max_tokens against the quota of input tokens: AWS, "Quotas for the bedrock-mantle
-# endpoint". The second form is that of an endpoint in your own network.
+# Charges prompt and max_tokens to the quota of input tokens: AWS, "Quotas for the bedrock-mantle
+# endpoint". The second pattern is for an endpoint in the user's own network.
 _MANTLE = re.compile(
     r"bedrock-mantle\.[a-z0-9-]+\.api\.aws|[a-z0-9-]+\.bedrock-mantle\.[a-z0-9-]+\.vpce\.amazonaws\.com"
 )
 
 
 class Stores(msgspec.Struct, frozen=True, kw_only=True):
-    """Files in which limits outlive a run; None for none.
+    """The files in which limits outlive a run; None for none.
 
     recent: a folder for the sends of the last window, so that a run that is killed and restarted
-    does not overshoot. memory: a file of the limits that searches have found.
+    does not exceed the limits. memory: a file with the limits that searches have found.
     """
 
     recent: Path | None = None
@@ -58,12 +58,12 @@ class Stores(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts that a backend shares with other backends, or with other runs; None for its own.
+    """Parts that a backend shares with other backends or other runs; None for parts of its own.
 
-    limiter: enforces its limits. stores: files in which these outlive a run. intake: bounds the
-    memory of the answers of all its backends. outbox: sends the requests of all its backends
-    together, after its own `before_write`. slots: makes the slots of an endpoint from their number,
-    if that is stated.
+    limiter: enforces the limits. stores: the files in which limits outlive a run. intake: bounds
+    the memory of the answers of all backends that share it. outbox: sends the requests of all these
+    backends together, after its own `before_write`. slots: makes an endpoint's slots from their
+    number; not used if that number is searched for.
     """
 
     limiter: RateLimiter | None = None
@@ -74,13 +74,13 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndpointLimits:
-    """One endpoint's slots and limiter, adjusted by its answers.
+    """One endpoint's slots and limiter, adjusted by its responses.
 
     shared: the limiter, and the stores that carry limits from one run to the next. search: finds
-    the rate limit; None if it is stated. is_stated: neither rates nor the number of calls in flight
-    are searched for. lead_s: how early a call gets ready for its grant.
+    the rate limit; None if the limit is known. is_stated: whether neither rates nor the number of
+    calls in flight are searched for. lead_s: how long before its grant a call gets ready.
 
-    Raises ConfigError if the limits are to be shared and cannot be.
+    Raises ConfigError if the limits should be shared but cannot be.
     """
 
     def __init__(self, endpoint: Endpoint, clock: Clock, shared: Shared | None = None) -> None:
@@ -101,7 +101,7 @@ class EndpointLimits:
         self._connects_s = deque[float](maxlen=_CALLS)
         self.lead_s = _LEAST_LEAD_S
         self._most_ahead = limits.ahead()
-        # What a call takes of each kind of tokens that is limited.
+        # The mean amount that a call takes of each limited kind of tokens.
         self._amounts = dict[Kind, float]()
         self.ahead = Slots(self._most_ahead)
         self.limiter = shared.limiter or limiter_of(endpoint, clock)
@@ -117,14 +117,14 @@ class EndpointLimits:
         self._model = ""
         if shared.stores.recent is not None:
             name = _digest(account_of(endpoint))
-            # Older versions used the URL as it was written; the oldest kept one file for all keys.
+            # Older versions used the URL as configured; the oldest used one file for all keys.
             old_names = _digest(f"{self._base_url} {self._key}"), _digest(self._base_url)
             self.limiter.keep_sends(shared.stores.recent, name, old_names)
 
     def begin(self, body: object) -> None:
-        """Starts the search for the limit, if there is one, before the first call waits.
+        """Starts the search for the limit, if it is searched for, before the first call waits.
 
-        body: that of the first call's request; the search is for its model.
+        body: the body of the first call's request; the search is for the limit of its model.
         """
         if self.search is None or self._is_begun:
             return
@@ -136,7 +136,7 @@ class EndpointLimits:
         self._searches(self.search)
 
     def expects(self, cost: Cost) -> None:
-        """Records what a call that waits for its grant will take of the token limits."""
+        """Records the tokens that a call that waits for its grant will take from the limits."""
         means = self._amounts
         for kind in {line.kind for line in self.limiter.rules.lines if line.kind != "requests"}:
             amount = cost.amount(kind)
@@ -144,9 +144,10 @@ class EndpointLimits:
         self._fit_ahead()
 
     def next_s(self, now_s: float, coming: int = 0) -> float:
-        """When another call could be sent after those that prepare here, and `coming` others.
+        """Returns when a call could be sent after those getting ready and `coming` others.
 
-        -inf if no call has to wait for long: their number is bounded, and they are sent evenly.
+        -inf if no call has to wait for long: the number of calls that get ready is bounded, and
+        they are sent at even intervals.
         """
         limiter, ahead = self.limiter, self.ahead
         if limiter.is_unlimited or not (self._is_burst or ahead.count == 1):
@@ -154,7 +155,7 @@ class EndpointLimits:
         return now_s + limiter.room_for_s(ahead.in_use + coming + 1, self._amounts, now_s)
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
-        """Whether the limits soon admit a call, after those that prepare and `coming` others."""
+        """Whether the limits soon admit a call after those getting ready and `coming` others."""
         return (
             self.ahead.in_use + coming < self.ahead.count
             and self.limiter.parked_until_s <= now_s
@@ -162,7 +163,7 @@ class EndpointLimits:
         )
 
     def connected(self, took_s: float) -> None:
-        """Records how long a connection took, so that calls get ready in time for their grants."""
+        """Records how long a connection took to make, so that calls get ready in time."""
         self._connects_s.append(took_s)
         lead_s = max(_LEAST_LEAD_S, *self._connects_s)
         if lead_s != self.lead_s:
@@ -181,10 +182,10 @@ class EndpointLimits:
         first_byte_s: float | None,
         used: Cost | None = None,
     ) -> None:
-        """Records an answer: its round-trip time, the limits that its headers state, its usage.
+        """Records a response: its round-trip time, the limits in its headers, and its usage.
 
-        grant: the call's. first_byte_s: when the answer began. used: the call's tokens; None if
-        unknown. The body of a 429 may state the limit, too.
+        grant: the call's grant. first_byte_s: when the response began. used: the call's tokens;
+        None if unknown. The body of a 429 may also contain the limit.
         """
         sent_s = None if grant is None else grant.sent_s
         if grant is None or sent_s is None or first_byte_s is None:
@@ -207,7 +208,7 @@ class EndpointLimits:
             grant.settle(used)
 
     def ended(self, outcome: Outcome, sent_s: float, in_flight: int, now_s: float) -> None:
-        """Records the outcome of a call. in_flight: calls in flight at `sent_s`, with this one."""
+        """Records the outcome of a call. in_flight: calls in flight at `sent_s`, including it."""
         limiter, error = self.limiter, outcome.error
         is_limited = isinstance(error, RateLimited)
         if self._adaptive is not None:
@@ -221,7 +222,7 @@ class EndpointLimits:
             self._searches(self.search)
 
     def found(self) -> list[str]:
-        """Returns the limits that a search has found, in words; empty if all are stated."""
+        """Returns the limits that searches have found, in words; empty if none is searched for."""
         words = []
         if self._is_auto:
             is_searching = self.search is not None and not self.search.found
@@ -235,7 +236,7 @@ class EndpointLimits:
         return words
 
     async def aclose(self) -> None:
-        """Saves the limit that was found, and closes the limits' files and connections."""
+        """Saves the limit that the search found, and closes the limiter's files and connections."""
         found = self.search.found if self.search is not None else None
         if self._memory is not None and found is not None:
             self._memory.remember(self._base_url, self._key, self._model, found)
@@ -247,9 +248,9 @@ class EndpointLimits:
         self._take_up_found()
 
     def _fit_ahead(self) -> None:
-        """Lets no more calls wait here than the limits in force, found ones included, soon send.
+        """Bounds the calls that wait here to what the limits, found ones included, will soon admit.
 
-        The others wait in the pool, where any endpoint may take them.
+        Further calls wait in the pool, where any endpoint may take them.
         """
         most = self._most_ahead
         for line in self.limiter.rules.lines:
@@ -267,7 +268,7 @@ class EndpointLimits:
             self._count_ahead()
 
     def _count_ahead(self) -> None:
-        """Updates the number of calls that request limits, found ones included, soon send."""
+        """Updates how many calls the request limits, found ones included, will soon admit."""
         rates = (rate for kind, rate in self._found if kind == "requests")
         self._most_ahead = self._stated.ahead(rates, self.lead_s)
         self._fit_ahead()
@@ -281,7 +282,7 @@ class EndpointLimits:
         now_s: float,
     ) -> None:
         error, reply = outcome.error, outcome.reply
-        # A row's own deadline may be short, which says nothing about the server.
+        # A timeout by a row's own deadline, which may be short, says nothing about the server.
         is_slow = isinstance(error, TimedOut) and error.phase != "row"
         is_limited = isinstance(error, RateLimited)
         is_overload = is_slow or is_limited or getattr(error, "status", 0) in _OVERLOAD
@@ -305,23 +306,24 @@ def _memory_in(stores: Stores) -> FoundRates | None:
     try:
         return FoundRates(stores.memory)
     except ConfigError:
-        # The file only saves a search: a run continues without a writable home folder.
+        # The file only saves a new search: without a writable home folder, the run continues.
         return None
 
 
 def limiter_of(endpoint: Endpoint, clock: Clock) -> RateLimiter:
     """Opens the endpoint's limiter; may block for some seconds if its limits are shared.
 
-    They are shared by all processes that use the endpoint with one key, which is stored only as a
-    digest. Raises ConfigError if the limits are to be shared and cannot be.
+    They are shared by all processes that use the endpoint with the same key; only a digest of the
+    key is stored. Raises ConfigError if the limits should be shared but cannot be.
     """
     return open_limiter(endpoint.limits, account_of(endpoint), clock)
 
 
 def account_of(endpoint: Endpoint) -> str:
-    """Returns the account whose limits apply: the base URL, and a digest of the key.
+    """Returns the account whose limits apply: the base URL and a digest of the key.
 
-    Spellings of one address are one account: `https://Host:443/v1/` is `https://host/v1`.
+    Different spellings of an address are the same account: `https://Host:443/v1/` is
+    `https://host/v1`.
     """
     parts = urlsplit(endpoint.base_url)
     host = parts.netloc.lower().removesuffix(":443" if parts.scheme == "https" else ":80")

@@ -1,4 +1,4 @@
-"""Masks secrets in texts of a server, even if it quotes them escaped or in part."""
+"""Masks secrets in texts from a server, even if the server quotes them escaped or in part."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from redline.errors import CallError, NoEndpoint, RedlineError
 from redline.process import printable
 
 T = TypeVar("T")
-# Where a character of a decoded text begins and ends in the text as it was.
+# Where a character of a decoded text begins and ends in the original text.
 _Span = tuple[int, int]
 
 HIDDEN = "<key>"
-# A shorter key is a placeholder such as `EMPTY`, and may be part of any word. A part of a key of
-# this length reveals too much of it.
+# A key shorter than this is a placeholder such as `EMPTY`, and may be part of any word. A part of a
+# key that is as long as this reveals too much.
 _LEAST = 8
-# A header with one of these in its name holds a secret; of any other, only a whole value is hidden.
+# A header with one of these words in its name has a secret; other values are hidden only whole.
 _SECRET_NAMES = re.compile("auth|key|token|secret|cookie|password|credential", re.IGNORECASE)
-# JSON's and Python's escapes, also of a body inside a body; HTML's entities; URL's, also twice.
-# A run of backslashes is matched only from its first: a long run would be tried from each.
+# Escapes of JSON and Python, also of a body inside a body; HTML entities; URL escapes, also twice.
+# A run of backslashes is matched only from its first, since a long run would be tried from each.
 _ESCAPE = re.compile(
     r"(?<!\\)\\++(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(?=[/\"'+=&_.~-]))"
     r"|&#[xX]([0-9a-fA-F]{1,6});?|&#([0-9]{1,7});?|&([a-zA-Z]{2,8};)|%([0-9a-fA-F]{2})"
@@ -36,7 +36,7 @@ _NAME = 5
 _MOST_ROUNDS = 4
 _SECRET = b"\1"
 _RUN = re.compile(b"\1+")
-# Messages quote the beginning of a body. Quotes from beyond this are masked when they are cut.
+# Messages quote the beginning of a body; what they quote from beyond this is masked by `hide`.
 _LONGEST_BODY = 4096
 # An error keeps at most this much of its body.
 _LONGEST_KEPT = 64 * 1024
@@ -46,10 +46,10 @@ _SKIPPED = re.compile(
 
 
 class Mask:
-    """A mask that replaces secrets in a text by `<key>`.
+    """Replaces secrets in a text with `<key>`.
 
-    secrets: replaced also in part, from 8 characters on, and in base64 or hex. wholes: replaced
-    only as a whole.
+    secrets: texts to replace even in part, from 8 characters on, and in base64 or hex. wholes:
+    texts to replace only as a whole.
     """
 
     def __init__(self, secrets: Iterable[str], wholes: Iterable[str] = ()) -> None:
@@ -67,7 +67,7 @@ class Mask:
         plain, spans = _unescaped(text)
         plain = _lowered(plain)
         parts = self._parts
-        # One byte for each character: whether it is secret.
+        # One byte per character of `plain`: whether it is part of a secret.
         marks = bytearray(len(plain))
         for at in range(len(plain) - _LEAST + 1):
             if plain[at : at + _LEAST] in parts:
@@ -90,10 +90,10 @@ class Mask:
         return body if masked == beginning else masked + body[_LONGEST_BODY:]
 
     def whole(self, body: bytes, masked: bytes) -> bytes | Callable[[], bytes]:
-        """Returns what an error keeps of its body: at most 64 KiB, with every secret replaced.
+        """Returns the part of the body that an error keeps: at most 64 KiB, with secrets replaced.
 
-        masked: the result of `body`. For a body above 4 KiB, returns a function that masks it when
-        it is needed, which takes 1 ms per KiB.
+        masked: the result of `body`. For a body above 4 KiB, returns a function that masks it on
+        demand, which takes 1 ms per KiB.
         """
         if len(body) <= _LONGEST_BODY:
             return masked
@@ -104,14 +104,14 @@ class Mask:
         return self.text(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def read(self, body: bytes, read: Callable[[bytes], T]) -> T:
-        """Returns `read(body)`. Raises its error, which quotes the body with secrets replaced."""
+        """Returns `read(body)`. If that fails, raises its error with secrets in quotes replaced."""
         try:
             return read(body)
         except (CallError, NoEndpoint) as found:
             error = found
         masked = self.body(body)
         if masked != body:
-            # The same error again: its quote is cut after the secrets are gone.
+            # Raises the same error, but its quote is cut only after the secrets are replaced.
             read(masked)
         raise error
 
@@ -130,8 +130,8 @@ def mask_of(
     """Returns the mask for messages about a call to the endpoint.
 
     It hides the endpoint's key, the proxy's password, and the values of the endpoint's headers and
-    of the request's own `headers`. A value such as `Bearer abc` is hidden with its scheme and
-    without.
+    of the request's own `headers`. A value such as `Bearer abc` is hidden with and without its
+    scheme.
     """
     secrets = [endpoint.api_key or ""]
     wholes = []
@@ -150,12 +150,12 @@ def _bare(text: str) -> str:
 
 
 def _lowered(text: str) -> str:
-    """Returns the text in lower case, of the same length: `İ` alone would become two characters."""
+    """Returns the text in lower case, with the same length: `İ` would become two characters."""
     return "".join([small if len(small := char.lower()) == 1 else char for char in text])
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """Yields the secret, and its encodings as they occur anywhere in a longer encoded text."""
+    """Yields the secret and its encodings, as they occur anywhere in a longer encoded text."""
     if len(secret) < _LEAST:
         return
     raw = secret.encode()
@@ -163,14 +163,14 @@ def _forms(secret: str) -> Iterator[str]:
     yield raw.hex()
     for encode in (b64encode, urlsafe_b64encode):
         # Three bytes become four characters, so a secret may begin at any of three offsets.
-        # Characters that depend on what precedes or follows are left out.
+        # Characters that depend on the bytes before or after the secret are left out.
         for before, depending in ((0, 0), (1, 2), (2, 3)):
             encoded = encode(bytes(before) + raw).decode().rstrip("=")
             yield encoded[depending:-1].lower()
 
 
 def _unescaped(text: str) -> tuple[str, list[_Span]]:
-    """Decodes a text's escapes; also returns where in it each character begins and ends."""
+    """Decodes a text's escapes; also returns where each character begins and ends in `text`."""
     plain, spans = text, [(at, at + 1) for at in range(len(text))]
     for _ in range(_MOST_ROUNDS):
         size = len(plain)
@@ -184,7 +184,7 @@ def _unescaped(text: str) -> tuple[str, list[_Span]]:
 
 
 def _unescaped_once(text: str, spans: list[_Span]) -> tuple[str, list[_Span]]:
-    """Decodes one layer of escapes; each of them becomes shorter."""
+    """Decodes one layer of escapes, each of which becomes shorter."""
     chars: list[str] = []
     found_in: list[_Span] = []
     at = 0
@@ -202,7 +202,7 @@ def _unescaped_once(text: str, spans: list[_Span]) -> tuple[str, list[_Span]]:
 
 
 def _char(found: re.Match[str]) -> str | None:
-    """Returns an escape's character; empty for a mere backslash, None if it is unknown."""
+    """Returns an escape's character; empty for a mere backslash, None for an unknown escape."""
     for number, base in _BASES.items():
         if digits := found[number]:
             code = int(digits, base)

@@ -1,4 +1,4 @@
-"""Names of models: a request's own, and the endpoint's."""
+"""Model names: the one in a request, and the endpoint's name for the same model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from redline.waist import Request
 
 
 def renamed(request: Request, models: Mapping[str, str]) -> Request:
-    """Returns the request with the endpoint's own name for its model; unchanged if there is none.
+    """Returns the request with the endpoint's name for its model; unchanged if there is none.
 
-    models: the endpoint's names by the requested ones.
+    models: maps requested model names to the endpoint's names.
     """
     asked = request.model
     if asked is not None and models.get(asked, asked) != asked:

@@ -1,10 +1,10 @@
-"""An endpoint that cannot be reached at all: the rows wait, and after a while the run ends.
+"""Outages, when an endpoint cannot be reached at all: rows wait, and after a while the run ends.
 
   up       -> down       a connection could not be made
-  down     -> up         anything came back
-  down     -> over       it lasted longer than is worth waiting for
+  down     -> up         any response arrived
+  down     -> over       the outage lasted too long to wait for its end
 
-A row is not blamed for an endpoint that is down: connection failures spend none of its retries.
+A row is not blamed for an endpoint that is down: connection failures use none of its retries.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 
 from redline.errors import Disconnected, TimedOut
 
-# A wrong address is noticed soon; a server that has answered before is given time to restart.
+# A wrong address should be noticed soon; a server that has answered before gets time to restart.
 _NEVER_ANSWERED_S = 5.0
 _ANSWERED_BEFORE_S = 300.0
 _FIRST_PAUSE_S = 0.25
@@ -21,7 +21,7 @@ _LONGEST_PAUSE_S = 15.0
 
 
 class Outage:
-    """The endpoint's reachability, from the results of its connection attempts.
+    """Whether the endpoint can be reached, judged by the results of its connection attempts.
 
     again_s: when to try the next connection; -inf while the endpoint is up.
     """
@@ -31,12 +31,12 @@ class Outage:
         self.again_s = -math.inf
         self._pause_s = _FIRST_PAUSE_S
         self._has_answered = False
-        self.is_up = False  # it has answered, and nothing has been refused since
+        self.is_up = False  # the endpoint has answered, and no connection has failed since
 
     def answered(self) -> bool:
-        """Records any response: a success, an error, a reset after the connection was made.
+        """Records any sign of the server: a success, an error, or a reset after connecting.
 
-        Returns True if that ends an outage.
+        Returns True if it ends an outage.
         """
         was_down = self._since_s is not None
         self._has_answered = self.is_up = True
@@ -46,9 +46,9 @@ class Outage:
         return was_down
 
     def refused(self, now_s: float) -> bool:
-        """Records a failed connection. Failures within one pause count as one.
+        """Records a failure to connect. Failures within one pause count as one.
 
-        Returns True if that begins an outage.
+        Returns True if it begins an outage.
         """
         self.is_up = False
         is_first = self._since_s is None

@@ -1,4 +1,4 @@
-"""Attempts that have to wait for something, which may be withdrawn until they are written."""
+"""The waits of attempts, which may be withdrawn until they are written."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 import msgspec
 
-# When an attempt began to wait, and when it got its slot, its place ahead, its connection and its
-# grant; None for each that it did not wait for.
+# The times at which an attempt began to wait, and got its slot, its place ahead, its connection and
+# its grant; None for each of these that it did not wait for.
 Marks = tuple[float | None, float | None, float | None, float | None, float | None]
 NO_MARKS: Marks = (None, None, None, None, None)
 
 
 class Wait(msgspec.Struct):
-    """The wait of an attempt: when it began, and when each of its parts was over.
+    """The wait of an attempt: when it began, and when each part of it was over.
 
-    task: the waiting task. cancelling: its pending cancellations when the wait began. The times are
-    those of Attempt.
+    task: the waiting task. cancelling: the task's pending cancellations when the wait began. The
+    times are those of `Attempt`.
     """
 
     task: asyncio.Task[Any]
@@ -31,20 +31,20 @@ class Wait(msgspec.Struct):
 
     @property
     def marks(self) -> Marks:
-        """The marks for an Attempt."""
+        """The five times, in the order of the fields of `Attempt`."""
         return (self.eligible_s, self.slot_s, self.ahead_s, self.connected_s, self.granted_s)
 
     def withdraw(self) -> None:
-        """Ends the attempt by cancelling its task, which gives back all that it holds.
+        """Ends the attempt by cancelling its task, which releases everything that it holds.
 
-        Once: the task takes back one cancellation.
+        Cancels only once, since the task undoes only one cancellation.
         """
         if not self.is_withdrawn:
             self.is_withdrawn = True
             self.task.cancel()
 
     def take_cancellation_back(self) -> bool:
-        """Undoes the cancellation by `withdraw`; False if there is none, or another as well."""
+        """Undoes the cancellation by `withdraw`; False if there was none, or also another one."""
         return self.is_withdrawn and self.task.uncancel() <= self.cancelling
 
 

@@ -1,4 +1,4 @@
-"""Reads from a request's body what it states about the tokens of its call."""
+"""Reads from a request's body how many tokens its call may use."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ OUTPUT_LIMITS = tuple(dict.fromkeys(name for api in APIS for name in api.output_
 _OF_OUTPUT = frozenset((*OUTPUT_LIMITS, "n", "best_of", "prompt"))
 # Long texts are judged by this many of their characters, which bounds the time.
 _MOST_CHARS = 4096
-# The fields that count answers, for a usual chat: it asks for one answer.
+# The fields that determine the number of answers: none in a usual chat, which asks for one answer.
 _ONE_ANSWER: dict[str, Any] = {}
 
 
 class Asked(msgspec.Struct, eq=False):
     """The tokens that one request asks for. Raises nothing.
 
-    name: the model's; empty if it is missing or not plausible. has_output: whether its API has
-    output tokens. drafts: answers that are billed. most_output: the maximum of each in tokens, None
-    if unstated. tokenizer: the last one that counted it. ids: tokens that the body gives as
-    numbers, set by `amounts`.
+    name: the model; empty if it is missing or not plausible. has_output: whether the API has output
+    tokens. drafts: the number of billed answers. most_output: the maximum of each answer in tokens,
+    None if the body has none. tokenizer: the last tokenizer that counted the prompt. ids: the
+    tokens that the body contains as numbers, set by `amounts`.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Asked(msgspec.Struct, eq=False):
         return None if isinstance(body, dict) else body.texts()
 
     def amounts(self, tokenizer: Tokenizer | None) -> tuple[float, ...]:
-        """Returns the amounts for the weights in use: those by token with a tokenizer."""
+        """Returns the amounts for the weights: _BY_TOKEN with a tokenizer, otherwise _BY_CLASS."""
         if not self._amounts or self.tokenizer is not tokenizer:
             body = self._body
             prompt = Prompt(body if isinstance(body, dict) else body.texts())
@@ -119,7 +119,7 @@ def kept_facts(request: Request) -> Chat | None:
 
 
 def _most_output(body: dict[str, Any]) -> int | None:
-    """Returns the maximum of one choice in tokens. Some servers take -1 for no maximum."""
+    """Returns the maximum of one choice in tokens. Some servers accept -1 as no maximum."""
     for name in OUTPUT_LIMITS:
         stated = body.get(name)
         if stated is not None and (most := number(stated)) is not None and most >= 0:

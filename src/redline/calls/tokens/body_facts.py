@@ -12,24 +12,24 @@ from redline.apis import drafts
 from redline.calls.tokens.prompt import DATA, MOST_VALUES
 from redline.waist import replacing_halves
 
-# Above the output limit of any model: a larger usage or maximum is taken for an error.
+# More than the output limit of any model: a larger usage or maximum is taken for an error.
 MOST_OUTPUT_TOKENS = 1_000_000
 LONGEST_NAME = 256
-# What servers that are lenient about types take for true.
+# The texts that servers which are lenient about types take as true.
 TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
-# The beginning of a list of prompts; that of one prompt in token ids begins with a number.
+# The beginning of a list of prompts; a single prompt of token ids begins with a number.
 _PROMPTS = re.compile(rb"\[\s*[^\s\d-]")
 _QUOTE = ord('"')
-# What DATA may begin with in JSON: itself, or an escape.
+# The first bytes that DATA may have in JSON: its first character, or an escape.
 _MAY_BE_DATA = DATA[:1].encode() + b"\\"
 
 _Most = Annotated[int, msgspec.Meta(ge=1, le=MOST_OUTPUT_TOKENS)]
 
 
 class BodyFacts(msgspec.Struct):
-    """The fields that redline reads from any body; the others are the endpoint's.
+    """The fields that redline reads from any body; the other fields concern only the endpoint.
 
-    prompt: its JSON as it is in the body.
+    prompt: the field's JSON as it is in the body.
     """
 
     model: str | None = None
@@ -47,15 +47,15 @@ class BodyFacts(msgspec.Struct):
 
     @property
     def is_deferred(self) -> bool:
-        """Whether the answer is fetched later; only /v1/responses has such answers."""
+        """Whether the answer must be fetched later; only /v1/responses has such answers."""
         return str(self.background).lower() in TRUE and not self.stream
 
     @property
     def most_tokens(self) -> int | None:
         """The maximum of one answer in tokens, 1 to MOST_OUTPUT_TOKENS; None if there is none.
 
-        Some servers take -1 for no maximum. Of two maxima the larger counts, since servers differ
-        in which one they take.
+        Some servers accept -1 as no maximum. If several maxima are given, the largest counts, since
+        servers differ in which of them they apply.
         """
         stated = (self.max_tokens, self.max_completion_tokens, self.max_output_tokens)
         most = max((one for one in stated if one is not None), default=0)
@@ -63,14 +63,14 @@ class BodyFacts(msgspec.Struct):
 
     @property
     def drafts(self) -> int:
-        """The number of answers that are billed."""
+        """The number of billed answers."""
         return drafts({"n": self.n, "best_of": self.best_of, "prompt": _prompts(self.prompt)})
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """One message of a body, decoded in part.
 
-    content: its JSON string as it is in the body; most readers do not need it.
+    content: the field's JSON as it is in the body; most readers do not need it decoded.
     """
 
     role: str
@@ -78,9 +78,9 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
-    """A usual chat: messages are texts, nothing else becomes tokens, and it asks for one answer.
+    """A usual chat: its messages are texts, no other field has tokens, and it asks for one answer.
 
-    The fields from temperature on change neither the prompt nor the number of answers.
+    The fields from `temperature` on affect neither the prompt nor the number of answers.
     """
 
     messages: Annotated[list[_Message], msgspec.Meta(max_length=MOST_VALUES)]
@@ -104,11 +104,11 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
         return 1
 
     def most_output(self) -> int | None:
-        """Returns the maximum of the answer that is stated, in tokens; None if none is."""
+        """Returns the maximum of the answer in tokens; None if the body has none."""
         return self.max_tokens or self.max_completion_tokens
 
     def texts(self) -> list[str]:
-        """Returns the messages' texts; "" for an invalid one, which the endpoint refuses."""
+        """Returns the messages' texts; "" for an invalid text, which the endpoint refuses."""
         return [_text(message.content) for message in self.messages]
 
 
@@ -147,7 +147,7 @@ def read_chat(raw: bytes) -> Chat | None:
 
 
 # The facts of a body that is not JSON in UTF-8, or is nested too deeply. A lenient endpoint may
-# find others in it: such a body must not be sent to one.
+# read other facts from such a body, so it must not be sent.
 NOT_JSON = BodyFacts()
 
 
@@ -165,9 +165,9 @@ def facts_of(raw: bytes) -> BodyFacts:
 
 
 def _valid_facts(raw: bytes) -> BodyFacts:
-    """Reads the fields that have the right types, from a body in which not all have."""
+    """Reads the fields with valid types from a body in which some fields have invalid types."""
     try:
-        # Checks the whole body: the next decoder stops at the start of one that is not an object.
+        # Checks the whole body: unless it is an object, the next decoder stops at its start.
         replacing_halves(_ANY.decode, raw)
         stated = replacing_halves(_STATED.decode, raw)
     except msgspec.ValidationError:
@@ -178,7 +178,7 @@ def _valid_facts(raw: bytes) -> BodyFacts:
     for field in _FIELDS:
         value = getattr(stated, field.name)
         try:
-            # Lenient servers read "5" as a number, too.
+            # Lenient servers also read "5" as a number.
             found[field.name] = msgspec.convert(value, field.type, strict=False)
         except msgspec.ValidationError:
             if field.name == "stream":
@@ -187,7 +187,7 @@ def _valid_facts(raw: bytes) -> BodyFacts:
 
 
 def _prompts(prompt: msgspec.Raw) -> list[msgspec.Raw] | None:
-    """The prompts of a list, as JSON; None for one prompt: a text, or token ids."""
+    """The prompts of a list, as JSON; None for a single prompt: a text, or token ids."""
     return _decode_list(prompt) if _PROMPTS.match(prompt) else None
 
 

@@ -1,7 +1,7 @@
 """Estimates of the tokens that a call will use, learned from the usage of replies.
 
-Input: a weighted sum of characters by class, messages, media and a constant; or with the count of
-an exact tokenizer in place of the characters. Output: see pending_outputs.py. Each model has its
+Input: a weighted sum of characters by class, messages, media and a constant; an exact tokenizer's
+count replaces the characters if there is one. Output: see pending_outputs.py. Each model has its
 own estimates. The difference from the true number is settled after the call.
 """
 
@@ -29,17 +29,17 @@ from redline.waist import Reply, Request
 # and Russian manual pages.
 FIRST_GUESS_ERROR = 0.2
 
-# OpenAI's chat format adds 4 tokens a message and 3 to begin the answer: 5 a message is right for
-# three of them. The constant may grow to what the server puts in front: a system prompt, or the
-# conversation that it keeps.
+# OpenAI's chat format adds 4 tokens per message and 3 to begin the answer: 5 per message is right
+# for three messages. The constant may grow to the tokens that the server adds: a system prompt, or
+# a conversation that it stores.
 _CONSTANT = Prior(0.0, 100.0, 200_000.0)
 _MESSAGE = Prior(5.0, 3.0, 100.0)
-# A 1024 x 1024 image in OpenAI's pricing: 85 + 4 tiles of 170. A PDF of 100 pages is a medium, too,
-# and may cost 200,000.
+# A 1024 x 1024 image in OpenAI's pricing: 85 + 4 tiles of 170. A PDF also counts as a medium; one
+# with 100 pages may cost 200,000.
 _MEDIA = Prior(765.0, 400.0, 200_000.0)
-# Tokens for each character of prompt.CLASSES. The first values are the least-squares fit to
-# English, code, JSON and CJK text under the tokenizers above, rounded. The deviations cover what
-# each kind would give by itself: in plain prose nearly all weight is on the spaces.
+# Tokens per character of each of prompt.CLASSES. The first values are the least-squares fit to
+# English, code, JSON and CJK text with the tokenizers above, rounded. The deviations cover the fits
+# to each kind of text alone: in plain prose nearly all weight is on the spaces.
 _BY_CLASS = (
     _CONSTANT,
     _MESSAGE,
@@ -55,11 +55,11 @@ _MESSAGE_BYTES = len('{"role":"","content":""},')
 _BY_TOKEN = (_CONSTANT, _MESSAGE, _MEDIA, Prior(1.0, 0.1, 2.0))
 # Long texts are estimated from this many of their characters, which bounds the time.
 _MOST_CHARS = 4096
-# Half the first guess for a letter, less for others, where tokenizers differ more.
-# Spaces and marks may come in runs that are one token.
+# Half the first guess for a letter, less for other classes, for which tokenizers differ more.
+# Spaces and marks have no minimum: a run of them may be a single token.
 _LEAST_LETTER, _LEAST_DIGIT, _LEAST_ACCENTED, _LEAST_WIDE = 0.12, 0.25, 0.1, 0.3
 
-# Above any model's context window: a larger usage is taken for an error.
+# More than any model's context window: a larger usage is taken for an error.
 _MOST_INPUT_TOKENS = 10_000_000
 _FIRST_OUTPUT_TOKENS = 256
 
@@ -67,14 +67,14 @@ _LEAST_VARIANCE = 1e-6
 
 _MODELS_KEPT = 32
 
-# Learning the input costs ten times as much as everything else at a call's end. So once it is
-# settled, one reply in eight teaches it.
+# Learning the input costs ten times as much as everything else at the end of a call. So once the
+# weights are settled, they learn from only one reply in eight.
 _SHARE = 1 / 8
-# A call that takes a bound needs no estimate, and may be one of thousands a second: learning from
-# all of them would cost as much as their limits. So one in this many is followed.
+# A call that reserves a bound needs no estimate, and there may be thousands a second: learning from
+# all of them would cost as much as their limits. So only this share of them is followed.
 _SHARE_OF_BOUNDS = 1 / 32
-# Multiples of the golden ratio fall evenly between whole numbers, and those of every n-th call do,
-# too: if rows of two kinds take turns, both teach.
+# Multiples of the golden ratio are spread evenly modulo 1, even those of every n-th call: if rows
+# of two kinds alternate, the weights learn from both.
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -88,13 +88,13 @@ class _Model:
         self._replies = 0
         self.tells_usage = False
         self.is_settled = False
-        # Upper bounds on the tokens of a chat's JSON: per byte, and in addition.
+        # Upper bounds on the tokens of a chat's JSON: per byte, and a constant in addition.
         self.most_per_byte, self.most_beside = 1.0, 0
         # The last result of `output`, and its arguments.
         self._output: tuple[Any, int, int | None, tuple[int, Spread]] | None = None
 
     def counts_reply(self, reply: Reply) -> bool:
-        """Counts a reply; True if the input is to be learned from it."""
+        """Counts a reply; True if the input weights should learn from it."""
         self.tells_usage = bool(reply.input_tokens)
         self._replies = replies = self._replies + 1
         return replies * _GOLDEN % 1 < _SHARE or not self.is_settled
@@ -106,7 +106,7 @@ class _Model:
         return found if found > 1 else 1
 
     def learn_input(self, asked: Asked, tokenizer: Tokenizer | None, used: int) -> None:
-        """Learns from a prompt that was `used` tokens."""
+        """Learns from a prompt that took `used` tokens."""
         weights = self.by_class if tokenizer is None else self.by_token
         weights.learn(asked.amounts(tokenizer), min(used, _MOST_INPUT_TOKENS) - asked.ids)
         self.is_settled = weights.is_settled
@@ -120,7 +120,7 @@ class _Model:
     def output(self, copies: int, most: int | None) -> tuple[int, Spread]:
         """Returns the expected tokens of the whole output, and the spread of the true number.
 
-        copies: the number of answers. most: the maximum of each in tokens, None if unstated.
+        copies: the number of answers. most: the maximum of each answer in tokens, None for none.
         """
         moments = self.outputs.moments
         known = self._output
@@ -133,10 +133,10 @@ class _Model:
         bound = MOST_OUTPUT_TOKENS if most is None else most
         mean = max(1.0, min(mean, bound))
         above = bound - mean
-        # A bounded variable has no larger variance (Bhatia and Davis 2000).
+        # The largest variance of a bounded variable (Bhatia and Davis 2000).
         variance = min(variance, mean * above)
         third = min(third, variance * above)
-        # Outputs that are all alike differ by the rounding errors of sums.
+        # The variance of equal outputs may not be 0, because of rounding errors in sums.
         is_certain = variance < _LEAST_VARIANCE
         spread = (
             CERTAIN if is_certain else Spread(variance * copies, third * copies, above * copies)
@@ -147,9 +147,9 @@ class _Model:
 
 
 class Sending(msgspec.Struct, frozen=True, eq=False):
-    """A call in flight: what it asks for, the model that learns from it, and its number in that.
+    """A call in flight: what it asks for, the estimates that learn from it, and its number there.
 
-    teaches: the input is learned from its reply in any case.
+    teaches: whether the input weights learn from its reply in any case.
     """
 
     asked: Asked | None
@@ -158,32 +158,32 @@ class Sending(msgspec.Struct, frozen=True, eq=False):
     teaches: bool = False
 
 
-# A call that teaches nothing.
+# For a call from which nothing is learned.
 UNFOLLOWED = Sending(None)
 
 
 class TokenEstimator:
     """Token estimates for the models of one endpoint. Synchronous and cheap; raises nothing.
 
-    may_block: waits up to 1.5 s, once per encoding, for a tokenizer to load; otherwise estimates
-    are made without it meanwhile.
+    may_block: whether to wait up to 1.5 s, once per encoding, for a tokenizer to load; otherwise
+    estimates are made without the tokenizer until it is loaded.
     """
 
     def __init__(self, tokenizers: Tokenizers = TOKENIZERS, *, may_block: bool = False) -> None:
         self._tokenizers = tokenizers
         self._may_block = may_block
-        # In order of use, the latest last.
+        # In order of use, the most recent last.
         self._models: dict[str, _Model] = {}
         self._unknown = _Model()
         self._bounds = 0  # calls sent with a bound
 
     def estimate(self, request: Request) -> Cost:
-        """Returns the expected tokens of a call of `request`, input and output each 1 or more.
+        """Returns the expected tokens of a call with `request`, input and output each 1 or more.
 
-        Output: the mean of the calls in flight, and its spread, so that a caller can reserve the
-        quantile of a sum of many calls; the quantiles of single calls add up to far more. Before
-        twenty replies, it is the request's own maximum; without one, the larger of 256 and the
-        largest reply so far. Embeddings have no output.
+        The output is the mean of the calls in flight, with its spread, so that a caller can reserve
+        a quantile of the sum of many calls; the quantiles of single calls add up to far more. Until
+        there are twenty replies, it is the request's own maximum; without a maximum, the larger of
+        256 and the largest output so far. Embeddings have no output.
         """
         asked = asked_of(request)
         if asked is None:
@@ -198,9 +198,10 @@ class TokenEstimator:
     def bound(self, request: Request, most: int) -> Cost | None:
         """Returns an estimate whose input is an upper bound (`Cost.is_bound`).
 
-        The estimate of the input is not above it either. It is found from the bytes of a chat, at a
-        fraction of an estimate's cost. None for a request whose bytes give no bound, for a model
-        that is not known well or reports no usage to settle the bound by, and above `most` tokens.
+        The input of `estimate` does not exceed the bound either. The bound is computed from the
+        bytes of a chat, at a fraction of the time that an estimate takes. None if the request is
+        not such a chat, if its model is not known well or reports no usage with which to settle the
+        bound, or if the result exceeds `most` tokens.
         """
         chat, raw = chat_of(request), request.raw
         if chat is None or raw is None or not api_of(request.url).has_output:
@@ -217,7 +218,7 @@ class TokenEstimator:
     def most(self, request: Request) -> Cost:
         """Returns the tokens charged by a provider that counts the whole maximum at admission.
 
-        Equals the estimate if the request states no maximum.
+        Equals the estimate if the request has no maximum.
         """
         cost, asked = self.estimate(request), asked_of(request)
         if asked is None or asked.most_output is None or not cost.output_tokens:
@@ -225,10 +226,10 @@ class TokenEstimator:
         return Cost(cost.input_tokens, asked.most_output * asked.drafts)
 
     def least(self, request: Request) -> int:
-        """Returns input tokens that the call surely costs, about half of the true number.
+        """Returns input tokens that the call costs at least, about half of the true number.
 
-        Nothing learned is used: it may come from another kind of row, and a row above the limit is
-        refused for good.
+        It uses nothing learned: that may come from another kind of row, and a row whose result is
+        above the limit is refused for good.
         """
         return _least(Prompt(request.body)) if isinstance(request.body, dict) else 1
 
@@ -239,9 +240,9 @@ class TokenEstimator:
         return 0.0 if is_exact else FIRST_GUESS_ERROR
 
     def begin(self, request: Request, *, teaches: bool = False) -> Sending:
-        """Records that a call of `request` is sent now; pass the result to `end`.
+        """Records that a call with `request` is sent now; pass the result to `end`.
 
-        teaches: the input is learned from its reply in any case.
+        teaches: whether the input weights learn from its reply in any case.
         """
         asked = asked_of(request)
         if asked is None:
@@ -250,9 +251,9 @@ class TokenEstimator:
         return Sending(asked, model, model.outputs.begin(), teaches)
 
     def begin_bound(self, request: Request) -> Sending:
-        """Records a call that reserved a bound, as `begin` does; UNFOLLOWED for all but 1 in 32.
+        """Records one in 32 calls that reserve a bound, as `begin` does; UNFOLLOWED for others.
 
-        If the usage of an unfollowed call is not within its bound, call `begin` for it then.
+        If the usage of an unfollowed call exceeds its bound, call `begin` for the call then.
         """
         self._bounds = bounds = self._bounds + 1
         if bounds * _GOLDEN % 1 >= _SHARE_OF_BOUNDS:
@@ -262,7 +263,7 @@ class TokenEstimator:
     def end(self, sending: Sending, reply: Reply | None, took_s: float) -> None:
         """Ends a call after `took_s` seconds and corrects the estimates by its reply's usage.
 
-        A usage that cannot be true (not positive, or far off) moves them little or not at all.
+        A usage that cannot be true (not positive, or far off) changes them little or not at all.
         """
         asked, model = sending.asked, sending.model
         if model is None or asked is None:

@@ -1,11 +1,12 @@
 """Linear weights, learned one observation at a time: a Kalman filter around a first guess.
 
-Recursive least squares with three changes. The deviation of each weight stays between a hundredth
-of its first one and three times it, so that old evidence fades and nothing drifts if nothing is
-observed. An observation counts by its relative error, so that long prompts do not
-outvote short ones. What lies more than 3 standard deviations off counts as 3 (Huber's rule), so
-that one false reading cannot carry the weights away; six of them in a row on one side are a change
-(another tokenizer, a prompt that the server adds), and then all is uncertain again.
+This is recursive least squares with three changes. The standard deviation of each weight stays
+between a hundredth of its first value and three times that value, so that old evidence fades but
+weights that are not observed do not drift. An observation counts by its relative error, so that
+long prompts do not outweigh short ones. An error of more than 3 standard deviations counts as 3
+(Huber's rule), so that one false reading cannot carry the weights away; six of them in a row on the
+same side mean a change (another tokenizer, a prompt that the server adds), after which all weights
+are uncertain again.
 """
 
 from __future__ import annotations
@@ -16,28 +17,25 @@ from operator import mul
 
 import msgspec
 
-# The share of a weight's first deviation by which it may drift from one reply to the next. On real
+# The share of its first deviation by which a weight may drift from one reply to the next. On real
 # text, 0.01 costs 0.1 % of accuracy compared to 0.0005, and 0.03 costs 0.5 %.
 _DRIFT = 0.01
 _OUTLIER_DEVIATIONS = 3.0
-# This many outliers in a row on the same side are no outliers: something has changed.
+# This number of outliers in a row on the same side means that something has changed.
 _BELIEVED_AFTER = 6
-# After a change the first guess counts for less: deviations are this many times the first ones.
+# After a change the first guess counts for less: deviations are the first ones times this factor.
 _CHANGED = 3.0
-# Relative deviation of single readings: learned, within 1 and 30 %.
+# The relative deviation of single readings: learned, between 1 and 30 %.
 _FIRST_NOISE, _LEAST_NOISE, _MOST_NOISE = 0.1, 0.01, 0.3
 _NOISE_RATE = 0.02
-# This many readings make weights as good as they become. Until then each one matters.
+# After this number of readings, weights no longer improve. Until then each reading matters.
 _ENOUGH = 256
-# Errors are relative to at least this many tokens: below it, one token more or less says little.
+# Errors are relative to at least this number of tokens: below it, one more token says little.
 _SMALLEST_SCALE = 10.0
 
 
 class Prior(msgspec.Struct, frozen=True):
-    """A weight before anything is learned, its standard deviation, and the most it may become.
-
-    The least it may become is 0.
-    """
+    """A weight's first value, its standard deviation, and its largest value; its smallest is 0."""
 
     first: float
     deviation: float
@@ -53,11 +51,11 @@ class Weights:
         self._drift = [(prior.deviation * _DRIFT) ** 2 for prior in priors]
         self._most_variance = [(prior.deviation * _CHANGED) ** 2 for prior in priors]
         self._noise = _FIRST_NOISE**2
-        self._streak = 0  # outliers in a row: above 0 too high, below 0 too low
+        self._streak = 0  # the number of outliers in a row: positive above, negative below
         self._open(1.0)
 
     def _open(self, factor: float) -> None:
-        """Sets every weight's deviation to `factor` times that before anything was learned."""
+        """Sets the deviation of each weight to its first deviation times `factor`."""
         self._readings = 0
         size = range(len(self._priors))
         self._covariance = [[0.0 for _ in size] for _ in size]
@@ -66,7 +64,7 @@ class Weights:
 
     @property
     def is_settled(self) -> bool:
-        """Whether 256 readings came since the last change, and the latest was not an outlier."""
+        """Whether 256 readings followed the last change, and the latest was not an outlier."""
         return self._readings >= _ENOUGH and not self._streak
 
     @property

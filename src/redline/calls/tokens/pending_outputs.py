@@ -1,9 +1,9 @@
 """Mean, variance and skewness of the outputs of calls in flight.
 
-Two things bias what the answers themselves show, if long answers take longer:
-  the first answers to come are the short ones    a call counts only once all calls that were sent
+If long answers take longer, completed answers give a biased picture, for two reasons:
+  the first answers to arrive are short           a call counts only once all calls that were sent
                                                   before it are over
-  what is in flight is longer than the average    each output is weighted by its time in flight, so
+  calls in flight are longer than the average     each output is weighted by its time in flight, so
                                                   the mean is that of the calls in flight
 """
 
@@ -20,7 +20,7 @@ _KEPT = 1 - 1 / _MEMORY
 _FIND_EVERY = 8
 # A call that never ends holds up at most this many others.
 _MOST_WAITING = 4096
-# A lognormal output of shape 1 has a skewness of 6; more comes from single outliers.
+# A lognormal output of shape 1 has a skewness of 6; a larger one comes from single outliers.
 _MOST_SKEWNESS = 6.0
 
 
@@ -28,13 +28,13 @@ class PendingOutputs:
     """The statistics of one model's outputs. Each call begins when it is sent, and ends once.
 
     moments: mean, variance and third central moment of an output; zeros until `is_known`. The mean
-    is 2 standard errors above the outputs' own: in a sum of many estimates single errors cancel
-    out, but an error of the mean does not. It is the same tuple as before if nothing has changed.
+    is 2 standard errors above that of the outputs: in a sum of many estimates, single errors cancel
+    out, but an error of the mean does not. The tuple is the same object until a moment changes.
     """
 
     def __init__(self) -> None:
         self._begun = 0
-        self._next = 0  # the first call that is not over
+        self._next = 0  # the number of the first call that is not over
         self._over: dict[int, tuple[int, float] | None] = {}
         self._counted = 0
         self._sums = (0.0, 0.0, 0.0, 0.0)  # of weight x output^0..3
@@ -60,7 +60,7 @@ class PendingOutputs:
         if number < ahead:
             return
         if number == ahead and not self._over:
-            # As nearly always when calls end in the order in which they were sent.
+            # The usual case if calls end in the order in which they were sent.
             self._next = ahead + 1
             if tokens is not None:
                 self._count(tokens, took_s)

@@ -1,4 +1,4 @@
-"""Hashes of a prompt's prefixes: equal for calls that could share a prefix cache."""
+"""Hashes of a prompt's prefixes, which are equal for calls that could share a prefix cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from redline.calls.tokens.asked import asked_of
 from redline.calls.tokens.prompt import DATA, MOST_VALUES, json_text
 from redline.waist import Request
 
-# A block of vLLM's cache has 16 tokens, and this is about four of them; a shorter shared prefix is
+# A block of vLLM's cache has 16 tokens, and this is about four blocks; a shorter shared prefix is
 # not worth a hash.
 _FIRST_CHARS = 256
 # Each prefix is an eighth longer than the last, so that 64 hashes cover any context window.
@@ -34,10 +34,10 @@ PREFIX_CHARS = _lengths()
 def prefixes_of(request: Request) -> tuple[int, ...]:
     """Returns hashes of the prefixes of the request's prompt, the shortest first; at most 64.
 
-    Two requests of one model whose prompts begin with the same PREFIX_CHARS[i] characters agree in
-    the items up to i. Prefixes longer than the prompt have no item. Each hash has 48 bits and is
-    keyed by a secret of this process, so that it reveals nothing about the text to others and
-    cannot be compared with another process's.
+    If the prompts of two requests to one model begin with the same PREFIX_CHARS[i] characters,
+    their items up to i are equal. Prefixes longer than the prompt have no item. Each hash has 48
+    bits and is keyed by a secret of this process, so that it reveals nothing about the text and
+    cannot be compared with the hashes of another process.
     """
     asked = asked_of(request)
     if asked is None:
@@ -66,16 +66,16 @@ def _hashes(model: str, texts: list[str]) -> tuple[int, ...]:
 
 
 def _texts(body: dict[str, Any]) -> list[str]:
-    """Returns the texts of a prompt of any form, in their order."""
+    """Returns the texts of a prompt of any form, in the order in which a model reads them."""
     todo: list[Any] = [body[name] for name in reversed(_FIELDS) if name in body]
     tools = body.get("tools")
-    # Chat templates put them first.
+    # Chat templates put the tools first.
     found, values_left = json_text(tools) if tools else [], MOST_VALUES
     while todo and values_left > 0:
         values_left -= 1
         value = todo.pop()
         if isinstance(value, str):
-            # An image counts by its URL: the same URL is the same prompt.
+            # An image is represented by its URL: the same URL means the same prompt.
             found.append(value)
         elif isinstance(value, dict):
             parts = [part for name, part in value.items() if name in _TEXTS or _holds(part)]
@@ -89,5 +89,5 @@ def _texts(body: dict[str, Any]) -> list[str]:
 
 
 def _holds(value: Any) -> bool:
-    """Whether a field's value may hold more of the prompt, as a list of parts does."""
+    """Whether a field's value may contain more of the prompt, as a list of parts does."""
     return isinstance(value, (dict, list)) or (isinstance(value, str) and value.startswith(DATA))

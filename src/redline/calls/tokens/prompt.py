@@ -12,9 +12,9 @@ from redline.apis import APIS, PLAIN
 _TEXT_FIELDS = frozenset(name for api in (*APIS, PLAIN) for name in api.texts)
 _JSON_FIELDS = frozenset(name for api in (*APIS, PLAIN) for name in api.as_json)
 _BESIDE_MESSAGES = (_TEXT_FIELDS | _JSON_FIELDS) - {"messages"}
-# The beginning of a URL that contains an image or a file itself.
+# The beginning of a URL that itself contains an image or a file.
 DATA = "data:"
-# Fields whose strings name the kind of a part, and are not text.
+# Fields whose strings are the kind of a part, and not text.
 _LABELS = frozenset({"role", "type"})
 _MEDIA_TYPES = frozenset(
     {
@@ -22,15 +22,15 @@ _MEDIA_TYPES = frozenset(
         *("video_url", "file", "input_file", "document_url"),
     }
 )
-# An embeddings call may have 2,048 inputs. Beyond this many values a body is not read further,
-# which also ends a list that holds itself.
+# At most this number of values of a body is read, which also stops at a list that contains itself.
+# An embeddings call may have 2,048 inputs.
 MOST_VALUES = 50_000
-# Pieces of a long text that represent the whole. Eight, evenly spread, cover a prompt's
+# The number of pieces that represent a long text. Eight, evenly spread, cover a prompt's
 # instructions, its documents and its end.
 _PIECES = 8
 
 # The classes of characters that `Prompt.classes` counts, in this order; each has a weight. Spaces
-# are counted apart from letters since most words are one token however long.
+# are counted separately from letters, since most words are one token whatever their length.
 CLASSES = ("letters", "spaces", "digits", "marks", "accented", "wide")
 _SPACE, _DIGIT, _MARK, _ACCENTED, _WIDE, _TAIL = b" 0.aw-"
 _LETTERS = ascii_letters.encode()
@@ -40,8 +40,8 @@ def _class_of(byte: int) -> int:
     """Returns the class of one byte of UTF-8 that is not an ASCII letter.
 
     A lead byte represents its character. 0xC2-0xDF lead U+0080-U+07FF: accented Latin, Greek,
-    Cyrillic, Hebrew, Arabic. 0xE2 leads U+2000-U+2FFF: quotes, dashes and symbols. The others
-    lead Indic and Thai, CJK, and emoji, which take about a token a character or more.
+    Cyrillic, Hebrew, Arabic. 0xE2 leads U+2000-U+2FFF: quotes, dashes and symbols. Other lead bytes
+    are for Indic and Thai, CJK, and emoji, which take about one token per character or more.
     """
     if byte < 0x80:
         return _SPACE if byte == 0x20 else _DIGIT if 0x30 <= byte <= 0x39 else _MARK
@@ -56,7 +56,7 @@ _CLASS_OF = bytes(map(_class_of, range(256)))
 
 
 def json_text(value: Any) -> list[str]:
-    """Returns the value as JSON; nothing if it has no JSON form: such a call is refused."""
+    """Returns the value as JSON; an empty list if it has no JSON form: such a call is refused."""
     try:
         return [msgspec.json.encode(value).decode()]
     except (TypeError, ValueError, RecursionError):
@@ -67,16 +67,17 @@ def is_media(part: dict[str, Any]) -> bool:
     """Whether a part of a message is an image, a sound, a video or a file."""
     kind = part.get("type")
     if kind == "document":
-        # Anthropic's. It may also hold a text, or parts.
+        # Anthropic's type, which may also contain a text, or parts.
         source = part.get("source")
         return isinstance(source, dict) and source.get("type") not in ("text", "content")
     return isinstance(kind, str) and kind in _MEDIA_TYPES
 
 
 class Prompt:
-    """The parts of one body, or of messages that consist of these texts alone.
+    """The parts of a body that become tokens.
 
-    length: characters in all texts. ids: tokens given as numbers.
+    body: the decoded body, or the texts of its messages if it has no other parts. length:
+    characters in all texts. ids: tokens given as numbers.
     """
 
     __slots__ = ("ids", "length", "media", "messages", "texts")
@@ -110,7 +111,7 @@ class Prompt:
         self.length = sum(map(len, texts))
 
     def _found(self, body: dict[str, Any]) -> list[Any]:
-        """Returns the fields of a body that may hold texts; adds those that count as JSON."""
+        """Returns the values of fields that may contain texts; adds fields that count as JSON."""
         found = []
         for name, value in body.items():
             if name in _TEXT_FIELDS:
@@ -140,7 +141,7 @@ class Prompt:
         if "role" in value:
             self.messages += 1
         if "type" in value and is_media(value):
-            # Its base64 text, or its URL, says nothing about its cost.
+            # The base64 text or URL of a medium says nothing about its cost.
             self.media += 1
             return
         for name, item in value.items():
@@ -163,7 +164,7 @@ class Prompt:
             return self.texts[0] if len(self.texts) == 1 else "".join(self.texts)
         piece, stride = most_chars // _PIECES, self.length / _PIECES
         found: list[str] = []
-        # One piece in the middle of each stride; it continues into the next texts.
+        # One piece in the middle of each stride; a piece may continue into the next texts.
         middle, missing, offset = stride / 2, piece, 0
         begin = int(middle - piece / 2)
         for text in self.texts:

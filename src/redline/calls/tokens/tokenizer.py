@@ -1,7 +1,7 @@
 """Exact tokenizers, if tiktoken and its files are on this machine; never from the network.
 
-tiktoken keeps an encoding's file in a folder of its own, and downloads a missing or damaged one. So
-an encoding is loaded only if its file exists and is whole.
+tiktoken stores the file of an encoding in a folder, and downloads a missing or damaged file. So an
+encoding is loaded only if its file exists and is undamaged.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 from redline.calls.tokens.prompt import Prompt
 
-# Tokenizing blocks the event loop for 50 to 300 us per KB. Longer texts are sampled.
+# Longer texts are sampled: tokenizing blocks the event loop for 50 to 300 us per KB.
 _MOST_CHARS = 4096
 # The most model names that are looked up; further models are estimated without a tokenizer.
 _MOST_MODELS = 64
-# The file that tiktoken reads an encoding from: its name, the SHA-1 of the address that it is
-# downloaded from, and its SHA-256, both as in tiktoken_ext/openai_public.py. OpenAI serves no model
-# of the encodings that are left out.
+# The file from which tiktoken reads each encoding: its name, which is the SHA-1 of its download
+# address, and its SHA-256, both as in tiktoken_ext/openai_public.py. No model that OpenAI serves
+# uses the encodings that are left out.
 _O200K = (
     "fb374d419588a4632f3f557e76b4b70aebbca790",
     "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
@@ -36,14 +36,14 @@ FILES = {
     "o200k_base": _O200K,
     "o200k_harmony": _O200K,
 }
-# A broken install, an unknown model, a missing or damaged file, another version's layout.
+# Raised for a broken installation, an unknown model, a missing or damaged file, or another version.
 _REASONS = (
     ImportError, LookupError, OSError, ValueError, TypeError, AttributeError, AssertionError,
 )  # fmt: skip
 
 
 class Tokenizer:
-    """A tokenizer that counts by `encode`, which returns the tokens of a text."""
+    """Counts tokens. encode: returns the tokens of a text."""
 
     def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:
         self._encode = encode
@@ -51,7 +51,7 @@ class Tokenizer:
     def count(self, prompt: Prompt) -> float:
         """Counts the tokens of the prompt's texts; extrapolates above 4,096 characters.
 
-        Texts are joined, so each border between two may add or lose a token.
+        Texts are joined, so each boundary between two texts may add or lose a token.
         """
         if not prompt.length:
             return 0.0
@@ -60,7 +60,7 @@ class Tokenizer:
 
 
 class Tokenizers:
-    """Tokenizers by model. Loaded in a thread, in 0.3 to 1.5 s each, and shared by all callers."""
+    """Tokenizers by model, loaded in a thread in 0.3 to 1.5 s each, and shared by all callers."""
 
     def __init__(self) -> None:
         self._by_model: dict[str, Tokenizer | None] = {}
@@ -72,7 +72,7 @@ class Tokenizers:
     def find(self, model: str, *, may_block: bool = False) -> Tokenizer | None:
         """Returns the model's tokenizer; None if there is none or it is still being loaded.
 
-        may_block: waits for it. Raises nothing.
+        may_block: whether to wait until it is loaded. Raises nothing.
         """
         if model in self._by_model or len(self._by_model) >= _MOST_MODELS:
             return self._by_model.get(model)
@@ -83,8 +83,8 @@ class Tokenizers:
         if may_block:
             self._load(model)
             return self._by_model.get(model)
-        # One thread at a time: for another model, a later call starts the next thread. It is not a
-        # daemon: ending the process inside a foreign library's code could crash it.
+        # One thread at a time: for another model, a later call starts the next thread. The thread
+        # is not a daemon: ending the process inside a foreign library's code could crash it.
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._load, args=(model,), name="tokenizer")
             self._thread.start()
@@ -98,7 +98,7 @@ class Tokenizers:
     def _loaded(self, model: str) -> Tokenizer | None:
         try:
             names: Any = importlib.import_module("tiktoken.model")
-            # Routers put the provider in front: `openai/gpt-4o`.
+            # Routers put the provider's name first: `openai/gpt-4o`.
             name = names.encoding_name_for_model(model.rpartition("/")[2])
             if name not in self._by_encoding:
                 _check_file(name)
@@ -114,13 +114,13 @@ TOKENIZERS = Tokenizers()
 
 def _check_file(encoding: str) -> None:
     """Raises one of _REASONS unless tiktoken can read the encoding without a download."""
-    # Imported here: it brings modules for archives, which no start of a command needs.
+    # Imported here: it imports modules for archives, which the start of a command does not need.
     from tempfile import gettempdir
 
     name, digest = FILES[encoding]
     folder = os.path.join(gettempdir(), "data-gym-cache")
     for variable in ("DATA_GYM_CACHE_DIR", "TIKTOKEN_CACHE_DIR"):
         folder = os.environ.get(variable, folder)
-    # With an empty variable, tiktoken keeps no files.
+    # If the variable is empty, tiktoken stores no files.
     if not folder or hashlib.sha256(Path(folder, name).read_bytes()).hexdigest() != digest:
         raise LookupError(f"the file of {encoding} is missing or damaged")

@@ -11,13 +11,13 @@ from redline.calls.tokens.asked import OUTPUT_LIMITS
 from redline.calls.tokens.prompt import is_media
 from redline.waist import Request
 
-# What a chat template puts around all messages: 3 tokens in OpenAI's, 20 to 50 if a model's own
-# has a default system prompt or a date. Around each message it puts 3 to 10, and the JSON of an
-# empty message has 28 bytes.
+# The tokens that a chat template adds around all messages: 3 in OpenAI's template, 20 to 50 in a
+# model's own template with a default system prompt or a date. Around each message a template adds 3
+# to 10 tokens, but the JSON of an empty message has 28 bytes.
 FRAME_TOKENS = 64
-# Anthropic puts 264 to 530 tokens before the definitions of tools.
+# Anthropic adds 264 to 530 tokens before the definitions of tools.
 _TOOLS_TOKENS = 1000
-# The largest image that OpenAI takes costs 48,169 tokens with gpt-4o-mini, and 1,445 with gpt-4o.
+# The largest image that OpenAI accepts costs 48,169 tokens with gpt-4o-mini, 1,445 with gpt-4o.
 _MEDIA_TOKENS = 50_000
 _MEDIA_WORDS = (b"image", b"audio", b"video", b"file", b"document")
 
@@ -25,8 +25,8 @@ _MEDIA_WORDS = (b"image", b"audio", b"video", b"file", b"document")
 class Worst(NamedTuple):
     """The most tokens that a request can use.
 
-    output_tokens: None if the request states no maximum. may_write: the request asks the provider
-    to keep some of the input in its cache.
+    output_tokens: None if the request has no maximum. may_write: whether the request asks the
+    provider to cache some of the input.
     """
 
     input_tokens: int
@@ -43,7 +43,7 @@ def worst_of(request: Request) -> Worst:
     """
     body = request.body
     raw = msgspec.json.encode(body)
-    # Checked before media are removed, since they may have one, too.
+    # Checked before media are removed, since they may also have the field.
     may_write = b'"cache_control"' in raw
     media = 0
     if any(word in raw for word in _MEDIA_WORDS):
@@ -64,7 +64,7 @@ def _most_output(url: str, body: dict[str, Any]) -> int | None:
         return 0
     limits = [number(body[name]) for name in OUTPUT_LIMITS if body.get(name) is not None]
     stated = [most for most in limits if most is not None and most >= 0]
-    # Some servers take -1 for no maximum.
+    # Some servers accept -1 as no maximum.
     if not stated or len(stated) < len(limits):
         return None
     return max(1, *stated) * drafts(body)

@@ -1,11 +1,11 @@
-"""Short answers of a known form, read by one regular expression.
+"""Reads short responses of a known form with one regular expression.
 
-A server lays out the heads of its answers alike. Once llhttp has read one, others of the same form
-are read here in a third of the time: the same names in the same order, each value on its line, one
-Content-Length, and a body that has this length and ends where the read ends.
+The heads of a server's responses are usually alike. Once llhttp has read one, others of the same
+form are read here in a third of the time: the same names in the same order, each value on its line,
+one Content-Length, and a body that has this length and ends where the read ends.
 
-A form is strict: llhttp would read what it matches in the same way. Anything else goes to llhttp,
-which decides whether it is valid.
+A form is strict: llhttp would read everything that the form matches in the same way. Anything else
+goes to llhttp, which decides whether it is valid.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 _STATUS_LINE = "HTTP/1.1 200 OK\r\n"
-# Printable text without a blank at either end, which llhttp might strip or keep.
+# Printable text without whitespace at either end, which llhttp might strip or keep.
 _VALUE = "([!-~\x80-\xff][\t -~\x80-\xff]*+(?<![\t ]))"
 _LENGTH = b"content-length"
 # With one of these headers, llhttp decides how the connection or the body continues.
@@ -26,13 +26,13 @@ _FRAMING = frozenset(
     )
 )
 _KEPT = (b"connection", b"keep-alive")
-# Heads of usual servers have at most 4 KB, and a server has a few forms.
+# The heads of usual servers have at most 4 KB, and a server has only a few forms.
 _MOST_NAME_BYTES = 2048
 _MOST_FORMS = 64
 
 
 class AnswerForm:
-    """The layout that answers of one form share. names: their headers' names, as sent."""
+    """The layout that responses of one form share. names: the names of the headers, as sent."""
 
     def __init__(self, names: Sequence[bytes]) -> None:
         lower = [name.lower() for name in names]
@@ -50,7 +50,7 @@ class AnswerForm:
         self._length_at = lower.index(_LENGTH)
 
     def read(self, data: bytes) -> tuple[dict[str, str], bytes] | None:
-        """Returns headers, by lower-case names, and body; None for data of another form."""
+        """Returns the headers, by lower-case names, and the body; None for data of another form."""
         match = self._match
         found = match(data)
         if found is None:
@@ -61,12 +61,12 @@ class AnswerForm:
             return None
         # No value contains a line break.
         texts = b"\n".join(values).decode("latin-1").split("\n")
-        # As many as there are groups; `strict` would take half as long again.
+        # There is one text per group; `strict` would take half as long again.
         return dict(zip(self._names, texts)), body  # noqa: B905
 
 
 def form_of(pairs: Sequence[tuple[bytes, bytes]]) -> AnswerForm | None:
-    """Returns the form of answers with these headers, in this order; None if there is none."""
+    """Returns the form of responses with these headers in this order; None if there is none."""
     names = tuple(name for name, _ in pairs)
     lower = {name.lower() for name in names}
     kept = [(name.lower(), value.lower()) for name, value in pairs if name.lower() in _FRAMING]

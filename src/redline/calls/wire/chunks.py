@@ -1,16 +1,16 @@
 """The chunks of a body on the wire (RFC 9112, 7.1): a line with the size, and the bytes.
 
-Only chunks without extensions are read here, as most servers write them. llhttp reads all others,
-and decides whether they are valid.
+Only chunks without extensions, which most servers send, are read here. llhttp reads all others and
+decides whether they are valid.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-# The end of a chunk that ends an event. No size line ends so, since it would be empty.
+# The end of a chunk that ends an event. A size line cannot end like this, since it would be empty.
 CHUNK_END = b"\n\n\r\n"
-# A chunk of 64 KiB has five.
+# The size of a chunk of 64 KiB has five.
 _MOST_DIGITS = 5
 _AROUND_BYTES = len(b"\r\n\r\n")
 
@@ -19,7 +19,7 @@ _AROUND_BYTES = len(b"\r\n\r\n")
 def size_line(whole_bytes: int) -> bytes | None:
     """Returns the size line of a chunk of `whole_bytes` on the wire; None if no chunk is that long.
 
-    The number is in lower case.
+    The hexadecimal number is in lower case.
     """
     for digits in range(1, _MOST_DIGITS + 1):
         size = whole_bytes - _AROUND_BYTES - digits

@@ -1,20 +1,21 @@
-"""One keep-alive HTTP/1.1 connection: requests are written as bytes, answers parsed by llhttp.
+"""One keep-alive HTTP/1.1 connection: requests are written as bytes, responses parsed by llhttp.
 
-  state     meaning                                        may turn to
+  state     meaning                                        may change to
   idle      it is up and has no exchange                   due, closed
-  due       it has an exchange, and nothing is written     waiting, idle, closed
+  due       it has an exchange, but nothing is written     waiting, idle, closed
   waiting   the request is written                         head, done, closed
-  head      the answer's first bytes have arrived          body, closed
-  body      its headers are read                           done, closed
-  done      the answer is whole                            idle, closed
+  head      the response's first bytes have arrived        body, closed
+  body      the response's headers are read                done, closed
+  done      the response is complete                       idle, closed
   closed    it can no longer be used
 
-A short answer of a form that the connection has seen is read in one go, from waiting to done; see
-answer_form.py. Chunks of a relayed stream may be passed on as they came. llhttp reads all others.
+A short response of a form that the connection has seen is read in one step, from waiting to done;
+see answer_form.py. Chunks of a relayed stream may be passed on unchanged. llhttp reads everything
+else.
 
-Bytes that a server sends without a request, or after its answer, end the connection: the next
-answer on it could be another request's. Before a request is written, the socket is polled for such
-bytes once more.
+Bytes that a server sends without a request, or after its response, end the connection: the next
+response on it could belong to another request. Before a request is written, the socket is polled
+for such bytes once more.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ from redline.inflate import BadCompressionError, Inflate
 
 # The most bytes before a body, or between its chunks; usual servers send far less (nginx: 8 KB).
 MOST_HEADER_BYTES = 128 * 1024
-# Interim answers (1xx) before the final one; a server that sends them without end is cut off.
+# The most interim responses (1xx) before the final one, in case a server sends them endlessly.
 _MOST_INTERIM = 32
-# With more streamed bytes than this unread by their reader, the socket is not read.
+# The socket is not read while the reader of a stream has more than this number of bytes to take.
 _MOST_WAITING_BYTES = 256 * 1024
 # The event loops read this much at once (uvloop; asyncio 262,144).
 _FULL_READ_BYTES = 256_000
-# A longer body is written in parts of this size, each once the server has taken most of those
-# before: the event loops copy all that the socket does not take, and TLS encrypts it, at once.
+# A longer body is written in parts of this size, each once the server has taken most of the parts
+# before. Otherwise the event loop would at once copy, and TLS encrypt, all that the socket does not
+# take.
 _PART_BYTES = 256 * 1024
-# Stop learning forms from a server that lays out its answers in ever new ways.
+# After this number of forms, stop learning: the server may lay out each response differently.
 _MOST_FORMS = 8
 _NOTHING = memoryview(b"")
 
@@ -56,10 +58,11 @@ _NOTHING = memoryview(b"")
 class Connection(asyncio.Protocol):
     """A connection with one exchange at a time. on_lost: called once, when it becomes unusable.
 
-    is_used: a request has been written on it. is_kept, asked, last_asked, last_answer: see Kept.
-    unasked: bytes that the server sent while no request was open. is_done: the answer is whole, or
-    no request was written. body: the body of a whole answer that is not streamed, None before.
-    is_stale: it was closed before a request could be written on it. fd: its socket's, -1 for none.
+    is_used: whether a request has been written on it. is_kept, asked, last_asked, last_answer: see
+    Kept. unasked: bytes that the server sent while no request was open. is_done: whether the
+    response is complete, or no request was written. body: the body of a complete response that is
+    not streamed; None before. is_stale: whether it was closed before a request could be written on
+    it. fd: the file descriptor of its socket, -1 for none.
     """
 
     # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).
@@ -86,7 +89,7 @@ class Connection(asyncio.Protocol):
         self._form: AnswerForm | None = None
         self._forms_left = _MOST_FORMS
         self._short_bytes = min(LONG_BYTES, self._most_bytes)
-        # The alarm of the exchange; the connection keeps it, so that no call has to make one.
+        # The alarm of the exchange; the connection keeps it, so that no call has to create one.
         self._alarm = Deadline(stops, self.time_is_up)
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -98,17 +101,17 @@ class Connection(asyncio.Protocol):
         self._has_unread = False
         self._is_reusable = True
         self._is_lost = False
-        self._unwritten = _NOTHING  # of a long body
-        self._is_clogged = False  # the transport holds enough for now
+        self._unwritten = _NOTHING  # the rest of a long body
+        self._is_clogged = False  # the transport has asked to pause writing
         self.is_stale = False
-        self._due: Exchange | None = None  # the exchange whose request is to be written
+        self._due: Exchange | None = None  # the exchange whose request is not yet written
         self.is_used = self.is_kept = False
         self.asked: Trace = b""
         self.last_asked: Trace = b""
         self.last_answer: Trace | None = None
         self.unasked = b""
         self.headers: Mapping[str, str] = {}
-        self.status = 0  # of the exchange's answer; 0 until its headers are here
+        self.status = 0  # of the response; 0 until its headers have arrived
         self.is_done = True
         self.body: bytes | None = None
         self._pairs: list[tuple[bytes, bytes]] = []
@@ -116,38 +119,38 @@ class Connection(asyncio.Protocol):
         self._interim = 0
         self._parts: list[bytes] = []
         self._size = 0  # of the body so far
-        self._waiting = 0  # bytes of it that the reader of a stream has not taken
+        self._waiting = 0  # bytes of the body that the reader of a stream has not taken
         self._inflate: Inflate | None = None
         self._is_paused = False
         self._is_streamed = False
-        self._is_between_chunks = False  # of a streamed body, and nothing of the next has come
-        # Passes on what comes next, if that is whole chunks of a known form.
+        self._is_between_chunks = False  # of a streamed body, and nothing of the next has arrived
+        # Passes on the next bytes, if they are whole chunks of a known form.
         self._take_chunks: Callable[[bytes], int] | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether a request may be written: it is up, and no unrequested bytes have come."""
+        """Whether a request may be written: it is up, and has received no unrequested bytes."""
         return not self._is_lost and not (self.is_used and unread((self,)))
 
     @property
     def has_head(self) -> bool:
-        """Whether the headers of the exchange's answer have arrived."""
+        """Whether the headers of the exchange's response have arrived."""
         return self.status != 0
 
     def open(self, exchange: Exchange, is_streamed: bool) -> asyncio.Future[None]:
-        """Ties the connection to an exchange, which `leave` begins.
+        """Assigns the connection to an exchange, which `leave` begins.
 
-        Returns a future that is done once the answer is whole, or once its headers have arrived if
-        is_streamed, or once the exchange fails.
+        Returns a future that is done once the response is complete, or once its headers have
+        arrived if is_streamed, or once the exchange fails.
         """
         self._exchange = self._due = exchange
         self._is_streamed = is_streamed
-        # A loop's `create_future` takes twice as long.
+        # The loop's `create_future` takes twice as long.
         waiter = self._waiter = asyncio.Future()
         return waiter
 
     def was_due(self, due_s: float) -> None:
-        """Records since when the request has waited for results that are being saved."""
+        """Records since when the request has waited for results to be saved."""
         if self._due is not None:
             self._due.was_due(due_s)
 
@@ -156,12 +159,12 @@ class Connection(asyncio.Protocol):
         self._has_unread = True
 
     def leave(self) -> None:
-        """Stamps and writes the request of its exchange, unless the exchange has been given up.
+        """Records the send time and writes the request, unless the exchange has been given up.
 
-        If the exchange raises an error, it is passed on, and the request is not written.
+        If the exchange raises an error, the error is passed on, and the request is not written.
         """
         exchange, waiter = self._due, self._waiter
-        # A cancelled task continues only in the next turn of the loop; its waiter is done already.
+        # A cancelled task continues only in the next turn of the loop, but its waiter is done now.
         if exchange is None or waiter is None or waiter.done():
             return
         self._due = None
@@ -202,7 +205,7 @@ class Connection(asyncio.Protocol):
             self._write_on()
 
     async def whole(self) -> bytes:
-        """Waits for the whole body of the answer and returns it. Raises CallError."""
+        """Waits for the whole body of the response and returns it. Raises CallError."""
         while not self.is_done:
             await self._change()
         if self._error is not None:
@@ -218,14 +221,14 @@ class Connection(asyncio.Protocol):
         parts.clear()
 
     async def head(self) -> None:
-        """Waits for the headers of the answer. Raises CallError."""
+        """Waits for the headers of the response. Raises CallError."""
         if self._error is not None:
             raise self._error
         while not self.has_head:
             await self._change()
 
     async def chunk(self) -> bytes:
-        """Returns the body received since the last chunk; empty at its end. Raises CallError."""
+        """Returns the next part of the body; empty at the body's end. Raises CallError."""
         parts = self._parts
         while not parts and not self.is_done:
             await self._next_change()
@@ -239,13 +242,13 @@ class Connection(asyncio.Protocol):
         return chunk
 
     def rest(self) -> None:
-        """Stops streaming: the whole body is wanted after all."""
+        """Stops streaming: the body must be read as a whole after all."""
         self._is_streamed = False
         self._resume()
 
     def release(self) -> bool:
         """Ends the exchange; returns whether another one may follow."""
-        # Its alarm may still ring, but then ends nothing.
+        # The exchange's alarm may still ring, but then ends nothing.
         self._exchange = self._waiter = self.body = None
         if self._error is not None:
             self._error = self._refusal = None
@@ -257,7 +260,7 @@ class Connection(asyncio.Protocol):
             and self.is_done
             and transport is not None
             and not (self._is_paused or transport.is_closing())
-            # Otherwise the server has answered without having read all of the request.
+            # Otherwise the server has responded without having read the whole request.
             and not (self._unwritten or transport.get_write_buffer_size())
         )
 
@@ -267,12 +270,12 @@ class Connection(asyncio.Protocol):
         size, self._size, self._waiting = self._size, 0, 0
         if size > LONG_BYTES:
             if self.is_done and not self._is_streamed:
-                # It was paused by the read that also ended it.
+                # The read that ended the body also paused the connection.
                 self._resume()
             self._intake.leave(self)
 
     def fail(self, error: CallError) -> None:
-        """Ends the exchange with `error`, and the connection, unless the answer is whole."""
+        """Ends the exchange with `error`, and the connection, unless the response is complete."""
         if self.is_done:
             return
         if self._error is None:
@@ -289,13 +292,13 @@ class Connection(asyncio.Protocol):
         """Closes the connection at once."""
         self._is_reusable = False
         if self._transport is not None:
-            # If its event loop is closed, so is its socket, once nothing refers to it.
+            # If the event loop is closed, the socket is closed once nothing refers to it.
             with suppress(RuntimeError):
                 self._transport.abort()
         self._lose()
 
     def pause(self) -> None:
-        """Pauses reading, since other answers leave no room. A stream's reader paces itself."""
+        """Pauses reading, since other answers leave no memory; streams pause by themselves."""
         exchange = self._exchange
         if exchange is None or self.is_done or self._is_streamed or self._is_paused:
             return
@@ -317,7 +320,7 @@ class Connection(asyncio.Protocol):
             raise self._error
 
     def _next_change(self) -> asyncio.Future[None]:
-        """Returns a future of the next change, which may be an error; raises a present one."""
+        """Returns a future of the next change, which may be an error; raises an existing error."""
         if self._error is not None:
             raise self._error
         waiter = self._waiter
@@ -344,14 +347,14 @@ class Connection(asyncio.Protocol):
     def _lose(self) -> None:
         if not self._is_lost:
             self._is_lost, self._is_reusable = True, False
-            self.fd = -1  # the next connection may get its number
+            self.fd = -1  # the next connection may get the same descriptor
             self._unwritten = _NOTHING
             self.is_stale = self.is_stale or self._due is not None
             self._wake()
             self._alarm.leave()
             self._on_lost(self)
 
-    # What the event loop calls.
+    # The event loop calls these.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not asyncio's classes, but have the same methods.
@@ -376,7 +379,7 @@ class Connection(asyncio.Protocol):
         if exchange.first_byte_s is not None:
             take_chunks = self._take_chunks
             if take_chunks is not None and self._size < self._most_bytes:
-                # llhttp does not see these bytes: after them, too, it would be between two chunks.
+                # llhttp does not see these bytes; after them, it would again be between two chunks.
                 taken = take_chunks(data)
                 if taken:
                     self._size += taken
@@ -408,7 +411,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if self.is_done:
-                # The server sent more than its answer.
+                # The server sent more than its response.
                 self._is_reusable = False
                 self.unasked = data
                 return
@@ -417,16 +420,16 @@ class Connection(asyncio.Protocol):
             if self.is_done:
                 self._bare_bytes = 0
                 if size_bytes >= _FULL_READ_BYTES:
-                    # The socket may hold further bytes, which have not been checked.
+                    # The socket may have further bytes, which have not been checked.
                     self._is_reusable = False
             elif self._bare_bytes > MOST_HEADER_BYTES:
                 self.fail(_too_long_headers())
-            # After the chunk, a part of the next size line may have come.
+            # A part of the next size line may have arrived after the chunk.
             elif self._is_between_chunks and data.endswith(CHUNK_END):
                 self._find_taker()
 
     def _find_taker(self) -> None:
-        """Looks for a function that passes on the next chunks, unless earlier bytes wait."""
+        """Gets the function that passes on the next chunks, unless earlier bytes are unread."""
         exchange = self._exchange
         if exchange is None or exchange.chunk_taker is None:
             return
@@ -434,7 +437,7 @@ class Connection(asyncio.Protocol):
             self._take_chunks = exchange.chunk_taker()
 
     def _learn_form(self, data: bytes) -> None:
-        """Learns the form of an answer that came whole in one read, for the next ones."""
+        """Learns the form of a response that came whole in one read, to read later ones."""
         if self._is_reusable and self.body is not None and len(data) <= self._short_bytes:
             self._forms_left -= 1
             form = form_of(self._pairs)
@@ -453,7 +456,7 @@ class Connection(asyncio.Protocol):
         self._is_reusable = False
         if self._exchange is None or self.is_done:
             return
-        # A body without a length ends with its connection, if it is the server that ends it.
+        # A body without a length ends with its connection, if the server ends the connection.
         is_end = self.has_head and error is None and not self._is_lost
         if not is_end or not self._ends_with_connection():
             self.fail(_broken(error, has_begun=self._exchange.first_byte_s is not None))
@@ -467,8 +470,8 @@ class Connection(asyncio.Protocol):
         names = {name.lower() for name, _ in self._pairs}
         return b"content-length" not in names and b"transfer-encoding" not in names
 
-    # What the parser calls. It replaces what they raise by an error of its own, and its __context__
-    # is another one when the loop runs inside an `except` block: so they keep what they raise.
+    # The parser calls these. It replaces an error that they raise with its own, whose __context__
+    # is unreliable if the loop runs inside an `except` block, so they also save their errors.
 
     def on_message_begin(self) -> None:
         if self.is_done:
@@ -477,7 +480,7 @@ class Connection(asyncio.Protocol):
             self._pairs = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers come too late to change what was read from headers (RFC 9110, 6.5.1).
+        # Trailers arrive too late to change what was read from headers (RFC 9110, 6.5.1).
         self._pairs.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -502,13 +505,14 @@ class Connection(asyncio.Protocol):
         self._bare_bytes = self._interim = 0
         is_head = self._exchange is not None and self._exchange.is_head
         if is_head:
-            # httptools cannot set this in llhttp, which would read the next answer as the body.
+            # httptools cannot tell llhttp that the request is a HEAD: it would take the next
+            # response for the body.
             self.is_done, self._is_reusable = True, False
         if is_head or self._is_streamed:
             self._wake()
 
     def _check_size(self) -> None:
-        # Some of the bytes may be the body's.
+        # Some of the bytes may belong to the body.
         if sum(len(name) + len(value) for name, value in self._pairs) > MOST_HEADER_BYTES:
             raise _too_long_headers()
 
@@ -525,7 +529,7 @@ class Connection(asyncio.Protocol):
         if version != "1.0":
             raise BadReply(f"the answer is HTTP/{version}, not HTTP/1.1")
         if "transfer-encoding" in headers:
-            # A proxy may have passed on the coding without reading it (RFC 9112, 6.1).
+            # A proxy may have forwarded the coding without decoding it (RFC 9112, 6.1).
             self._is_reusable = False
 
     def on_body(self, data: bytes) -> None:
@@ -540,7 +544,7 @@ class Connection(asyncio.Protocol):
             self._refusal = BadReply(f"the answer is longer than {self._most_bytes:,} bytes")
             raise self._refusal
         if self._is_streamed and not self._parts:
-            # Bytes that the reader has not taken come first.
+            # Only if no earlier bytes wait for the reader.
             take_now = self._exchange.take_now if self._exchange is not None else None
             if take_now is not None and take_now(data):
                 return
@@ -568,7 +572,7 @@ class Connection(asyncio.Protocol):
         if self.is_done:
             return
         if not self.has_head:
-            # A 1xx: the answer follows.
+            # This was a 1xx: the final response follows.
             return
         if self._inflate is not None and not self._inflate.is_whole:
             self._refusal = cut_short()
@@ -588,7 +592,7 @@ def unread(connections: Iterable[Connection]) -> list[Connection]:
 
     Makes one system call for all of them. Returns none on systems without `poll`.
     """
-    # Over TLS, the first bytes on a new connection may be a session's ticket.
+    # Over TLS, the first bytes on a new connection may be a session ticket.
     by_socket = {connection.fd: connection for connection in connections if connection.is_used}
     by_socket.pop(-1, None)
     if not by_socket or not hasattr(select, "poll"):

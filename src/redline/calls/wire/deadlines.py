@@ -1,14 +1,14 @@
-"""Clocks that end what takes too long, each on a timer of the event loop.
+"""Deadlines: clocks that end what takes too long, each with a timer of the event loop.
 
-Most calls end long before their time is up, so setting a clock must cost nothing: the clock of a
-connection is set for each of its calls. A timer that is earlier than the clock stays as it is; when
-it fires, it is set again, to the time for which the clock is set by then.
+Most calls end long before their time is up, so setting a clock must cost nothing: a connection's
+clock is set for each call. A timer that fires before its clock is due is left as it is; when it
+fires, it is set again, to the time for which the clock is then set.
 
-A clock that is due rings once the event loop has read what the sockets hold. If the loop itself was
-late, because the process was stopped or the loop was blocked, the answer may have arrived and only
-be unread, or wait in the server for room in the sockets. So the clocks of an endpoint share how
-late their timers fired; after that, none of them rings for as long as the loop was late, at most
-5 s.
+A clock that is due rings once the event loop has read everything in the sockets. If the loop itself
+was late, because the process was stopped or the loop was blocked, the response may have arrived
+without being read, or the server may be waiting for room in the sockets. So the clocks of an
+endpoint share how late their timers fired; after a late timer, no clock rings for as long as the
+loop was late, at most 5 s.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from typing import Any, Self
 
 from redline.clock import Clock
 
-# uvloop's timers count whole milliseconds, and any timer may fire a little early: one that was set
-# to the remaining time would fire again and again.
+# uvloop's timers count whole milliseconds, and any timer may fire a little early: a timer that was
+# set to the remaining time would fire again and again.
 _SHORTEST_TIMER_S = 0.001
 # An event loop that is merely busy is not late.
 _LATE_S = 0.05
-# A few MB in a socket are read in milliseconds; the bytes that found no room there soon follow.
+# A few MB in a socket are read in milliseconds, and bytes that had no room in it follow soon.
 _MOST_GRACE_S = 5.0
 
 
 class Stops:
-    """How late the event loop was, by the timers of the clocks that share this object.
+    """Records how late the event loop was, for the clocks that share this object.
 
-    now_s: the time of these clocks. grace_until_s: until then, each gets more time, once.
+    now_s: returns the monotonic time. grace_until_s: a clock that is due before this time gets more
+    time, until then, but only once.
     """
 
     __slots__ = ("grace_until_s", "now_s")
@@ -53,8 +54,8 @@ class Stops:
 class Deadline:
     """A clock that calls `ring` when its time is up, at most about 1 ms late and never early.
 
-    If the event loop is late itself, it rings later, by at most 5 s. when_s: the monotonic time at
-    which it rings; inf for never.
+    If the event loop itself is late, the clock rings later, by at most 5 s. when_s: the monotonic
+    time at which it rings; inf for never.
     """
 
     __slots__ = ("_has_grace", "_ring", "_stops", "_timer", "_timer_s", "when_s")
@@ -62,13 +63,13 @@ class Deadline:
     def __init__(self, stops: Stops, ring: Callable[[], None]) -> None:
         self._stops = stops
         self._ring = ring
-        self._has_grace = False  # it has been given more time because the event loop was late
+        self._has_grace = False  # whether it got more time because the event loop was late
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf  # when the timer fires; inf without one
         self.when_s = math.inf
 
     def ring_at(self, when_s: float) -> None:
-        """Rings at `when_s` instead of the time set before; inf for never."""
+        """Sets the clock to ring at `when_s` instead of the time set before; inf for never."""
         self.when_s = when_s
         self._has_grace = False
         if when_s < self._timer_s:
@@ -92,11 +93,11 @@ class Deadline:
     def _came(self) -> None:
         self._stops.timer_came(self._timer_s)
         loop = asyncio.get_running_loop()
-        # After one turn, the loop polls its sockets; after the next one, it has read them.
+        # After one turn, the loop polls its sockets; after another turn, it has read them.
         loop.call_soon(loop.call_soon, self._look)
 
     def _look(self) -> None:
-        """Rings if it is due and has had its grace."""
+        """Rings if the time is up and no more time is granted; otherwise sets the timer again."""
         self._timer, self._timer_s = None, math.inf
         now_s, grace_until_s = self._stops.now_s(), self._stops.grace_until_s
         if self.when_s <= now_s:
@@ -113,12 +114,12 @@ class Deadline:
 class TaskTimeout:
     """Cancels the block of `async with` after `in_s` seconds: asyncio.timeout with a Deadline.
 
-    It then raises TimeoutError. in_s: inf for no time limit, until `ring_at` sets one.
+    The block then raises TimeoutError. in_s: inf for no time limit, until `ring_at` sets one.
     """
 
     def __init__(self, stops: Stops, in_s: float = math.inf) -> None:
         self._timer = timer = asyncio.timeout(None)
-        # No bound method: a reference cycle would keep this object until garbage collection.
+        # Not a bound method: a reference cycle would keep this object until garbage collection.
         self._deadline = Deadline(stops, partial(_expire, timer))
         self._when_s = stops.now_s() + in_s
 
@@ -137,7 +138,7 @@ class TaskTimeout:
         return self._timer.expired()
 
     def ring_at(self, when_s: float) -> None:
-        """Rings at `when_s` instead of the time set before; inf for never."""
+        """Sets the time limit to `when_s` instead of the one set before; inf for none."""
         if not self._timer.expired():
             self._deadline.ring_at(when_s)
 

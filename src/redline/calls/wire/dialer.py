@@ -27,7 +27,7 @@ from redline.errors import Disconnected
 from redline.process import in_thread, keep_alive
 
 _RESOLVED_FOR_S = 60.0
-# An address that does not answer must leave time for the next one.
+# At least this long is spent on an address; one that does not answer must leave time for others.
 _LEAST_CONNECT_S = 1.0
 
 _MANY_FILES = "too many open files: raise `ulimit -n` or lower --concurrency"
@@ -40,8 +40,8 @@ class Dialer:
     """Makes connections to one endpoint, through `proxy` if there is one.
 
     stops: shared by the clocks of the endpoint. on_handshake: called with the seconds that a
-    connection took, if no other was being made meanwhile: several at once wait for each other on
-    the event loop, which says nothing about the network.
+    connection took to make, if no other was made at the same time: several at once wait for each
+    other on the event loop, so their times say nothing about the network.
     """
 
     def __init__(
@@ -64,9 +64,10 @@ class Dialer:
         self._resolved_s = -float("inf")
 
     async def connect(self, make: _Make) -> Connection:
-        """Opens a connection, as a protocol that `make` returns.
+        """Opens a connection. make: creates the protocol, which is returned.
 
-        Raises Disconnected, Refused if a proxy wants a password, and TimeoutError after connect_s.
+        Raises Disconnected, Refused if a proxy asks for a password, and TimeoutError after
+        connect_s.
         """
         try:
             with self._timed():
@@ -79,7 +80,7 @@ class Dialer:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Times the one connection that is made inside, for `on_handshake`."""
+        """Times the connection that is made inside the block, for `on_handshake`."""
         self._begun += 1
         number, others = self._begun, self._making
         self._making += 1
@@ -103,7 +104,7 @@ class Dialer:
                     connection = await self._connect_to(address, make)
             except (OSError, TimeoutError) as error:
                 if is_last or isinstance(error, ssl.SSLError):
-                    # Forget the addresses: the name may have others by now.
+                    # Forget the addresses: the name may have other addresses by now.
                     self._resolved_s = -float("inf")
                     raise
             else:
@@ -142,7 +143,7 @@ class Dialer:
             raise
 
     async def _secured(self, tunnel: asyncio.Transport, connection: Connection) -> Connection:
-        """Starts TLS with the endpoint's host through the tunnel; returns the connection."""
+        """Starts TLS with the endpoint's host through the tunnel, and returns the connection."""
         loop = asyncio.get_running_loop()
         host = self._target.host
         try:
@@ -152,7 +153,7 @@ class Dialer:
         except (OSError, ValueError) as error:
             raise self._unconnected(self._target, error) from error
         assert secure is not None
-        # start_tls leaves this to its caller.
+        # start_tls does not call it.
         connection.connection_made(secure)
         return connection
 
@@ -193,7 +194,7 @@ class Dialer:
     def _tls(self) -> ssl.SSLContext:
         """Returns the TLS context: certificates are verified, and only HTTP/1.1 is offered.
 
-        Trusted roots are the system's, or those that SSL_CERT_FILE names.
+        The trusted roots are those of the system, or of the file in SSL_CERT_FILE.
         """
         if self._context is None:
             self._context = ssl.create_default_context()
@@ -202,11 +203,11 @@ class Dialer:
 
 
 def _reason_of(error: Exception) -> str:
-    """Returns why a connection could not be made, in the system's words if there are any."""
+    """Returns why a connection could not be made, in the operating system's words if possible."""
     number = getattr(error, "errno", None) or 0
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     if number > 0 and not isinstance(error, ssl.SSLError):
         return os.strerror(number)
-    # A failed name look-up has a negative number and a text of its own.
+    # A failed name lookup has a negative number and its own text.
     return getattr(error, "strerror", None) or str(error)

@@ -1,4 +1,4 @@
-"""A user's settings of one endpoint, and the proxy that it is reached through."""
+"""A user's settings for one endpoint, and the proxy through which it is reached."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ _SECRET_HEADER = re.compile(r"(?!proxy-).*(authorization|key|token|secret|cookie
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP endpoint: its address, the caller's credentials, and its limits.
 
-    base_url: ends in `/v1`, as in the openai SDK. api_key: sent as a bearer token; never printed or
-    stored. proxy: the URL of an HTTP proxy, or "" for none at all; None takes HTTP(S)_PROXY and
-    NO_PROXY from the environment. max_reply_bytes: a longer answer is an error of its row.
-    With several endpoints: weight: its capacity in proportion to the others', above 0. group:
-    endpoints of one group give the same answers; empty for none. models: its own names of models
-    by the requested names; other names are sent unchanged. metrics, probe: for a server of your
-    own: True reads its /metrics every second, and checks its /health; a URL or a path replaces
-    these. prices: its prices by model, if they differ from the others'; a dict of dollars per
-    million tokens is accepted in place of a Price.
+    base_url: ends in `/v1`, as in the openai SDK. name: the endpoint's name in messages and
+    results; empty for host and port. api_key: sent as a bearer token; never printed or stored.
+    proxy: the URL of an HTTP proxy, or "" for no proxy; None uses HTTP(S)_PROXY and NO_PROXY of the
+    environment. max_reply_bytes: a row with a longer response fails.
+    With several endpoints: weight: the endpoint's capacity in proportion to that of the others,
+    above 0. group: endpoints of one group give the same answers; empty for no group. models: the
+    endpoint's model names by the requested names; other names are sent unchanged. metrics, probe:
+    for your own server: True reads its /metrics every second, or checks its /health; a URL or a
+    path replaces these. prices: the endpoint's prices by model, if they differ from those of the
+    others; a dict of dollars per million tokens is accepted instead of a Price.
     Raises ConfigError for a value that cannot be used.
     """
 
@@ -120,7 +121,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         return f"Endpoint({self.label}, {self.base_url})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Returns what rich prints, also in tracebacks: msgspec's own form would show the key."""
+        """Returns what rich prints, even in tracebacks: msgspec's own form would show the key."""
         return [("name", self.label), ("base_url", self.base_url)]
 
     @property
@@ -130,18 +131,18 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def credentials(self) -> str:
-        """The key and the headers that hold one; different values mean different accounts."""
+        """The key and the headers with credentials; different values mean different accounts."""
         found = [
             f"{name.lower()}: {text}" for name, text in self.headers.items() if is_secret(name)
         ]
         return "\n".join([self.api_key or "", *sorted(found)])
 
     def url_of(self, path: str) -> str:
-        """Returns the whole URL of a request's path.
+        """Returns the full URL for a request's path.
 
-        A `/v1/...` path takes the base URL's own `/v1`; any other is joined at the server's root,
-        which is the base URL without its `/v1`. Raises ConfigError for anything but a path: a row
-        must not send the key elsewhere.
+        A `/v1/...` path is joined to the base URL, without a second `/v1`; any other path is joined
+        to the base URL without its `/v1`. Raises ConfigError for anything but a path: a row must
+        not send the key to another server.
         """
         check_path(path)
         base = self.base_url.rstrip("/")
@@ -151,7 +152,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_path(path: str) -> None:
-    """Raises ConfigError unless the url of a request is a path."""
+    """Raises ConfigError unless `path`, the url of a request, is a path."""
     if not path.startswith("/") or path.startswith("//") or not path.isprintable():
         raise ConfigError(
             f"not a path: {path}", hint="a url is a path such as /v1/chat/completions"
@@ -159,7 +160,7 @@ def check_path(path: str) -> None:
 
 
 def _check_page(name: str, stated: object) -> None:
-    """Raises ConfigError unless the setting is true, false, a path or a URL."""
+    """Raises ConfigError unless the setting `name` is true, false, a path or a URL."""
     if isinstance(stated, bool):
         return
     if isinstance(stated, str) and stated.isprintable() and "#" not in stated:
@@ -175,7 +176,7 @@ def _check_page(name: str, stated: object) -> None:
 
 
 def _shown(url: str) -> str:
-    """Returns a URL, or what was meant to be one, without user, password, query and fragment."""
+    """Returns a (possibly invalid) URL without its user, password, query and fragment."""
     before, at, rest = url.rpartition("@")
     if at:
         # A password may contain any character.
@@ -190,12 +191,12 @@ def is_secret(header: str) -> bool:
 
 
 def is_proxy_url(text: str) -> bool:
-    """Whether the text is an http:// or https:// URL without a query, as a proxy has."""
+    """Whether the text can be a proxy's URL: http:// or https://, without a query."""
     return is_http_url(text) and not urlsplit(text).query
 
 
 def is_http_url(text: str) -> bool:
-    """Whether the text is an http:// or https:// URL, whose host may be looked up."""
+    """Whether the text is an http:// or https:// URL with a valid host name."""
     try:
         parts = urlsplit(text)
         # Fails for an empty label, and for one of more than 63 bytes.
@@ -210,8 +211,8 @@ def is_http_url(text: str) -> bool:
 def proxy_of(endpoint: Endpoint) -> str | None:
     """Returns the proxy's URL: the endpoint's, otherwise the environment's; None for no proxy.
 
-    Raises ConfigError if it is not the URL of a proxy, or if the endpoint's key would be sent
-    through it unencrypted: https goes through a proxy in a tunnel, and plain http does not.
+    Raises ConfigError if it is not the URL of a proxy, or if the endpoint's key would pass through
+    the proxy unencrypted: https uses a tunnel through the proxy, but plain http does not.
     """
     if endpoint.proxy is not None:
         proxy, origin = endpoint.proxy or None, ""
@@ -220,7 +221,7 @@ def proxy_of(endpoint: Endpoint) -> str | None:
     if proxy is None:
         return None
     if not is_proxy_url(proxy):
-        # Its text may hold a password.
+        # The URL is not shown, because it may contain a password.
         raise ConfigError(
             f"{origin} is not the URL of an HTTP proxy",
             where="the environment",
@@ -245,22 +246,22 @@ def proxy_of(endpoint: Endpoint) -> str | None:
 
 
 def _env_proxy(base_url: str) -> tuple[str | None, str]:
-    """Returns the proxy that the environment names for this URL, and the variable's name."""
-    # macOS and Windows have settings for all programs as well.
+    """Returns the proxy that the environment sets for this URL, and the variable's name."""
+    # macOS and Windows also have system-wide settings.
     is_elsewhere = sys.platform in ("darwin", "win32")
     if not is_elsewhere and not any(name.lower().endswith("_proxy") for name in os.environ):
         return None, ""
-    # It brings http.client and email along, which few runs need.
+    # Imported only here: it imports http.client and email, which few runs need.
     from urllib.request import getproxies, proxy_bypass
 
     parts = urlsplit(base_url)
     proxy = getproxies().get(parts.scheme)
-    # With the port, because NO_PROXY may name one.
+    # With the port, because NO_PROXY may contain one.
     host = parts.netloc.rpartition("@")[2]
     if proxy is None or proxy_bypass(host):
         return None, ""
     named = f"{parts.scheme}_proxy"
-    # As getproxies reads them: the lower-case one wins.
+    # getproxies prefers the lower-case variable.
     names = [named, *(name for name in os.environ if name.lower() == named)]
     origin = next((name for name in names if os.environ.get(name) == proxy), named.upper())
     return proxy, origin

@@ -1,8 +1,8 @@
-"""One request and its answer on the wire: its bytes, its clocks, its grant.
+"""One request and its response on the wire: the bytes, the timeouts, the grant.
 
 Phases of an exchange: connect -> row (only the row's deadline counts) -> first_byte -> attempt. In
-the second phase the connection is up and nothing is written: the exchange waits for the limits with
-its connection in hand, and the stamp is the time of the write.
+the second phase the connection is up but nothing is written: the exchange has its connection and
+waits for the limits, so that the send time is the time of the write.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from redline.errors import CallError, ConfigError, TimedOut
 from redline.limits import Grant
 from redline.structs import mutable
 
-# The media type of a stream of events: an answer of this type is streamed.
+# The media type of a stream of events: a response of this type is streamed.
 EVENTS = "text/event-stream"
-# Servers have a few layouts each; the bound is for one that makes up new names for every answer.
+# A server has a few layouts; the bound is for servers with new header names in every response.
 _MOST_LAYOUTS = 256
-# No header's value contains one: the parsers refuse it (RFC 9110, 5.5).
+# No header value contains a line break: the parsers refuse it (RFC 9110, 5.5).
 _BETWEEN = b"\n"
 
 
@@ -32,9 +32,9 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """The timeouts of one attempt, in seconds, each above 0 and at most 86,400.
 
     connect_s: until the connection is made, TLS included.
-    first_byte_s: from the write of the request to the first byte of the answer.
-    attempt_s: from the write to the end of the answer.
-    Waiting for a limit does not count.
+    first_byte_s: from the write of the request to the first byte of the response.
+    attempt_s: from the write of the request to the end of the response.
+    Time spent waiting for a limit does not count.
     """
 
     connect_s: float = 10.0
@@ -49,7 +49,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, gc=False):
-    """An HTTP answer. Header names are in lower case; repeated headers are joined by commas."""
+    """An HTTP response. Header names are in lower case; repeated headers are joined by commas."""
 
     status: int
     headers: Mapping[str, str]
@@ -64,14 +64,14 @@ class Alarm(Protocol):
     """A clock that ends an exchange whose time is up."""
 
     def ring_at(self, when_s: float) -> None:
-        """Sets the clock to ring at `when_s` (monotonic), its only time; inf for never."""
+        """Makes the clock ring only at `when_s` (monotonic time); inf for never."""
 
 
 class Timing:
     """The clock and the timeouts of the exchanges with one endpoint.
 
     on_sent: called with an exchange and its send time just before the request is written. first:
-    the phase that begins with the write, and its seconds.
+    the phase that begins with the write, and its timeout in seconds.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Timing:
 class Repeat(Exception):
     """Raised to send a request once more, on a new connection; see reuse.py.
 
-    error: the failure on the reused connection. body: that of a doubted answer, b"" for none.
+    error: the failure on the reused connection. body: the body of a doubted response, b"" if none.
     """
 
     def __init__(self, error: CallError, body: bytes = b"") -> None:
@@ -101,26 +101,28 @@ class Repeat(Exception):
 
 
 class TooLate(Exception):
-    """Raised instead of a write if the grant's time has passed; the exchange needs another one."""
+    """Raised instead of writing if the grant has expired; the exchange needs another grant."""
 
 
 @mutable
 class Exchange(msgspec.Struct, eq=False):
-    """One exchange, with its clocks and its grant, which the caller releases or settles.
+    """One exchange, with its timeouts and its grant, which the caller releases or settles.
 
-    may_repeat: a transport may raise Repeat. is_head: the request is a HEAD, whose answer ends with
-    its headers. grant: for one write. due_s: since when the request waited for results that were
-    being saved, if it did. failed: its error on a connection that had carried others, after the
-    write at failed_sent_s; the request is then written on a new one. doubted: the body of the
-    answer that caused the repetition. on_write: called just before the request is stamped and
-    written; if it raises a CallError, the request is not written.
+    may_repeat: whether the transport may raise Repeat. is_head: whether the request is a HEAD,
+    whose response ends with its headers. grant: for one write. due_s: since when the request waited
+    for results to be saved, if it did. failed: the error of its first write, at failed_sent_s, on a
+    connection that had carried other requests; the request is then written on a new connection.
+    doubted: the body of the response that caused the repetition. on_write: called just before the
+    request's send time is taken and it is written; if it raises a CallError, the request is not
+    written.
     take_now: takes a part of a streamed body without waiting; returns whether it did. chunk_taker:
-    returns a function that passes on chunks as they are on the wire and returns the bytes of their
-    bodies, 0 if it has not passed them on; None while there is no such function.
+    returns a function that passes on chunks as they are on the wire; this function returns the
+    number of bytes in their bodies, or 0 if it has not passed them on. chunk_taker returns None
+    while there is no such function.
     """
 
-    # A Struct: an object with a dict would get one of its own for each attempt, because CPython
-    # 3.11 and 3.12 share no keys that are first set once many objects have been made.
+    # A Struct, because an object with attributes in a dict would need a dict for each attempt:
+    # CPython 3.11 and 3.12 do not share keys that are first set after many objects were made.
     timing: Timing
     deadline_s: float = math.inf
     may_repeat: bool = False
@@ -129,8 +131,8 @@ class Exchange(msgspec.Struct, eq=False):
     is_head: bool = False
     alarm: Alarm | None = None
     phase: str = "connect"
-    held_up_s: float = 0.0  # pauses by redline itself, since the write
-    paused: tuple[str, float] | None = None  # in which phase, and since when
+    held_up_s: float = 0.0  # the time that redline itself paused reading since the write
+    paused: tuple[str, float] | None = None  # the phase that was paused, and since when
     grant: Grant | None = None
     due_s: float | None = None
     sent_s: float | None = None
@@ -144,25 +146,25 @@ class Exchange(msgspec.Struct, eq=False):
 
     @abstractmethod
     def may_leave(self) -> bool:
-        """Takes the grant if it is available at once; returns whether the exchange holds it."""
+        """Takes the grant if it is available at once; returns whether the exchange has it."""
 
     @abstractmethod
     async def acquire(self) -> Grant:
         """Waits until the limits give the grant, and returns it."""
 
     def on_streamed(self, status: int, headers: Mapping[str, str]) -> None:
-        """Called with the head of an answer whose body is streamed, before the body."""
+        """Called with the status and headers of a streamed response, before its body."""
         return
 
     async def get_ready(self) -> None:
-        """Waits until the exchange may take a connection, on which it then waits for its grant.
+        """Waits until the exchange may take a connection, with which it then waits for its grant.
 
-        Returns at once, unless a subclass bounds the number of such exchanges.
+        Returns at once, unless a subclass bounds the number of exchanges that get ready.
         """
         return
 
     def carry(self, head: bytes, body: bytes | None, deadline_s: float = math.inf) -> None:
-        """Sets the request, which is given up at `deadline_s` (monotonic)."""
+        """Sets the request, which times out at `deadline_s` (monotonic time)."""
         self.head = head
         if body is not None:
             self.body = body
@@ -171,19 +173,19 @@ class Exchange(msgspec.Struct, eq=False):
         self.deadline_s = deadline_s
 
     def was_due(self, due_s: float) -> None:
-        """Records since when it has waited for results that are being saved."""
+        """Records since when the request has waited for results to be saved."""
         self.due_s = due_s
 
     def drop_body(self) -> None:
-        """Drops a long body, so that it is not kept while the answer is awaited."""
+        """Drops a long body, so that it is not kept during the wait for the response."""
         self.body = b""
 
     def follow(self, alarm: Alarm) -> None:
-        """Sets the alarm that ends the exchange before it is written."""
+        """Sets the alarm that ends the exchange if its time is up before it is written."""
         self.alarm = alarm
 
     def again(self, repeat: Repeat) -> None:
-        """Resets the exchange to send its request once more, which needs a second grant."""
+        """Resets the exchange to send its request once more, for which it needs a second grant."""
         self.may_repeat = False
         self.failed, self.doubted = repeat.error, repeat.body
         self.failed_sent_s = self.sent_s or 0.0
@@ -191,19 +193,19 @@ class Exchange(msgspec.Struct, eq=False):
         self.held_up_s = 0.0
 
     def connecting(self) -> None:
-        """Enters the phase in which a connection is made."""
+        """Enters the phase in which the connection is made."""
         self._enter("connect", self.timing.now_s() + self.timing.timeouts.connect_s)
 
     async def wait_for_grant(self) -> None:
-        """Waits until the exchange holds its grant."""
+        """Waits until the exchange has its grant."""
         if not self.may_leave():
             self.waiting()
             self.grant = await self.acquire()
 
     def leave(self, alarm: Alarm) -> None:
-        """Stamps the request, which is written now; from here on `alarm` ends the exchange.
+        """Records the send time, just before the write; from then on `alarm` ends the exchange.
 
-        Raises CallError or TooLate if it must not be written; it then counts as not yet due.
+        Raises CallError or TooLate if the request must not be written.
         """
         grant, timing = self.grant, self.timing
         assert grant is not None
@@ -220,7 +222,7 @@ class Exchange(msgspec.Struct, eq=False):
         alarm.ring_at(until_s)
 
     def headers_came(self) -> None:
-        """Records the arrival of the answer's first byte."""
+        """Records the arrival of the response's first byte."""
         self.first_byte_s = self.timing.now_s()
         if self.phase == "first_byte" and self.sent_s is not None:
             attempt_s = self.timing.timeouts.attempt_s
@@ -231,25 +233,25 @@ class Exchange(msgspec.Struct, eq=False):
         self._enter("row", math.inf)
 
     def pause(self) -> None:
-        """Stops the clock: redline itself pauses reading until `resume`."""
+        """Stops the timeouts: redline itself pauses reading until `resume`."""
         self.paused = (self.phase, self.timing.now_s())
         self.waiting()
 
     def resume(self) -> None:
-        """Restarts the clock where `pause` stopped it."""
+        """Lets the timeouts continue where `pause` stopped them."""
         assert self.paused is not None
         assert self.sent_s is not None
         phase, since_s = self.paused
         self.held_up_s += self.timing.now_s() - since_s
         if phase == "first_byte" and self.first_byte_s is not None:
-            # Bytes that TLS had read before the pause have arrived since.
+            # TLS had read bytes before the pause, and they have arrived since.
             phase = "attempt"
         if phase != "row":
             allowed_s = getattr(self.timing.timeouts, f"{phase}_s")
             self._enter(phase, self.sent_s + allowed_s + self.held_up_s)
 
     def timed_out(self, hint: str = "") -> TimedOut:
-        """Returns the error of the phase that ran out of time. hint: unused in phase `row`."""
+        """Returns the error for the phase whose time is up. hint: unused in phase `row`."""
         if self.phase == "row":
             return TimedOut("row")
         return TimedOut(self.phase, getattr(self.timing.timeouts, f"{self.phase}_s"), hint=hint)
@@ -264,9 +266,9 @@ class Exchange(msgspec.Struct, eq=False):
 
 
 def answer_headers(pairs: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Returns headers by their lower-case names; repeated ones are joined by commas.
+    """Returns the headers by lower-case names; repeated headers are joined by commas.
 
-    This runs for each call, so all values are decoded in one go, and the names, which most answers
+    This runs for each call, so all values are decoded together, and the names, which most responses
     have in common, are cached.
     """
     if not pairs:

@@ -1,4 +1,4 @@
-"""The compression of an answer's body, and the errors of an invalid one."""
+"""Decompression of a response's body, and the errors of invalid compression."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _PLAIN = ("", "identity")
 
 
 def inflate_for(headers: Mapping[str, str]) -> Inflate | None:
-    """Returns a decompressor for the coding that an answer's headers state; None if there is none.
+    """Returns a decompressor for the coding in a response's headers; None if there is no coding.
 
-    Raises BadReply for a coding that redline did not ask for.
+    Raises BadReply for a coding that redline did not request.
     """
-    # Two lookups: most answers have neither header.
+    # Most responses have neither header, so they cost only these two lookups.
     if "transfer-encoding" in headers:
         coding = headers["transfer-encoding"]
         if coding.strip().lower() != "chunked":
@@ -24,7 +24,7 @@ def inflate_for(headers: Mapping[str, str]) -> Inflate | None:
     if "content-encoding" not in headers:
         return None
     codings = headers["content-encoding"]
-    # A list, also over several headers (RFC 9110, 5.6.1 and 8.4); empty parts are ignored.
+    # A list, possibly from several headers (RFC 9110, 5.6.1 and 8.4); empty parts are ignored.
     kinds = [kind for part in codings.split(",") if (kind := part.strip().lower()) not in _PLAIN]
     if not kinds:
         return None
@@ -34,12 +34,12 @@ def inflate_for(headers: Mapping[str, str]) -> Inflate | None:
 
 
 def cut_short() -> BadReply:
-    """Returns the error of a body that ends before its compressed data does."""
+    """Returns the error for a body that ends before its compressed data does."""
     return BadReply("the compressed answer is cut short")
 
 
 def damaged(error: ValueError) -> BadReply:
-    """Returns the error of a body with invalid compressed data."""
+    """Returns the error for a body with invalid compressed data."""
     return BadReply(f"the answer's compression is broken: {error}")
 
 

@@ -12,22 +12,22 @@ from redline.calls.wire.proxy import no_connection
 from redline.calls.wire.reply_memory import ReplyMemory
 from redline.calls.wire.reuse import Reuse
 
-# Servers close idle connections after 5 s (uvicorn) to 75 s (nginx). A closed one costs a reconnect
-# and no attempt, so this only bounds the number of idle sockets.
+# Servers close idle connections after 5 s (uvicorn) to 75 s (nginx). A closed connection costs a
+# reconnect but no attempt, so this only bounds the number of idle sockets.
 KEEP_ALIVE_S = 60.0
-# The pool is swept once in each of these parts of that time.
+# The pool is swept this number of times in KEEP_ALIVE_S.
 _PARTS = 2
-# Within this time the event loop has read what a socket held.
+# Within this time, the event loop has read everything in a socket.
 _READ_S = 0.1
 
 
 class Pool:
     """The connections to an endpoint's host.
 
-    dialer: makes them. intake: bounds the memory of their answers. reuse: decides whether a
-    connection may carry more than one request. stops: shared by the clocks of their exchanges.
-    most_bytes: the bound of one answer. sweeps: the number of sweeps for old idle connections, by
-    which idle time is counted.
+    dialer: makes the connections. intake: bounds the memory of their answers. reuse: decides
+    whether a connection may carry more than one request. stops: shared by the clocks of their
+    exchanges. most_bytes: the largest body of a response. sweeps: the number of sweeps for old idle
+    connections; idle time is counted in sweeps.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Pool:
         self._most_bytes = most_bytes
         self._dialer = dialer
         self._stops = stops
-        # The sweep since which each is idle; the connection that came last is taken first.
+        # The sweep since which each connection is idle; the latest connection is taken first.
         self._idle: dict[Connection, int] = {}
         self._all: set[Connection] = set()
         self._intake = intake
@@ -54,13 +54,13 @@ class Pool:
         self._is_closed = False
 
     def take_now(self, exchange: Exchange) -> Connection | None:
-        """Takes an idle connection for an exchange that has its grant, or gets it at once.
+        """Takes an idle connection for an exchange that has its grant or gets it at once.
 
-        None if there is no such connection, or if the exchange has to wait for anything.
+        Returns None if no connection is idle, or if the exchange has to wait for anything.
         """
         if not self._idle or not self._reuse.is_allowed or self._intake.is_full:
             return None
-        # The grant first, so that no connection is taken and put back in vain.
+        # The grant is taken first, so that no connection is taken and returned in vain.
         if exchange.failed is None and exchange.may_leave():
             return self._idle.popitem()[0]
         return None
@@ -68,7 +68,7 @@ class Pool:
     def take(self) -> tuple[Connection, int] | None:
         """Takes an idle connection; returns it and the sweep since which it has been idle.
 
-        None if there is none.
+        Returns None if no connection is idle.
         """
         while self._idle:
             connection, since = self._idle.popitem()
@@ -80,7 +80,7 @@ class Pool:
     def give_back(self, connection: Connection, since: int | None = None) -> None:
         """Takes back a connection whose exchange is over, and keeps or closes it.
 
-        since: the sweep since which it is idle, if nothing was written on it; otherwise None.
+        since: the sweep since which it has been idle, if nothing was written on it; otherwise None.
         """
         if since is None:
             since = self.sweeps
@@ -91,14 +91,14 @@ class Pool:
             if self._sweeper is None:
                 self._sweep_later()
         elif connection.is_stale:
-            # Bytes that have arrived are read first, because they reveal something about the
-            # server.
+            # First lets the event loop read the bytes that have arrived: they show whether this
+            # server may send responses without a request.
             asyncio.get_running_loop().call_later(_READ_S, connection.close)
         else:
             connection.close()
 
     async def connect(self) -> Connection:
-        """Opens a connection. Raises what Dialer.connect does, and Disconnected after `close`."""
+        """Opens a connection. Raises as Dialer.connect does, and Disconnected after `close`."""
         if not self._is_closed:
             self.enter(asyncio.get_running_loop())
             connection = await self._dialer.connect(self._new)
@@ -110,9 +110,9 @@ class Pool:
         raise no_connection("the client was closed", hint="")
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Closes the connections without an open request if a loop other than `loop` made them.
+        """Closes the connections without an open request if they belong to another loop.
 
-        With their loop gone, no answer on them would be read, and no clock would ring.
+        If their loop has ended, no response on them would be read, and no clock would ring.
         """
         if loop is self._loop:
             return
@@ -150,7 +150,7 @@ class Pool:
             self._sweeper = None
 
     def _is_old(self, since: int) -> bool:
-        # The first sweep may have come right after it became idle.
+        # The first sweep may have happened right after the connection became idle.
         return self.sweeps - since > _PARTS
 
     def _sweep(self) -> None:

@@ -1,7 +1,7 @@
 """HTTP proxies: their addresses, CONNECT, and the meaning of their refusals.
 
 An https endpoint is reached through a tunnel, which the proxy opens on CONNECT. For a plain http
-endpoint, each request names its whole URL (RFC 9112, 3.2.2 and 3.2.3).
+endpoint, each request line has the full URL (RFC 9112, 3.2.2 and 3.2.3).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import msgspec
 from redline._version import __version__
 from redline.errors import CallError, Disconnected, Refused
 
-# squid's own bound (reply_header_max_size).
+# The bound of squid (reply_header_max_size).
 _MOST_HEAD_BYTES = 64 * 1024
 _MOST_REASON = 100
 # An authentication scheme, without its parameters (RFC 9110, 11.6.1).
 _SCHEME = re.compile(r"(?:^|,)\s*([A-Za-z][A-Za-z0-9-]*)(?=\s|,|$)")
 _QUOTED = re.compile(r'"[^"]*"')
-# The settings that name a proxy.
+# The settings with which users set a proxy.
 SETTINGS = "--proxy, HTTP_PROXY or HTTPS_PROXY"
 CHECK = f"check the proxy's address in {SETTINGS}"
 _NOT_HTTP = f"check that {SETTINGS} names an HTTP proxy"
@@ -42,7 +42,7 @@ class Server(msgspec.Struct, frozen=True):
 
 
 class Proxy(msgspec.Struct, frozen=True):
-    """An HTTP proxy. headers: sent to it alone, Proxy-Authorization among them."""
+    """An HTTP proxy. headers: sent only to the proxy, such as Proxy-Authorization."""
 
     server: Server
     headers: Mapping[str, str]
@@ -84,8 +84,8 @@ def proxy_at(url: str, headers: Mapping[str, str]) -> Proxy:
 class Connect(asyncio.Protocol):
     """A protocol that asks a proxy for a tunnel to `target`.
 
-    The tunnel begins directly after the head of a 2xx (RFC 9110, 9.3.6), and in TLS the client
-    sends first. So bytes that follow the head are an error.
+    The tunnel begins directly after the head of a 2xx response (RFC 9110, 9.3.6). In TLS the client
+    sends first, so any bytes after the head are an error.
     """
 
     def __init__(self, proxy: Proxy, target: Server) -> None:
@@ -120,7 +120,7 @@ class Connect(asyncio.Protocol):
         return no_connection(f"the proxy {self._proxy.server}: {text}", _NOT_HTTP)
 
     def _refusal(self, said: str) -> CallError:
-        """Returns the error of an answer to CONNECT other than 2xx. said: status and reason."""
+        """Returns the error for a response to CONNECT other than 2xx. said: status and reason."""
         status, proxy, target = self._status, self._proxy, self._target
         if status in (401, 407):
             # tinyproxy answers a wrong password with 401.
@@ -134,7 +134,7 @@ class Connect(asyncio.Protocol):
             what, hint = "opens no tunnel to", f"{_NOT_HTTP}, {around}"
         return no_connection(f"the proxy {proxy.server} {what} {target}: {said}", hint)
 
-    # What the event loop calls.
+    # The event loop calls these.
 
     def data_received(self, data: bytes) -> None:
         if self._answered.done():
@@ -162,7 +162,7 @@ class Connect(asyncio.Protocol):
         text = getattr(error, "strerror", None) or str(error or "it closed the connection")
         self._settle(self._unusable(f"{text} without an answer to CONNECT"))
 
-    # What the parser calls.
+    # The parser calls these.
 
     def on_message_begin(self) -> None:
         self._has_more = self._has_more or self._status > 0
@@ -187,7 +187,7 @@ class Connect(asyncio.Protocol):
 
 
 def unauthorized(status: int, offers: str, proxy: Proxy) -> Refused:
-    """Returns the error of a proxy's 401 or 407. offers: the values of its Proxy-Authenticate."""
+    """Returns the error for a proxy's 401 or 407. offers: the values of Proxy-Authenticate."""
     schemes = _SCHEME.findall(_QUOTED.sub("", offers))
     if schemes and "basic" not in map(str.lower, schemes):
         what = f"asks for {' or '.join(schemes)[:_MOST_REASON]}"
@@ -202,7 +202,7 @@ def unauthorized(status: int, offers: str, proxy: Proxy) -> Refused:
 
 
 def no_connection(text: str, hint: str) -> Disconnected:
-    """Returns the error of a connection that was not made: the server received nothing."""
+    """Returns the error for a connection that was not made, so the server received nothing."""
     error = Disconnected(f"no connection: {text}", hint=hint)
     error.was_sent = False
     return error

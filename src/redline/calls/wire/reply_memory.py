@@ -1,20 +1,21 @@
-"""The memory of long answers that calls hold at once; when it is full, few answers are read.
+"""Bounds the memory of all long answers held at once; when it is full, few answers are read.
 
   an answer     counts with                   until
   being read    the bytes read of its body    its exchange is over
   whole         its body and its output       the caller releases it (Call.held)
 
-  state    at           meaning
-  open     192 MiB down  everything is read
-  full     256 MiB up    no request is sent, and only the answers that were the first to become long
-                         are read: as many as 128 MiB hold at their largest size, and at least one
+  state    begins at    meaning
+  open     < 192 MiB    everything is read
+  full     >= 256 MiB   no request is sent, and only the answers that were the first to become long
+                         are read: as many as fit in 128 MiB at the largest size, and at least one
 
-While it is full and whole answers leave no room, reading waits until some of them are released. So
-all long answers together hold at most 384 MiB, or 256 MiB and one answer of the largest size if
-that is more; and one read (256 KB) for each connection that begins to send when it is full.
+While the memory is full and whole answers leave no room, reading waits until some of them are
+released. So all long answers together hold at most 384 MiB, or 256 MiB and one answer of the
+largest size if that is more; and one read (256 KB) for each connection on which a response begins
+while the memory is full.
 
-It always opens again: an answer that is still being read ends or times out, and a caller that has a
-whole answer can release it without waiting for another one.
+The memory always opens again: an answer that is still being read ends or times out, and a caller
+that has a whole answer can release it without waiting for another answer.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ _FIRST_BYTES = 128 * 1024 * 1024
 
 
 class Reader(Protocol):
-    """A reader of an answer."""
+    """A reader of answers."""
 
     def pause(self) -> None:
-        """Stops reading, and the reader's clock, until `resume`. Does nothing if it is idle."""
+        """Stops reading, and the timeouts, until `resume`. Does nothing if the reader is idle."""
 
     def resume(self) -> None:
         """Resumes reading, if it was paused."""
 
 
 class ReplyMemory:
-    """The bound on long answers, by the table above. is_full: await `room` before sending.
+    """Bounds the memory of long answers by the table above. is_full: await `room` before sending.
 
-    most_bytes: the largest answer.
+    most_bytes: the size of the largest answer.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -53,7 +54,7 @@ class ReplyMemory:
         self.most_bytes = most_bytes
         self._readers: list[Collection[Reader]] = []
         self._at_once = max(1, _FIRST_BYTES // most_bytes)
-        # The bytes read of each long answer; the first to become long comes first.
+        # The bytes read of each long answer, in the order in which they became long.
         self._sizes: dict[Reader, int] = {}
         self._read_bytes = 0
         self._whole_bytes = 0
@@ -62,7 +63,7 @@ class ReplyMemory:
     def follow(self, readers: Collection[Reader]) -> None:
         """Adds all readers of one endpoint, including those of short answers.
 
-        Several endpoints may share the memory.
+        Several endpoints may share one ReplyMemory.
         """
         self._readers.append(readers)
 
@@ -85,7 +86,7 @@ class ReplyMemory:
         self._look()
 
     def hold(self, size_bytes: int) -> Held:
-        """Counts a whole answer until the result is released."""
+        """Counts a whole answer until the returned object is released."""
         self._whole_bytes += size_bytes
         self._fill()
         return Held(self, size_bytes)
@@ -113,7 +114,7 @@ class ReplyMemory:
         return {*chain.from_iterable(self._readers), *self._sizes}
 
     def _fill(self) -> None:
-        """Marks the memory full, if it is by now, and pauses the other readers."""
+        """Marks the memory full if it has become full, and pauses all but the first readers."""
         if self.is_full or self._read_bytes + self._whole_bytes < FULL_BYTES:
             return
         self.is_full = True
@@ -122,7 +123,7 @@ class ReplyMemory:
             reader.pause()
 
     def _look(self) -> None:
-        """Opens the memory after a release, or resumes the answers that are now the first."""
+        """Opens the memory after a release, or resumes the readers that are now the first."""
         if not self.is_full:
             return
         if self._read_bytes + self._whole_bytes >= _OPEN_BYTES:

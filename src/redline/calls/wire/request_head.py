@@ -1,4 +1,4 @@
-"""The head of a request on the wire: its first line and its headers."""
+"""The head of a request on the wire: the request line and the headers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from redline._version import __version__
 from redline.errors import BadRow
 
-# A header's name (RFC 9110, 5.6.2), and what its value must not contain: a line break, a NUL, half
-# of a surrogate pair.
+# A header's name (RFC 9110, 5.6.2), and characters that its value must not contain: line breaks,
+# NUL, halves of surrogate pairs.
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _UNSENDABLE = re.compile("[\r\n\0\ud800-\udfff]")
-# Headers that frame a message, which redline writes itself.
+# Headers that frame a message; redline writes them itself.
 _FRAMING = frozenset(
     ("connection", "content-length", "expect", "te", "trailer", "transfer-encoding", "upgrade")
 )
@@ -25,9 +25,9 @@ def is_framing(name: str) -> bool:
 
 
 def request_head(method: str, target: str, host: str, headers: Mapping[str, str]) -> bytes:
-    """Returns the head of a request, without its length and its last line break.
+    """Returns the head of a request, without its Content-Length and the final line break.
 
-    headers: replace redline's own; of names that differ only in case, the last one counts. Raises
+    headers: they replace redline's own; if names differ only in case, the last one counts. Raises
     BadRow for an invalid method or header, and for a header that frames the message.
     """
     if not method.isascii() or not method.isalpha() or method == "CONNECT":

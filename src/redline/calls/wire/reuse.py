@@ -1,20 +1,20 @@
-"""Decides whether kept connections may carry another request, and which answers are doubted.
+"""Decides whether kept connections may carry another request, and which responses to doubt.
 
-HTTP/1.1 ties an answer to its request by order alone. The first answer on a connection
-belongs to the first request; a later one may be left over from an earlier request. So what comes on
-a reused connection may have nothing to do with the request that was written on it, which is then
-sent once more, on a new connection:
+HTTP/1.1 matches a response to its request only by order. The first response on a connection belongs
+to the first request, but a later one may be left over from an earlier request. So whatever arrives
+on a reused connection may have nothing to do with the request that was written on it. The request
+is then sent once more, on a new connection, if this arrives:
 
-  what comes                                   because
-  its end, before any byte of an answer        the server closed it as idle, or is restarting
+  on a reused connection                       because
+  its end, before any byte of a response       the server closed it as idle, or is restarting
   bytes that are not HTTP                      they belong to no request
-  a final 4xx that ends the connection         servers send 400 or 408 to connections that are idle
+  a final 4xx that ends the connection         servers send 400 or 408 on idle connections
   the previous answer again, with its id       it was sent twice
-  an answer, and then more                     one of the two is another request's
+  a response, and then more bytes              one of the two belongs to another request
 
-Each of these takes credit from the kept connections, and answers earn it back; without credit, each
-request gets a new connection. So in the long run at most about one request in 32 is sent twice. A
-server that has sent an answer without a request gets a new connection for each later request.
+Each of these takes credit from the kept connections, and responses earn it back; without credit,
+each request gets a new connection. So in the long run at most about one request in 32 is sent
+twice. If a server has sent a response without a request, each later request gets a new connection.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _MOST_CREDIT = 8.0
 # All connections may fail at once before the first failure is noticed.
 _MOST_DEBT = 64.0
 _EARNED = 1 / 32
-# Of longer requests and answers, only their length and both ends are kept and compared.
+# Only the length and both ends of longer requests and responses are kept and compared.
 WHOLE_BYTES = 4096
 _END_BYTES = 512
 _ID = b'"id"'
 _GOODBYE = re.compile(rb"\s*HTTP/1\.[01] [45]\d\d ")
 
 
-# The part of a request or an answer that is kept for comparison.
+# The part of a request's or a response's body that is kept for comparison.
 Trace = bytes | tuple[int, bytes, bytes]
 
 
 def trace_of(body: bytes) -> Trace:
-    """Returns a value by which bodies are compared: long ones by their length and both ends."""
+    """Returns the value by which bodies are compared: length and both ends if they are long."""
     size = len(body)
     if size <= WHOLE_BYTES:
         return body
@@ -52,9 +52,10 @@ def trace_of(body: bytes) -> Trace:
 class Kept(Protocol):
     """A connection that may carry another request.
 
-    is_kept: the current request was written after others. has_head: the headers of its answer have
-    arrived. asked: the trace of its body, b"" for none. last_asked, last_answer: those of the
-    previous request and answer; last_answer is None if there was none.
+    is_kept: whether other requests were written before the current one. has_head: whether the
+    headers of its response have arrived. asked: the trace of the request's body, b"" for none.
+    last_asked, last_answer: the traces of the previous request and response; last_answer is None if
+    there was none.
     """
 
     is_kept: bool
@@ -71,11 +72,11 @@ class Kept(Protocol):
 
     @property
     def unasked(self) -> object:
-        """Truthy if more than the answer may have come, such as the bytes themselves."""
+        """Truthy if more than the response may have arrived, such as the bytes themselves."""
 
 
 class Reuse:
-    """The decision whether to reuse connections to one endpoint, learned from their answers."""
+    """Decides whether to reuse connections to one endpoint, as learned from their responses."""
 
     def __init__(self) -> None:
         self._credit = _MOST_CREDIT
@@ -84,7 +85,7 @@ class Reuse:
         self.is_allowed = True
 
     def own(self, answer: Answer, exchange: Exchange, connection: Kept) -> None:
-        """Raises Repeat if the whole answer may be another request's. Call it once per answer."""
+        """Raises Repeat if the response may belong to another request. Call once per response."""
         body = answer.body
         is_kept = connection.is_kept and exchange.may_repeat
         if answer.status == 200:
@@ -95,7 +96,7 @@ class Reuse:
                 connection.last_asked = connection.asked
                 connection.last_answer = found
             if exchange.failed is not None and exchange.doubted and exchange.doubted == body:
-                # The server gives answers to different requests the same id.
+                # The server gives the same id to the answers to different requests.
                 self._repeats_itself = True
         elif is_kept:
             self._check_refusal(answer, connection)
@@ -106,7 +107,7 @@ class Reuse:
             self.answered()
 
     def _compare(self, connection: Kept, body: bytes) -> None:
-        """Raises Repeat if the previous answer, to another request, came again with its id."""
+        """Raises Repeat if the answer has an id and equals the previous one, to another request."""
         # Answers without ids, such as a classifier's, are often equal.
         if connection.last_asked != connection.asked and _ID in body:
             raise self._doubted("the previous answer came again", body)
@@ -118,7 +119,7 @@ class Reuse:
             raise self._doubted(f"HTTP {status} on a reused connection", b"")
 
     def answered(self) -> None:
-        """Adds credit for an exchange that got its own answer."""
+        """Adds credit for an exchange that got its own response."""
         self._set(min(self._credit + _EARNED, _MOST_CREDIT))
 
     def check(self, error: CallError, exchange: Exchange, connection: Kept) -> None:
@@ -131,7 +132,7 @@ class Reuse:
             raise Repeat(error) from error
 
     def unasked(self, data: bytes) -> None:
-        """Records bytes that came on a connection without an open request."""
+        """Records bytes that arrived on a connection without an open request."""
         if not _GOODBYE.match(data):
             self._set(-math.inf)
 
@@ -148,5 +149,5 @@ class Reuse:
 
 
 def _is_last(answer: Answer, connection: Kept) -> bool:
-    """Whether the server ends the connection with the answer."""
+    """Whether the server ends the connection after the response."""
     return "close" in answer.headers.get("connection", "").lower() or not connection.is_open

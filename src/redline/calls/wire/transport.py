@@ -1,8 +1,8 @@
 """HTTP/1.1 to one endpoint over keep-alive connections: TCP or TLS, directly or through a proxy.
 
-An exchange gets a connection, then its grant; then it waits in the outbox for the end of the turn
-of the event loop. Then all requests that are due are stamped and written, after one flush of what
-must be written before them.
+An exchange gets a connection, then its grant; then it waits in the outbox for the end of the event
+loop's turn. Then all due requests get their send times and are written, after one flush of the
+results that must be saved before.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from redline.clock import SYSTEM, Clock
 from redline.errors import BadRow, CallError, ConfigError
 
 _MOST_STALE = 8
-# Requests leave sooner than this after the last of their turn was due, unless a disk is slow.
+# Requests leave sooner than this after the last one of their turn was due, unless a disk is slow.
 _LONG_S = 0.005
-# Rows may name their own paths; a run has few different ones.
+# Rows may have their own urls, but a run has few different ones.
 _MOST_HEADS = 256
 # The lengths of most bodies differ little.
 _MOST_ENDS = 4096
@@ -53,34 +53,34 @@ _WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
 
 
 class Outbox:
-    """The requests that are due in one turn of the event loop, which leave together.
+    """Sends all requests that are due in one turn of the event loop together.
 
-    before_write: called once before they are stamped and written. If it takes long to save results,
-    the exchanges record since when they have waited for that.
+    before_write: called once before they get their send times and are written. If it takes long to
+    save results, the exchanges record since when they have waited for it.
     """
 
     def __init__(self, before_write: Callable[[], None], clock: Clock = SYSTEM) -> None:
         self._before_write = before_write
         self._now_s = clock.now_s
         self._due: list[Connection] = []
-        self._due_s = 0.0  # when the last of them was due
+        self._due_s = 0.0  # when the last one was due
         self._pools = WeakSet[Pool]()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def serve(self, pool: Pool) -> None:
-        """Adds a pool, which is notified when another event loop runs."""
+        """Adds a pool, which is notified when requests come from another event loop."""
         self._pools.add(pool)
 
     def add(self, connection: Connection) -> None:
         """Adds a connection whose request is due."""
         if not self._due:
             loop = asyncio.get_running_loop()
-            # Once for all requests of a turn: finding the loop is a system call in CPython 3.11.
+            # Once for all requests of a turn: getting the loop is a system call in CPython 3.11.
             if loop is not self._loop:
                 self._enter(loop)
             loop.call_soon(self._leave)
         self._due.append(connection)
-        # What must be written before them may be written earlier in this turn.
+        # The results that must be saved first may be saved earlier in this turn.
         self._due_s = self._now_s()
 
     def _enter(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -107,8 +107,9 @@ class Outbox:
             for each in due:
                 each.refuse(error)
         except BaseException as error:
-            # A signal handler raised it while the event loop was blocked. The task whose turn it
-            # was gets it; the others are due in the next turn, unless they are cancelled before.
+            # A signal handler raised it while the event loop was blocked. The task whose request
+            # was being written gets the exception; the others are due in the next turn, unless they
+            # are cancelled before.
             connection.refuse(error)
             for each in due[due.index(connection) + 1 :]:
                 self.add(each)
@@ -117,9 +118,9 @@ class Outbox:
 class Transport:
     """Exchanges with one endpoint over keep-alive connections, one for each concurrent exchange.
 
-    proxy: its URL, None for none. intake: bounds the memory of answers. on_handshake: called with
-    the seconds that a connection took, for some connections. Raises ConfigError for a proxy that
-    cannot be used.
+    proxy: the proxy's URL, None for no proxy. intake: bounds the memory of answers. on_handshake:
+    called with the seconds that some connections took to make; see Dialer. Raises ConfigError for a
+    proxy that cannot be used.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class Transport:
         self._connect_hint = "" if proxy is None else f"through the proxy {proxy.server}: {CHECK}"
         self.intake = intake or ReplyMemory(endpoint.max_reply_bytes)
         self._headers = _default_headers(endpoint)
-        # The heads of requests without headers of their own, except for the body's length.
+        # The heads of requests without headers of their own, without the body's length.
         self._heads: dict[tuple[str, str], bytes] = {}
         self._outbox = outbox or Outbox(do_nothing, clock)
         self._reuse = Reuse()
@@ -152,10 +153,10 @@ class Transport:
         self._outbox.serve(self._pool)
 
     def head(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
-        """Returns the head of a request: its first line and its headers.
+        """Returns the head of a request: the request line and the headers.
 
-        headers: take precedence over the endpoint's own. body: None for none. Raises BadRow for an
-        invalid method, path or header.
+        headers: take precedence over those of the endpoint. body: None for no body. Raises BadRow
+        for an invalid method, path or header.
         """
         head = None if headers else self._heads.get((method, path))
         if head is None:
@@ -170,11 +171,11 @@ class Transport:
         take: Callable[[bytes], Awaitable[None]] | None = None,
         kind: str = EVENTS,
     ) -> Answer:
-        """Sends the request of `exchange` and returns the whole answer.
+        """Sends the request of `exchange` and returns the response.
 
-        take: awaited with the parts of the body of a 200 of media type `kind`, as they arrive; the
-        answer's body is then empty. Any other answer is read whole. Raises CallError, and Repeat if
-        the exchange allows it.
+        take: awaited with each part of the body, as it arrives, of a response with status 200 and
+        media type `kind`; the returned body is then empty. Any other response is read whole. Raises
+        CallError, and Repeat if the exchange allows it.
         """
         stale = 0
         while True:
@@ -197,7 +198,7 @@ class Transport:
                 self._reuse.own(answer, exchange, connection)
                 return answer
             except TooLate:
-                # Nothing was written: it waits for another grant.
+                # Nothing was written: the exchange waits for another grant.
                 continue
             except (CallError, Repeat) as error:
                 self._end(connection, exchange, error)
@@ -206,7 +207,7 @@ class Transport:
                 self._pool.give_back(connection)
 
     def check(self, answer: Answer) -> None:
-        """Raises Refused if the answer is a 407 of the proxy, which wants a user and password."""
+        """Raises Refused if the response is a 407 of the proxy, which asks for a password."""
         if answer.status == 407 and self._forwarder is not None:
             raise unauthorized(407, answer.headers.get("proxy-authenticate", ""), self._forwarder)
 
@@ -248,9 +249,9 @@ class Transport:
         return connection
 
     def _end(self, connection: Connection, exchange: Exchange, error: Exception) -> None:
-        """Ends a connection whose exchange has failed. Raises Repeat to send the request again."""
+        """Closes a connection whose exchange failed. Raises Repeat to send the request again."""
         if isinstance(error, CallError) and connection.is_done:
-            # The request was not written, or its answer is complete.
+            # The request was not written, or its response is complete.
             return
         connection.close()
         if isinstance(error, CallError):
@@ -278,19 +279,19 @@ class Transport:
         return head
 
     def _target(self, path: str) -> str:
-        """Returns path and query of the URL of a request's path. Raises BadRow if not a path."""
+        """Returns the path and query to request for a row's url. Raises BadRow if not a path."""
         try:
             url = self._endpoint.url_of(path).partition("#")[0]
         except ConfigError as error:
             raise BadRow(error.what, hint=error.hint) from error
         parts = urlsplit(url)
         target = url[len(parts.scheme) + 3 + len(parts.netloc) :] or "/"
-        # Percent signs stay as they are: only characters that no server takes are quoted.
+        # Percent signs stay as they are: only characters that no server accepts are quoted.
         is_plain = target.isascii() and " " not in target
         return target if is_plain else quote(target, safe=punctuation)
 
 
-# Formatting a number costs more than all other work on a head.
+# Formatting the number would cost more than all other work on a head.
 @lru_cache(maxsize=_MOST_ENDS)
 def _end(size: int) -> bytes:
     """Returns the end of the head of a request whose body has this length."""
@@ -311,7 +312,7 @@ async def _handed_on(
     take: Callable[[bytes], Awaitable[None]],
     kind: str,
 ) -> bool:
-    """Passes an answer of this kind to `take` as it arrives; False for any other, left unread."""
+    """Passes a body of this kind to `take` as it arrives; returns False, unread, for any other."""
     await connection.head()
     found = connection.headers.get("content-type") or ""
     if connection.status != 200 or not found.lower().startswith(kind):

@@ -20,7 +20,7 @@ from redline.store import local_path
 from redline.timeline import CallEnded, read_trace
 
 _PROMPT_TOKENS, _MAX_TOKENS = 128, 128
-# Rows that are kept to be asked in turn, and their bytes.
+# The most rows that are kept to be sent in turn, and the most bytes of them.
 _MOST_ROWS, _MOST_ROW_BYTES = 10_000, 64 * 1024 * 1024
 _MOST_RECORDED = 100_000
 
@@ -28,8 +28,8 @@ _MOST_RECORDED = 100_000
 class Asked(msgspec.Struct, frozen=True):
     """The requests of a load.
 
-    words: a description for the user. input_tokens: of one request. output_tokens: the maximum of
-    one answer. Both are None if unknown.
+    words: a description for the user. input_tokens: per request. output_tokens: the maximum per
+    answer. Each is None if unknown.
     """
 
     requests: Iterator[Any]
@@ -39,11 +39,11 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def recorded_calls(text: str) -> list[CallEnded]:
-    """Returns the calls of the last run in a trace that has any, in order of arrival.
+    """Returns the calls of the last run in a trace that made calls, in order of arrival.
 
-    If the run had a fixed number of workers, a call arrives when it is first sent: before that it
-    waited for the limits of its run. Only the latest 100,000 calls are read. Raises ConfigError if
-    there are none.
+    If the run had a fixed number of workers, a call's arrival is its first send, because before
+    that it waited for the limits of that run. Only the latest 100,000 calls are read. Raises
+    ConfigError if there are none.
     """
     path = local_path(text)
     runs = [run for run in read_trace(path, _MOST_RECORDED).runs if run.calls]
@@ -66,7 +66,7 @@ def asked_of(
 ) -> Asked:
     """Returns the requests of a load: rows of a file in turn, or synthetic prompts.
 
-    calls: recorded calls, whose lengths the synthetic prompts and answers have; None without a
+    calls: recorded calls, whose lengths the synthetic prompts and answers copy; None without a
     trace.
     Raises ConfigError if flags cannot be combined, or if no request can be made.
     """
@@ -145,7 +145,7 @@ class _Bound:
     """The bound on the tokens of an answer to a synthetic prompt.
 
     field: its name in the body; empty if the API has none. tokens: the bound. is_own: the bound is
-    the default, because the user has stated none.
+    redline's default, because the user has set none.
     """
 
     def __init__(self, target: Target) -> None:

@@ -1,4 +1,4 @@
-"""`redline bench`: measures the throughput and latency of a target under a stated load."""
+"""`redline bench`: measures the throughput and latency of a target under a given load."""
 
 from __future__ import annotations
 

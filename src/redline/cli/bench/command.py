@@ -60,7 +60,7 @@ _KINDS = ("constant", "poisson", "replay", "find_concurrency")
 class _Bench(msgspec.Struct, frozen=True, kw_only=True):
     """A benchmark as the command line describes it.
 
-    load: a description for a reader. most_rate: the stated rate in requests per second, if any.
+    load: its description for the user. most_rate: the given rate in requests per second, if any.
     """
 
     target: Target
@@ -121,7 +121,7 @@ def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags
         elif knee is not None:
             say_lines(knee_lines(knee, found))
     finally:
-        # Also if the reader of stdout has closed it, as `head` does.
+        # Save the figures even if the reader of stdout has closed it, as `head` does.
         if place is not None:
             write_file(place, page)
     return _status(found)
@@ -136,7 +136,7 @@ def _status(found: Sequence[Figures]) -> int:
 async def _measure(
     bench: _Bench, what: Measuring, progress: Progress, *, is_json: bool
 ) -> tuple[list[Figures], Knee | None]:
-    """Measures the load, or each level, whose figures are printed when it ends.
+    """Measures the load, or each of its levels; prints the figures of a level when it ends.
 
     Raises RedlineError if nothing was measured and it was not interrupted.
     """
@@ -184,7 +184,7 @@ def _bench(folder: Path, targets: list[str], options: Flags, flags: Flags) -> _B
         schedule = schedule_of(per_s, kind, seed)
     elif calls is not None:
         schedule = recorded([call.arrived_s for call in calls])
-        # The last call is due within it.
+        # By then, the last call is due.
         usual_s = schedule[-1] + 1.0
     elif kind:
         usual_s = _LEVEL_S
@@ -238,7 +238,7 @@ def rate_per_s(text: str, flag: str) -> float:
 
 
 def _announcement(bench: _Bench) -> list[str]:
-    """Returns lines that state, before anything is sent, the requests and their bounds."""
+    """Returns the lines to print before anything is sent: the requests and their bounds."""
     plan = bench.plan
     each = " each" if bench.is_sweep else ""
     warm_up = f", the first {duration(plan.warm_up_s)} as a warm-up" if plan.warm_up_s else ""

@@ -27,7 +27,7 @@ _HANDLER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _HOST = re.compile(r"[\w.-]+:\d+(/.*)?")
 _FORM = "a target is a URL, a name from redline.toml, sim, engine:MODEL or module:name"
-# Flags on how rows become requests; a function gets the rows themselves and does not use them.
+# Flags that set how rows become requests; a function gets the rows themselves, and no requests.
 _PROMPTING = (
     *("prompt", "system", "model", "temperature", "max_tokens", "params", "url", "method"),
     *("body", "output_path", "constant_prompt"),
@@ -87,7 +87,7 @@ def target_of(
 ) -> Target:
     """Returns the target of these names.
 
-    rows: as for `resolve_run`. given: those flags of a run that apply, by their keys.
+    rows: as for `resolve_run`. given: the flags of a run that apply to a benchmark, by key.
     Raises ConfigError that names the mistake.
     """
     if not names:
@@ -123,7 +123,7 @@ def target_of(
 
 
 def _check_name(name: str, configuration: Configuration) -> None:
-    """Raises ConfigError for a name that is not an endpoint's, with the nearest one."""
+    """Raises ConfigError for an unknown endpoint, with the nearest known name."""
     known = (*configuration.endpoints, SIM)
     if name in known or name.startswith(("http://", "https://", "engine:")):
         return
@@ -176,8 +176,8 @@ async def answering(
 ) -> AsyncIterator[Caller]:
     """Opens the target for the block: starts built-in servers, and closes connections at its end.
 
-    concurrency: calls at once, for endpoints that do not state their own; for a plain function, the
-    number of threads that call it.
+    concurrency: maximum calls in flight at endpoints that do not set their own; for a plain
+    function, the number of threads that call it.
     """
     job = target.job
     if target.handler is not None:
@@ -200,7 +200,7 @@ async def answering(
 
 
 def _with_slots(endpoint: Endpoint, concurrency: int) -> Endpoint:
-    """Returns the endpoint with room for all calls, unless it states its own concurrency."""
+    """Returns the endpoint with room for all calls, unless it sets its own concurrency."""
     if endpoint.limits.concurrency is not None:
         return endpoint
     limits = replace(endpoint.limits, concurrency=concurrency)

@@ -105,8 +105,8 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
 def _evaluation(named: list[str], given: Flags) -> Evaluation:
     """Returns the built-in evaluation or that of a file, with the shots of the command line.
 
-    Raises ConfigError unless exactly one evaluation is named, for shots without a file, and for a
-    file of shots without their number. `--shots 0` leaves out those of a file.
+    Raises ConfigError unless exactly one evaluation is given, for a number of shots without a file
+    of them, and for such a file without a number. `--shots 0` turns off the shots of a task file.
     """
     path = given.get("task")
     if (path is None) == (not named):
@@ -132,7 +132,7 @@ def _evaluation(named: list[str], given: Flags) -> Evaluation:
 
 
 def _carry_out(session: Session, evaluation: Evaluation, given: Flags) -> int:
-    # The score is read from the results, so there is always a file of them.
+    # The score is read from the results, so there must be a results file.
     usual = f"{evaluation.name}.results.jsonl"
     output = session.configuration.run.get("output", usual)
     resolved = session.resolved(given["data"], {"output": output, **session.given})

@@ -71,7 +71,7 @@ def fleet_up(ctx: Context, file: str) -> int:
 class _View:
     """Shows events as lines on stderr, and the state in a line that is redrawn on a terminal.
 
-    Elsewhere a changed state is a line of its own, at most once a minute.
+    Without a terminal, a changed state is a line of its own, at most once a minute.
     """
 
     def __init__(self) -> None:

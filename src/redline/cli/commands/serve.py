@@ -113,7 +113,7 @@ PARAMS = (*_OWN, replace(_ENDPOINT, section="Endpoints"), *_OTHERS)
 # The tables in [serve]; its other keys are those of flags.
 _TABLES = ("classes", "batches")
 _ONLY_FLAGS = ("config", "check", "schema")
-# Fields of the gateway's settings that flags set as they are.
+# Fields of the gateway's settings that take the value of a flag unchanged.
 _FIELDS = (
     *("host", "port", "workers", "balance", "drain_s", "most_body_bytes"),
     *("keys", "cache_ttl_s"),
@@ -147,7 +147,7 @@ def serve(ctx: Context) -> int:
     worker = this_worker()
     flags = stated(ctx) if worker is None else worker.flags
     if "schema" in flags:
-        # Imported here: only editors ask for it.
+        # Imported here: only editors request the schema.
         from redline.cli.commands.toml_schema import toml_schema
 
         of_serve = (option for option in PARAMS if option.key not in _ONLY_FLAGS)
@@ -236,7 +236,7 @@ def _function(flags: Flags, own: Flags) -> FunctionSettings | None:
     if "function" not in own:
         _refuse("--function", flags, ("max_batch_size", "max_wait"))
         return None
-    # None of these applies to a function.
+    # None of these flags applies to a function.
     for name in ("cache", *(FLAGS[field].key for field in _CALLING)):
         if flags.get(name):
             raise ConfigError(
@@ -260,7 +260,7 @@ def _refuse(missing: str, given: Flags, names: Collection[str]) -> None:
 
 
 def _refuse_unreachable(tenants: Collection[str], file: str) -> None:
-    """Raises ConfigError for a tenant that no call can belong to, as there are no keys."""
+    """Raises ConfigError for a tenant that no call can belong to, because there are no keys."""
     # Imported here, as in `serve`.
     from redline.serve.keys import DEFAULT_TENANT
 

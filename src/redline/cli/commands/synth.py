@@ -133,7 +133,7 @@ def _carry_out(session: Session) -> int:
 
 
 def _job(job: Job, task: Synthesis, *, is_dry: bool) -> Job:
-    """Returns the job that makes texts. Raises ConfigError if its settings do not allow that."""
+    """Returns the job that generates the texts. Raises ConfigError if its settings forbid that."""
     if job.prompting.prompt is None:
         raise ConfigError(
             "say what to generate", hint="--prompt 'Write a story about {{ topic }}.'"

@@ -109,7 +109,7 @@ def _carry_out(session: Session, rows: str) -> int:
     if "schema" not in given:
         raise ConfigError("tagging needs a schema", hint="name one: --schema labels.json")
     schema = load(given["schema"])
-    # The row belongs to its tag: it is compared with gold, and goes into the table.
+    # A result line needs its row: the comparison with gold labels and the table use the columns.
     resolved = session.resolved(rows, {**given, "keep_input": True})
     row = first_row(rows)
     gold = gold_of(given["gold"], schema, row) if "gold" in given else None

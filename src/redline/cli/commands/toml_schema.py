@@ -49,7 +49,7 @@ def toml_schema(of_serve: Iterable[Option]) -> dict[str, Any]:
 
 
 def _tables(each: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schema of a table of such tables, with any names."""
+    """Returns the schema of a table that holds such tables under any names."""
     return {"type": "object", "additionalProperties": each}
 
 

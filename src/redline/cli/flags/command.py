@@ -20,7 +20,7 @@ WIDTH = 100
 
 
 def _check_folder() -> None:
-    """Raises ConfigError if the current folder was removed: nothing can be found from there."""
+    """Raises ConfigError if the current folder was removed, so that no relative path works."""
     try:
         Path.cwd()
     except OSError as error:
@@ -97,10 +97,11 @@ class Command(_Described, click.Command):
 class Group(_Described, click.Group):
     """A group of commands, such as the program itself. Its help lists the commands, then the flags.
 
-    A command is imported only when it is used: to import all would take a third of the time of a
-    start. known: for each command its module and a summary. The module is in `cli.commands`, or in
-    the folder of `cli` that it names, such as `results.verify`. It has a function of its own name
-    and the PARAMS of that function, or, as a group of commands, COMMANDS and HELP.
+    A command is imported only when it is used: importing all of them would take a third of the
+    start-up time. known: for each command its module and a summary. The module is in
+    `cli.commands`, or in the folder of `cli` that it names, such as `results.verify`. It defines a
+    function of its own name, and PARAMS for that function; or, for a group of commands, COMMANDS
+    and HELP.
     """
 
     def __init__(
@@ -160,5 +161,5 @@ def stated(ctx: Context) -> dict[str, Any]:
 
 
 def read_flags(ctx: Context, params: Iterable[Word | Option]) -> dict[str, Any]:
-    """Returns what those flags set that are given, by field. Raises ConfigError."""
+    """Returns the values that the given flags set, by field. Raises ConfigError."""
     return read((each for each in params if isinstance(each, Option)), stated(ctx))

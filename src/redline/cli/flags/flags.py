@@ -26,7 +26,7 @@ class Word(click.Argument):
         self.about = about
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """Returns the text, or a list of many; None if it is not given."""
+        """Returns the text, or a list if it takes many; None if it is not given."""
         found = super().process_value(ctx, value)
         return (list(found) or None) if isinstance(found, tuple) else found
 
@@ -43,7 +43,7 @@ class Flag(click.Option):
             metavar=option.metavar,
             help=option.help,
             is_flag=is_switch,
-            # Also for one text: click would silently use the last one and drop the others.
+            # Also for a flag that takes one text: click would silently use the last one of several.
             multiple=not is_switch,
             default=False if is_switch else None,
         )
@@ -54,7 +54,8 @@ class Flag(click.Option):
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         """Returns the text, or a list if it is repeatable; None if it is not given.
 
-        False for a switch that is not given. Raises ConfigError for a text that is given twice.
+        False for a switch that is not given. Raises ConfigError if a flag that takes one text is
+        given twice.
         """
         found = super().process_value(ctx, value)
         if not isinstance(found, tuple):

@@ -1,4 +1,4 @@
-"""The flag that names the file of keys."""
+"""The flag that sets the key file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from click import Context
 
 from redline.cli.flags import flag, stated
 
-# The default in `redline.serve.keys`, which takes too long to import for this name.
+# The default in `redline.serve.keys`, which takes too long to import just for this name.
 _FILE = "keys.jsonl"
 FILE = flag("file", "FILE", f"File of keys. Default {_FILE}.")
 
 
 def path_of(ctx: Context) -> Path:
-    """Returns the path of the file of keys."""
+    """Returns the path of the key file."""
     return Path(stated(ctx).get("file", _FILE)).expanduser()

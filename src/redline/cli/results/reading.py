@@ -17,7 +17,7 @@ from redline.journal import Output
 from redline.process import counted
 from redline.store import local_path, url_of
 
-# A seed of samples.
+# The flag `--seed` of commands that draw a sample.
 SEED = whole(
     "seed",
     "Seed of the sample: the same seed always draws the same rows. Default: 0.",

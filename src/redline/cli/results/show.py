@@ -285,7 +285,7 @@ def cost_text(figures: Figures) -> str:
 
 
 def _spent_text(found: Opened, figures: Figures) -> str:
-    """Returns the spending in the budget's own account; empty without a budget."""
+    """Returns the spending according to the budget's account; empty without a budget."""
     spent = found.spent
     if spent is None:
         return ""

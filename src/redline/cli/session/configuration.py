@@ -110,8 +110,9 @@ def load(
 ) -> Configuration:
     """Reads the settings in `redline.toml` and `.env` in `folder`; both may be missing.
 
-    run_kinds: the flags that `[run]` may set. file: a name in place of redline.toml. Raises a
-    ConfigError that names an unknown key and the nearest known one, or a value of the wrong kind.
+    run_kinds: the flags that `[run]` may set. file: the file to read instead of redline.toml.
+    Raises a ConfigError that names an unknown key and the nearest known one, or a value of the
+    wrong kind.
     """
     from_file = _dotenv(folder / ".env")
     tables = {}

@@ -23,7 +23,8 @@ def aligned(
 ) -> list[str]:
     """Returns a line for each row, its columns as wide as their longest cell.
 
-    is_figures: all columns but the first are aligned on the right. least: width of a column.
+    is_figures: all columns but the first are aligned on the right. least: the minimum width of a
+    column.
     """
     widths = [max(least, *map(cells, column)) for column in zip(*rows, strict=True)]
 

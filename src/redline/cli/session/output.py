@@ -18,7 +18,7 @@ from redline.events import AlertChanged, Event
 from redline.journal import Output, Result, error_fields, line_writer
 from redline.process import lasting, printable, printable_json
 
-# The most bytes written before the event loop has its turn again, for lines of 10 MB: about 1 ms.
+# The most bytes written before the event loop gets a turn, about 1 ms: lines may have 10 MB.
 _TURN_BYTES = 256 * 1024
 # The pause before a full pipe is tried again: short at first, since a quick reader takes 64 KB in
 # about 0.1 ms, and then ever longer.
@@ -41,8 +41,8 @@ def tell_line(text: str) -> None:
 def say(text: str = "", *, clears: bool = False) -> None:
     """Writes to stdout and flushes it; does nothing if stdout is closed.
 
-    clears: whether the terminal is cleared first. Raises BrokenPipeError if the reader has gone,
-    JournalError for other failures, such as a full disk.
+    clears: whether the terminal is cleared first. Raises BrokenPipeError if the reader has closed
+    the pipe, JournalError for other failures, such as a full disk.
     """
     if sys.stdout is None:
         return
@@ -74,7 +74,7 @@ def say_json(data: bytes) -> None:
 
 
 def lost_stdout(error: OSError, hint: str = "make room") -> Exception:
-    """Returns the error to raise after a failed write to stdout, as described at `say`."""
+    """Returns the error to raise after a failed write to stdout, see `say`."""
     if isinstance(error, BrokenPipeError):
         # Without its errno: on EPIPE, click would end the program itself.
         return BrokenPipeError()
@@ -82,7 +82,7 @@ def lost_stdout(error: OSError, hint: str = "make room") -> Exception:
 
 
 def forget_stdout() -> None:
-    """Keeps the interpreter, when it ends, from flushing to a stdout that accepts no more."""
+    """Prevents the interpreter's flush at exit from writing to a stdout that accepts no more."""
     if sys.stdout is None:
         return
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -103,7 +103,8 @@ def hold_standard_streams() -> None:
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-        # As on stderr: the name of a file need not be text, and latin-1 lacks most characters.
+        # As on stderr: the name of a file need not be valid text, and latin-1 lacks most
+        # characters.
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

@@ -152,9 +152,10 @@ class _Settings:
         self._is_sending = is_sending
 
     def flags(self, table: Flags) -> dict[str, Any]:
-        """Returns the stated flags above those of an endpoint's table, and these above [run].
+        """Merges flags: the command line overrides an endpoint's table, which overrides [run].
 
-        Without switches that are off and rivals of stated flags in [run].
+        Leaves out settings of [run] that are switched off, or that rival a flag on the command
+        line.
         """
         run = self._configuration.run
         defaults = {name: value for name, value in run.items() if value is not False}
@@ -165,7 +166,7 @@ class _Settings:
         return {**defaults, **table, **self.stated}
 
     def of_server(self, flags: Flags, server: _Server) -> tuple[Options, Endpoint]:
-        """Completes the options from the server's table and the environment, and their endpoint."""
+        """Returns the options, completed from the table and the environment, and their endpoint."""
         configuration, options = self._configuration, options_in(flags)
         options = dataclasses.replace(
             options,
@@ -242,7 +243,7 @@ class _Settings:
 
 
 def _check_needs(flags: Flags, stated: Flags) -> None:
-    """Raises ConfigError for a flag that lacks another, or that another one excludes.
+    """Raises ConfigError for a flag that lacks a required other flag, or conflicts with one.
 
     Also raises it if no file can be at the output's path.
     """

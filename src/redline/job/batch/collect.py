@@ -36,7 +36,7 @@ class Rest:
 
     offsets: in the part's file. worst: their worst-case cost. spent: the cost of the other rows.
     attempts: the most batches that any of them was in. is_counted: the batch counts against their
-    retries. is_cancelled: the batch was cancelled. stopped: an error of a row that ends the run.
+    retries. is_cancelled: the batch was cancelled. stopped: the error of a row, if it ends the run.
     """
 
     part: Part
@@ -95,9 +95,10 @@ class Collector:
     ) -> Rest | None:
         """Saves the answers of the batch, and returns its rows without an outcome.
 
-        None if it has answers that are not visible yet, or the provider does not answer at present;
-        raises its last error if it has not for an hour. in_time: of the downloads. may_wait: if
-        False, invisible answers are treated as missing.
+        Returns None if some of its answers cannot be read yet, or if the provider does not respond
+        at present; raises the provider's last error if it has not responded for an hour. in_time:
+        the timeout of the downloads. may_wait: if False, answers that cannot be read yet are
+        treated as missing.
         """
         paths = []
         results_paths = self._ledger.results_paths(part.number)
@@ -114,7 +115,7 @@ class Collector:
             # No line has been read yet, so all of this can be done again.
             if part.is_silent(SYSTEM.now_s()):
                 raise
-            # Once the provider answers, its results get the whole time to become visible.
+            # Once the provider responds again, it has the whole time to make the results readable.
             part.over_since_s = None
             return None
         expected = len(reader) if batch.status == "completed" else batch.finished
@@ -126,7 +127,7 @@ class Collector:
         return await self._without_line(rest, without_line(batch.status, unread))
 
     async def _has_fetched(self, batch: Batch, file_id: str, path: Path, *, may_wait: bool) -> bool:
-        """Downloads the file to `path`; False if the provider does not show it.
+        """Downloads the file to `path`; returns False if the provider does not have it yet.
 
         Raises ConfigError instead if neither `may_wait` nor `is_leaving`.
         """
@@ -155,7 +156,7 @@ class Collector:
             if offset is not None:
                 await self._end(rest, reader.read(offset), offset, failed(error), is_done=False)
         if len(reader) == count:
-            # The same rows might be refused without end, so this batch counts.
+            # Otherwise the same rows might be refused forever, so this batch counts as an attempt.
             return await self._without_line(rest, unfinished())
         # None of the others was executed, and each further batch is smaller.
         rest = await self.leave(part, reader)
@@ -209,7 +210,7 @@ class Collector:
         mask = self._api.mask
         masked = mask.body(raw)
         if masked != raw:
-            # Messages quote the line cut, which could leave a part of a key in them.
+            # Messages quote a truncated line, which could contain a part of a key.
             outcome = outcome_of(read_line(masked), part.url, self._output_path, wall_s, asked)
         if outcome.error is not None:
             mask.hide(outcome.error)
@@ -220,7 +221,7 @@ class Collector:
     ) -> None:
         """Saves the outcome of a row that has come out of a batch, or adds the row to the rest.
 
-        is_done: the provider has answered its request, though it may not be possible to read how.
+        is_done: the provider has answered its request, even if that answer cannot be read.
         """
         world, error = self._world, outcome.error
         if world.metered is not None and outcome.reply is not None:
@@ -237,7 +238,7 @@ class Collector:
         if error is not None and not self.is_leaving:
             world.tally.batch_failed(error.kind)
         if error is not None and error.stops_run:
-            # The error is as old as the batch. The row is asked again: live, or by the next run.
+            # The error is as old as the batch, so the row is sent again: live, or by the next run.
             if self.is_leaving:
                 rest.add(offset, kept)
             else:

@@ -15,8 +15,8 @@ from redline.job.batch.world import World
 
 # The most parts that are not done; at this number, no rows are read.
 _MOST_PARTS = 100
-# A file of requests has one path and one model, so each pair fills a file of its own. All of them
-# are open at a time: if more pairs take turns, files are closed with few rows.
+# A file of requests has one path and one model, so each pair fills a file of its own. This many
+# files are open at a time: if more pairs take turns, files are closed with few rows.
 _MOST_ROUTES = 100
 
 Route = tuple[str, str]

@@ -9,7 +9,7 @@ next step is taken.
   making      making           perhaps in a batch                   looked for at the provider first
   running     batch            in this batch                        polled
   uploaded    refused          in no batch: there was no room       made into a batch
-  done        done             in the journal, in a later part, or to be asked again
+  done        done             in the journal, in a later part, or to be sent again
 
 The first note names the run, so that its batches can be recognized by their metadata; another such
 note follows when the output continues at another provider. A row that is in two parts belongs to
@@ -33,7 +33,7 @@ from redline.journal import Output
 from redline.process import free_name, sync_name, telling, unwritable, write_all
 
 _HINT = "look up the batches of this run at the provider, then start over with --restart"
-# The state of a part after a note on it.
+# The state of a part after each kind of note.
 _STATES = {"file": "uploaded", "making": "making", "batch": "running", "refused": "uploaded"}
 
 
@@ -66,14 +66,14 @@ class Note(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """A part that is not done. batches: all that were made of it; only the last one counts.
+    """A part that is not done. batches: all that were made from it; only the last one counts.
 
     The other fields are not in the file. due_s: when it is next made into a batch, or its batch is
     polled. wait_s: the wait before that poll. seen, finished: the state of the batch and its
-    finished rows, as last polled. silent_since_s: since when the provider has not answered, or has
-    not returned the results of a batch that is over. over_since_s: since when the batch is over
-    while the provider answers. is_gone: the provider no longer knows the batch. moved: in a part
-    from an earlier run, the rows that a later part holds.
+    finished rows, as last polled. silent_since_s: since when the provider has not responded, or has
+    not returned the results of a batch that is over. over_since_s: since when the batch has been
+    over and the provider has responded. is_gone: the provider no longer knows the batch. moved: in
+    a part from an earlier run, the rows that a later part holds.
     """
 
     number: int
@@ -107,7 +107,7 @@ class Part(msgspec.Struct, kw_only=True):
         self.due_s = now_s + self.wait_s
 
     def is_silent(self, now_s: float) -> bool:
-        """Notes that the provider does not answer; returns whether it has been silent an hour."""
+        """Notes that the provider does not respond; returns whether that has lasted an hour."""
         self.silent_since_s = self.silent_since_s or now_s
         return now_s - self.silent_since_s >= MOST_SILENCE_S
 
@@ -146,7 +146,7 @@ class Ledger:
         return [self.folder / f"part-{number}.{kind}" for kind in ("output", "errors")]
 
     def next_number(self) -> int:
-        """Returns the number of a new part; no number recurs, even after a restart."""
+        """Returns the number of a new part; numbers are never reused, even after a restart."""
         self._last_part += 1
         return self._last_part
 
@@ -183,7 +183,7 @@ class Ledger:
 
     @staticmethod
     def put_aside(output: Output) -> None:
-        """Gives the notes of an output the first free name `batches.old-N.jsonl`. Blocks."""
+        """Renames the notes of an output to the first free `batches.old-N.jsonl`. Blocks."""
         path = _path_of(output)
         with telling(path):
             path.rename(free_name(path, "old"))

@@ -1,4 +1,4 @@
-"""Rows that a run with batches sends live: the first ones, or those that batches have left."""
+"""Rows that a run with batches sends live: the first ones, or those that batches did not finish."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from redline.process import in_thread
 
 # The clock of a provider may be wrong by up to this.
 _CLOCK_SLACK_S = 3600.0
-# The provider has not answered, or a proxy before it has given up.
+# The provider did not respond, or a proxy in front of it gave up.
 _UNCONFIRMED = (None, 502, 504)
 # A search for a batch ends after this many pages of 100, so that no list is endless.
 _MOST_PAGES = 1000
@@ -53,7 +53,7 @@ class PartStore:
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
-            # The ledger must not be closed under the thread.
+            # The ledger must not be closed while the thread writes to it.
             await asyncio.wait([writing])
             raise
 
@@ -90,7 +90,7 @@ class PartStore:
         await self.note(Note(at="file", part=part.number, file=file_id))
 
     async def made(self, part: Part) -> Batch | None:
-        """Returns the batch that was made of the part and not noted; None if there is none.
+        """Returns the batch that was made from the part but not noted; None if there is none.
 
         Waits while the batch may still appear.
         """
@@ -178,7 +178,7 @@ class PartStore:
         await in_thread(drop, paths)
 
     async def tidy(self, part: Part, batch: Batch | None) -> None:
-        """Deletes the provider's files. They cost nothing, and the provider would delete them."""
+        """Deletes the part's files at the provider; any that remain cost nothing, and expire."""
         files = [part.file, *(batch.files if batch is not None else ())]
         for file_id in filter(None, files):
             try:

@@ -5,7 +5,7 @@ completed           are results          are looked for again, then sent again, 
 expired             are results          are sent again, at most --max-retries times
 cancelled by us     are results          are sent live
 cancelled otherwise are results          are left for the next run, and this one ends
-failed for want of room                  wait until another batch is over, or are halved
+failed for lack of room                  wait until another batch is over, or are halved
 failed by lines                          those lines are failures, the others are sent again
 failed otherwise                         are left for the next run, and this one ends
 """
@@ -71,9 +71,9 @@ def next_look_s(before_s: float | None) -> float:
 
 
 def appears_s(making_wall_s: float, wall_s: float) -> float:
-    """Returns for how many more seconds a batch may appear whose creation was not confirmed.
+    """Returns the seconds in which a batch whose creation was not confirmed may still appear.
 
-    Also 0 if the clock was set back meanwhile.
+    Returns 0 also if the clock was set back meanwhile.
     """
     since_s = wall_s - making_wall_s
     return MOST_MAKING_S - since_s if 0 <= since_s < MOST_MAKING_S else 0.0
@@ -137,7 +137,7 @@ def without_line(status: str, unread: int) -> CallError:
 
 
 def unfinished(code: object = None, message: object = None) -> ServerFailed:
-    """Returns the error of a row for which its batch has no answer."""
+    """Returns the error of a row that its batch has not answered."""
     why = ": ".join(str(part) for part in (code, message) if part)
     return ServerFailed(f"the batch ended without an answer: {why or 'no line for the row'}")
 
@@ -151,7 +151,7 @@ def is_sent_again(error: Exception | None, attempts: int, max_retries: float) ->
 
 
 def is_full(problems: Sequence[Problem]) -> bool:
-    """Whether the batch failed because the provider holds too much of this account already."""
+    """Whether the batch failed because batches of this account already hold too many tokens."""
     return any(problem.code == "token_limit_exceeded" for problem in problems)
 
 
@@ -168,7 +168,7 @@ def bad_lines(problems: Sequence[Problem]) -> dict[int, Rejected]:
 
 
 def reasons_of(problems: Sequence[Problem]) -> str:
-    """Returns the reasons why a batch failed, in a line."""
+    """Returns the reasons why a batch failed, in one line."""
     return "; ".join(map(_reason, problems[:3])) or "the provider names no reason"
 
 
@@ -177,7 +177,7 @@ def _reason(problem: Problem) -> str:
 
 
 def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
-    """Returns about how many seconds `rows` rows take live.
+    """Estimates the seconds that `rows` rows take live.
 
     The maximum of the times that the slots and each stated limit require. All tokens of a row count
     in the limits of input and of output tokens, so this is an upper estimate.
@@ -193,8 +193,8 @@ def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
 
 
 def margin_s(live_rest_s: float, deadline_s: float) -> float:
-    """Returns the seconds before its deadline at which a run cancels its batches.
+    """Returns how many seconds before its deadline a run cancels its batches.
 
-    The time is for the unfinished rows, which then run live.
+    In that time, the unfinished rows run live.
     """
     return min(CANCEL_S, _CANCEL_SHARE * deadline_s) + _LIVE_FACTOR * live_rest_s

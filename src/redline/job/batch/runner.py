@@ -96,7 +96,7 @@ class BatchRunner:
         if not runner.is_draining and self._collector.is_leaving:
             await runner.run(self._left)
         await in_thread(self._left.remove_files)
-        # The answers of the rows before are paid for, and the next run may stop at the same place.
+        # The answers to earlier rows are paid for, and the next run may stop at the same place.
         runner.stop_if_input_failed()
 
     async def aclose(self) -> None:
@@ -196,10 +196,11 @@ class BatchRunner:
         self._count()
 
     def _send_later(self, part: Part, error: Retryable | NoEndpoint) -> None:
-        """Raises the error if the provider has no Batch API, or has not answered for an hour.
+        """Postpones the part, unless the error ends the run.
 
-        Later, the part continues after the last noted step, as after a crash: a batch that may
-        exist is looked up first.
+        Raises the error if the provider has no Batch API, or has not responded for an hour. Later,
+        the part continues after the last noted step, as after a crash: a batch that may exist is
+        looked up first.
         """
         now_s = SYSTEM.now_s()
         if not self._is_known:
@@ -211,7 +212,7 @@ class BatchRunner:
             self._wait_for_others()
             return
         else:
-            # The provider has answered, though other runs may use up its quota for long.
+            # The provider responds, though other runs may use up its quota for a long time.
             part.silent_since_s = None
         part.due_s = now_s + MOST_LOOK_S
 
@@ -397,7 +398,7 @@ class BatchRunner:
             reader.close()
 
     def _in_time(self) -> asyncio.Timeout:
-        """With `auto`, ends the block when unfinished rows must be sent live, for the deadline."""
+        """With `auto`, ends the block when unfinished rows must go live to meet the deadline."""
         left_s = self._late_s() - SYSTEM.now_s()
         return asyncio.timeout(None if left_s == math.inf else left_s)
 
@@ -406,9 +407,9 @@ class BatchRunner:
         return SYSTEM.now_s() >= self._late_s()
 
     def _late_s(self) -> float:
-        """Returns when the remaining time is what unfinished rows may take live; inf: never.
+        """Returns the latest time to send unfinished rows live for the deadline; inf for none.
 
-        Once batches are cancelled, only the rows that they have left count.
+        Once batches are cancelled, only the rows that they did not finish count.
         """
         runner, job, pace = self._world.runner, self._world.job, self._ledger.pace
         is_leaving, rows = self._collector.is_leaving, self._left.rows
@@ -447,7 +448,7 @@ class BatchRunner:
             await self._answered(part, partial(self._api.cancel, part.batches[-1]))
 
     async def _answered(self, part: Part, ask: Callable[[], Awaitable[T]]) -> T:
-        """Returns the provider's answer, if necessary after an outage.
+        """Returns the provider's response, after an outage if necessary.
 
         Raises the last error if the provider has not answered for an hour.
         """

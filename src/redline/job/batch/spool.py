@@ -25,7 +25,7 @@ from redline.journal import mark_of
 from redline.process import telling
 from redline.sources import Row, custom_id
 
-# A hundred files may be written at a time.
+# Small, because a hundred files may be written at a time.
 _BUFFER_BYTES = 128 * 1024
 _LINES_AT_ONCE = 256
 # A line begins with its key and its mark, so that these can be read without parsing the rest.

@@ -1,4 +1,4 @@
-"""The metrics page of a job; apart from the metrics, for runs that do not serve them."""
+"""The metrics page of a job; separate, so that runs without the page do not import it."""
 
 from redline.job.exporter.metrics_page import MetricsPage
 from redline.job.exporter.metrics_server import MetricsServer

@@ -28,9 +28,10 @@ class Cost:
 
     asked_model: the model that the job names. judge: another model that judges the answers, or
     empty. is_free: no answer costs anything.
-    picodollars: of `priced` answers. unpriced: answers by the model without a price, theirs or the
-    judge. unstated: answers whose usage does not state their tokens or the judge's. Answers from
-    the cache, and of servers inside the run, cost nothing and are in none of these counts.
+    picodollars: of `priced` answers. unpriced: answers without a known price, by the model that
+    lacks it: their own or the judge. unstated: answers whose usage lacks their tokens or the
+    judge's. Answers from the cache, and of servers inside the run, cost nothing and are in none of
+    these counts.
     """
 
     def __init__(

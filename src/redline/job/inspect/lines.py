@@ -88,7 +88,7 @@ class Line(msgspec.Struct, kw_only=True):
 
     @property
     def has_input(self) -> bool:
-        """Whether it repeats the row that was asked."""
+        """Whether the line contains the row that was sent."""
         return self.input != _NULL
 
     @property
@@ -107,7 +107,7 @@ class Line(msgspec.Struct, kw_only=True):
         return "\n".join(part for part in parts if part)
 
     def input_text(self) -> str:
-        """Returns the row that was asked, see `input_text`; empty if the line has none."""
+        """Returns the row that was sent, see `input_text`; empty if the line has none."""
         return input_text(self.input)
 
     def output_hash(self) -> int:

@@ -38,8 +38,8 @@ def page_of(
 ) -> str:
     """Returns the page of a comparison.
 
-    sides: the outputs, still open. table: figures of both by name. scores: in words. In memory are
-    the texts that are shown, and of the pairs one at a time.
+    sides: the outputs, still open. table: figures of both by name. scores: in words. Memory holds
+    the texts that are shown, and only one pair at a time.
     """
     groups = [
         (words, comparison.pairs[kind], [_row(pair) for pair in comparison.samples.get(kind, [])])

@@ -103,7 +103,7 @@ def _is_cut(data: bytes) -> bool:
 
 
 def row_number(row: str) -> int | None:
-    """Returns the row's number that a text states, None for a text that can only be a custom_id."""
+    """Returns the row number in a text; None for a text that can only be a custom_id."""
     is_number = row.isascii() and row.isdigit() and len(row) <= _MOST_DIGITS
     return int(row) if is_number else None
 

@@ -1,9 +1,9 @@
 """The metrics of a job on its page: their names, labels and values.
 
 Names and units follow Prometheus' rules: base units, and `_total` for metrics that only grow. Every
-label has few values: names of endpoints and the model are those of the settings, kinds of errors,
-tokens and rows those of the code. Counters are of this process's run; `redline_job_rows` is of the
-whole job.
+label has few values: the settings determine the names of endpoints and the model; the code
+determines the kinds of errors, tokens and rows. Counters are of this process's run;
+`redline_job_rows` is of the whole job.
 https://prometheus.io/docs/practices/naming/
 """
 
@@ -35,7 +35,7 @@ Labels = Mapping[str, str]
 class Histogram(msgspec.Struct, frozen=True):
     """The durations of one kind.
 
-    counts: of durations up to each bound of BOUNDS_S, then of all. sum_s: within 1 %.
+    counts: of durations up to each bound of BOUNDS_S, then of all. sum_s: their sum, within 1 %.
     """
 
     counts: tuple[int, ...]
@@ -101,7 +101,7 @@ def _family(
     return Family(name=name, kind=kind, about=about, samples=list(samples), unit=unit)
 
 
-# Metrics that only grow, and of the present state.
+# Metrics that only grow, and metrics of the present state.
 counter, gauge = partial(_family, "counter"), partial(_family, "gauge")
 
 

@@ -1,7 +1,7 @@
 """Sends alerts to a webhook, one after the other, each with retries for about a minute.
 
 A body is `{"event": "alert", "id": ..., "state": "firing" or "ended", "text": ..., ...}`. If the
-server accepts it but the answer is lost, the same body is sent again, with the same `id`.
+server accepts it but the response is lost, the same body is sent again, with the same `id`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Webhook:
             self._task = asyncio.create_task(self._send_all(), name="redline webhook")
 
     async def aclose(self) -> None:
-        """Gives notifications in transit LAST_S; then abandons them."""
+        """Gives notifications in transit LAST_S seconds; then abandons them."""
         if (task := self._task) is not None:
             begun_s = self._clock.now_s()
             await asyncio.wait([task], timeout=LAST_S)
@@ -133,7 +133,7 @@ async def _posted(
         pass
 
     try:
-        # Longer than the attempt, for a webhook that asks to wait.
+        # Longer than the attempt itself, because the webhook may have asked for a pause before it.
         async with asyncio.timeout(3 * TIMEOUT_S):
             await backend.download(Request(url=path, body=body), Call(), drop)
     except TimeoutError:

@@ -28,7 +28,7 @@ _NS = 1e9
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """The origin of calls. model: of the settings. places: of endpoints, by their names."""
+    """The origin of calls. model: from the settings. places: the servers, by endpoint name."""
 
     model: str
     places: Mapping[str, Place]

@@ -97,8 +97,8 @@ def exported_name(family: Family) -> str:
     return f"{SCOPE}.{family.name.removeprefix('redline_')}"
 
 
-# Providers by the ending of their host. Any other endpoint counts as OpenAI, whose API it has: the
-# attribute states whose conventions a call follows.
+# Providers by the suffix of their host name. Any other endpoint counts as OpenAI, whose API it has:
+# the attribute states whose conventions a call follows.
 _PROVIDERS = {
     "openai.azure.com": "azure.ai.openai",
     "services.ai.azure.com": "azure.ai.inference",

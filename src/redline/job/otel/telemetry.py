@@ -64,7 +64,7 @@ def open_telemetry(job: Job) -> Telemetry | None:
 
 
 class SpanExport:
-    """Exports spans by a provider of the job's own."""
+    """Exports spans through a provider of the job's own."""
 
     def __init__(self, exporter: CountedSpans, resource: Any) -> None:
         tracing, exports = module("sdk.trace"), module("sdk.trace.export")
@@ -183,7 +183,7 @@ class Telemetry:
 
     @property
     def notices(self) -> dict[str, str]:
-        """A notice that the receiver is out of reach, or is back."""
+        """A notice that the receiver cannot be reached, or can be again."""
         reach = self._reach
         kind, who = f"{TELEMETRY}{reach.outages}", f"OpenTelemetry{_at(reach.outage_host)}"
         if reach.outages > _MOST_TOLD:

@@ -1,9 +1,9 @@
 """The spending of a run with a budget, in a file that outlives the process.
 
 It is one line of fixed length, overwritten in place: the amount spent, with the worst case of every
-call in flight. It is written before each send and after each settlement, so the death of the
-process loses nothing, and calls that were in flight count as spent. It is made durable before the
-results of the calls are; so a power loss takes back only calls whose results it takes as well.
+call in flight. It is written before each send and after each settlement, so a killed process loses
+nothing, and calls that were in flight count as spent. It is made durable before the results of the
+calls are; so a power loss takes back only calls whose results it takes as well.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class Mirror:
     def prepare(self, *, restart: bool, force: bool) -> None:
         """Brings the files on this machine to the state from which a run continues.
 
-        restart: it puts everything aside, by `put_aside` for the objects. Raises ConfigError if the
-        store refuses, or holds what must not be replaced.
+        restart: the run puts everything aside, the objects by `put_aside`. Raises ConfigError if
+        the store refuses, or holds what must not be replaced.
         """
         with self._telling():
             self._store.check_writable(self.url)
@@ -95,7 +95,7 @@ class Mirror:
                     self._reconcile_all(is_forced=force)
 
     def put_aside(self) -> None:
-        """Gives the objects of an earlier run the first free names `labels.old-N`.
+        """Renames the objects of an earlier run to the first free `labels.old-N`.
 
         The caller holds the output's lock. Raises ConfigError if the store refuses.
         """
@@ -105,8 +105,8 @@ class Mirror:
     def upload(self) -> None:
         """Uploads the files that differ from their objects: the manifest first, failures last.
 
-        So death on the way leaves no row out. Raises JournalError if the store refuses or holds
-        what this output has not seen, ConfigError if another run has begun meanwhile.
+        So a crash on the way leaves no row out. Raises JournalError if the store refuses or holds
+        changes that this output has not seen, ConfigError if another run has begun meanwhile.
         """
         output = self.output
         try:
@@ -131,7 +131,7 @@ class Mirror:
             ) from error
 
     def _upload(self, path: Path, found: Found | None) -> None:
-        """Makes an object of a changed file, or removes the one whose file is gone."""
+        """Uploads a changed file as its object, or removes the object of a file that is gone."""
         if not path.exists():
             if found is not None:
                 self._store.remove(self._url(path), found)
@@ -175,7 +175,7 @@ class Mirror:
             _fetch(self._store, self._url(manifest), manifest, self._stopped)
 
     def _check_owner(self, *, has_manifest: bool) -> None:
-        """Raises ConfigError if the manifest is that of `labels`, and this is `labels.jsonl`."""
+        """Raises ConfigError if the manifest is that of `labels`, but this is `labels.jsonl`."""
         older = self.url.beside(stem_of(self.url.file.name))
         is_begun = not has_manifest or older == self.url or self._store.find(self.url) is not None
         if is_begun or self.output.path.exists() or not _has_old_names(older, self._store):
@@ -196,7 +196,8 @@ class Mirror:
         relation = self._relation(path, found)
         if found is None or relation is _Relation.FILE_HAS_ALL:
             if found is not None and not self._is_seen(path, found):
-                # The object is not read again; without a digest of the file, it is uploaded.
+                # From now on, the object is not read again; the missing digest causes an upload of
+                # the file.
                 self._state.seen[path.name] = _Seen(found, "")
             return False
         if relation is _Relation.NEITHER:
@@ -209,7 +210,7 @@ class Mirror:
         return True
 
     def _relation(self, path: Path, found: Found | None) -> _Relation:
-        """Returns the relation; reads both as far as they are equal, if it must."""
+        """Returns the relation; if necessary, reads both up to their first difference."""
         if found is None:
             return _Relation.FILE_HAS_ALL
         if not path.exists():
@@ -226,7 +227,7 @@ class Mirror:
         return _Relation.FILE_HAS_ALL
 
     def _is_seen(self, path: Path, found: Found | None) -> bool:
-        """Whether the object is as it was when it was last uploaded or fetched."""
+        """Whether the object is unchanged since it was last uploaded or fetched."""
         seen = self._state.seen.get(path.name)
         return seen is not None and seen.found == found
 
@@ -255,7 +256,7 @@ class Mirror:
         pairs = [
             (url, aside, self._store.find(url)) for url, aside in zip(urls, asides, strict=True)
         ]
-        # Both are copied before one is removed, so that no death on the way loses any.
+        # Both are copied before one is removed, so that a crash on the way loses neither.
         for url, aside, found in pairs:
             if found is not None:
                 self._store.copy(url, aside)
@@ -293,7 +294,7 @@ class Mirror:
         try:
             state = msgspec.json.decode(self._state_path.read_bytes(), type=_State)
         except (FileNotFoundError, ValueError):
-            # Whether a file and its object agree can also be seen from themselves.
+            # Not needed: the contents also show whether a file and its object agree.
             return
         if state.url != self.url.name:
             raise ConfigError(

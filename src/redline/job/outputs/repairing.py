@@ -30,8 +30,8 @@ from redline.process import open_alone, sync_name, telling
 class Repair(msgspec.Struct, kw_only=True):
     """The repair of one file.
 
-    kept, damaged, repeated: numbers of lines. damaged: without a checksum that holds, or without an
-    end. repeated: for a row that has a sound line before it. aside: the file of the lines that were
+    kept, damaged, repeated: numbers of lines. damaged: the checksum is wrong, or the end is
+    missing. repeated: an earlier line of the row is sound. aside: the file of the lines that were
     taken out, byte for byte; None if there were none, and then nothing was changed.
     """
 
@@ -76,7 +76,7 @@ def _repaired(path: Path, *, is_unique: bool) -> Repair:
 
 
 def _to_take_out(fd: int, done: Repair, is_unique: bool) -> array[int]:
-    """Returns begins and ends of the bytes to take out, in order and apart.
+    """Returns the begin and end of each range of bytes to take out, in order and not adjacent.
 
     Counts lines in `done`.
     """

@@ -92,8 +92,8 @@ def _begun(job: Job, output: Output) -> Manifest | None:
 def another_input(job: Job, output: Output) -> str | None:
     """Returns the input that the output was begun with, if this run has another one.
 
-    None otherwise. Blocks. Raises ConfigError if the output has rows, and none of the new input's:
-    it is likely that one of the two names is wrong, and every row would be paid for.
+    None otherwise. Blocks. Raises ConfigError if the output has rows, but none of the new input:
+    one of the two names is probably wrong, and every row would be paid for.
     """
     if job.restart or not (output.path.exists() or output.failed_path.exists()):
         return None

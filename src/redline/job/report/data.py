@@ -84,9 +84,9 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. begun: seconds since 1970-01-01 UTC. begin_s: on the axis. stopped: by what error.
+    """One run. begun: seconds since 1970-01-01 UTC. begin_s: on the axis. stopped: its error.
 
-    slots: most calls in flight at first, 0 for no bound. limits: as stated. done, failed: rows.
+    slots: most calls in flight at first, 0 for no bound. limits: as set. done, failed: rows.
     """
 
     state: State
@@ -141,7 +141,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def points_each(jobs: int) -> int:
-    """Returns the points for each of `jobs` outputs, so that all have as many as one would."""
+    """Returns the points for each of `jobs` outputs: together they have as many as one output."""
     return MOST_POINTS // jobs
 
 
@@ -188,7 +188,7 @@ def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
 
 
 def _printable(value: Any) -> Any:
-    """Returns the value with all its texts printable: many of them quote others'."""
+    """Returns the value with all its texts printable: many of them quote other programs."""
     match value:
         case str():
             return shown(value, _LONGEST_SETTING)
@@ -243,7 +243,7 @@ def _spent(runs: Sequence[RunHistory], budgeted: Sequence[bool]) -> float | None
     """Returns the dollars spent by all runs; None if a run had answers of unknown cost."""
     for run in runs:
         has_cost = any(one.totals.spent_usd is not None for one in run.windows)
-        # With many calls, `answered` is an estimate.
+        # In a run with many calls, `answered` is an estimate.
         has_answers = any(one.answered or one.done or one.output_tokens for one in run.windows)
         if has_answers and not has_cost:
             return None

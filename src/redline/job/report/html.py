@@ -34,7 +34,7 @@ _LONGEST_LABEL, _LONGEST_TICK = 40, 16
 def html_of(reports: Sequence[JobReport]) -> str:
     """Returns the page of one output, or one that compares several.
 
-    Raises ConfigError if there is something to draw, and plotly is not installed.
+    Raises ConfigError if there is something to draw but plotly is not installed.
     """
     script = _plotly() if any(report.shares for report in reports) else ""
     facts = words.facts_of(*(report.figures for report in reports))

@@ -40,8 +40,8 @@ class FailedKind(msgspec.Struct, kw_only=True):
 class JobFiles(msgspec.Struct, kw_only=True):
     """The files of one output. name: its display name. timeline: with at least one run.
 
-    is_running: a process holds the output. has_account: of a budget. notes: what could not be read,
-    in sentences.
+    is_running: a process holds the output. has_account: the output has a budget's account. notes:
+    what could not be read, in sentences.
     """
 
     name: str

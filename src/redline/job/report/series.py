@@ -104,7 +104,7 @@ def offsets_of(timeline: Timeline) -> list[float]:
 
 
 def bound_of(timeline: Timeline) -> list[list[Binding]]:
-    """Returns what bound in each window, for each run."""
+    """Returns for each run what bound in each of its windows."""
     return [bindings(run.windows) for run in timeline.runs]
 
 

@@ -63,7 +63,7 @@ def labels(names: Sequence[str], most: int) -> list[str]:
 
 
 def _cut(text: str, most: int) -> str:
-    """Returns the text without as much of its middle as is above `most` characters."""
+    """Returns the text with at most `most` characters, shortened in the middle."""
     if len(text) <= most:
         return text
     last = (most - 1) // 2
@@ -152,7 +152,7 @@ def facts_of(*figures: Figures) -> list[tuple[str, list[str]]]:
     return [(label, values) for label, values in table if any(value != "-" for value in values)]
 
 
-# Heads of the tables of what would help, and of what was predicted.
+# Column heads of two tables: what would help, and what was predicted.
 HELPS = ("with", "answers per second")
 SCORES = ("change", "answers per second", "verdict")
 

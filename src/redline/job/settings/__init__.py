@@ -1,4 +1,4 @@
-"""`Options` as the command line, TOML and Python state them, and the `Job` they become."""
+"""`Options` as set on the command line, in TOML and in Python, and the `Job` made from them."""
 
 from redline.job.settings import values
 from redline.job.settings.alert_settings import parse_alerts

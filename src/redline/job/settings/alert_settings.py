@@ -1,4 +1,4 @@
-"""Alert rules as redline.toml and Python state them.
+"""Alert rules as redline.toml and Python set them.
 
 A rule's value is its threshold, a number or a text such as `20%`; false, which leaves it out; or a
 table of the threshold, under `above` or `below`, and `for`, a time.

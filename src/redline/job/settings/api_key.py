@@ -28,7 +28,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The variables in which a server and a key are looked up.
 
     environ: variables by name, including those of `.env`. dotenv: the variables that only `.env`
-    sets. key_hint: a hint on how to state a key for another host.
+    sets. key_hint: a hint on how to set a key for another host.
     """
 
     environ: Mapping[str, str]

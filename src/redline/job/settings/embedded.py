@@ -16,8 +16,8 @@ UNKNOWN_URL = "http://127.0.0.1/v1"
 class Embedded(Protocol):
     """A server that a run starts and ends.
 
-    place: its name in files, since its port is another one each time. model: the model to ask if
-    the run names none. notice: shown while it starts; empty for none.
+    place: its name in files, because its port changes each time. model: the model to ask if the run
+    sets none. notice: shown while it starts; empty for none.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""The keyword arguments of `run`, `arun` and `stream`, and the options that they state."""
+"""The keyword arguments of `run`, `arun` and `stream`, and the options that they set."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Keywords(TypedDict, total=False):
         tpm: Tokens per minute, input and output together; also as text: "200k".
         concurrency: Maximum requests in flight, at all endpoints together; "auto" searches for the
             best number for each server.
-        rate: "auto" finds the limits that you do not state, in the server's headers or by a search.
-        cache: Keep answers and reuse them for equal requests: True, a folder, or a Cache.
+        rate: "auto" finds the limits that you do not set, in the server's headers or by a search.
+        cache: Keep answers and reuse them for identical requests: True, a folder, or a Cache.
         output: File or URL of the results, which the same call continues.
         format: "redline", or "batch" for lines of the OpenAI Batch API.
         ordered: Put the finished file in input order.
@@ -66,7 +66,7 @@ class Keywords(TypedDict, total=False):
         alerts: Alerts: thresholds by rule, and a webhook.
         otel: Send metrics and sampled spans to OpenTelemetry: {} for the default settings.
         budget: The most that all runs of the output together may spend, such as "5usd".
-        budget_tokens: The most tokens that they may use; also as text: "2m".
+        budget_tokens: The most tokens that all these runs may use; also as text: "2m".
         prices: Dollars per million tokens, by model: input, cached_input and output.
         timeout_s: Longest time for one attempt, in seconds. Default: 600.
         max_retries: Attempts at a row after the first. Default: 8; ten times as many after HTTP
@@ -147,7 +147,7 @@ class Keywords(TypedDict, total=False):
     progress: bool
 
 
-# Options by field, with what is stated of them.
+# Options by field, with their given values.
 _Fields = dict[str, Any]
 _NAMED = [
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
@@ -166,7 +166,7 @@ _UNCHECKED = ("cache", "fail_on")
 
 
 def options_of(keywords: Mapping[str, Any]) -> Options:
-    """Returns the options that the keyword arguments state.
+    """Returns the options that the keyword arguments set.
 
     Raises ConfigError for an unknown argument, with the nearest known one, and for an unusable
     value.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from redline.errors import nearest
 
-# Names in other programs, by redline's name.
+# What other programs call an option, by redline's name for it.
 _SYNONYMS = {
     "output": "out outfile out-file output-file output-dir outdir results save save-to dest",
     "concurrency": "threads workers parallel parallelism jobs concurrent max-concurrency "
@@ -50,7 +50,7 @@ _SYNONYMS = {
     "follow": "watch tail",
 }
 _CONTINUES = "no flag is needed to continue: the same command sends the remaining rows"
-# For words that are no options: an option, and a hint, given if that option is known here.
+# For words that are not options: an option, and a hint that is shown if that option is known here.
 _SENTENCES = {
     **dict.fromkeys(("resume", "continue", "append"), ("restart", _CONTINUES)),
     **dict.fromkeys(

@@ -53,12 +53,12 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
     key: the name in redline.toml and, with dashes, on the command line; if empty, the field's name,
     without the unit of a time.
-    short: a flag of one letter. python: the argument of `redline.run` that states the option; the
+    short: a flag of one letter. python: the argument of `redline.run` that sets the option; the
     field's name if empty. field: what the option sets; the key if empty. read: makes the value from
     that of a flag or setting, whose type is kind. metavar, help, complete: for `--help` and a
     shell's completion. section: of `--help`; the previous option's if empty. of_endpoint: whether a
-    table [endpoints.NAME] may state it.
-    absent: the places where it cannot be stated, "flag", "toml" or "python", each with the reason.
+    table [endpoints.NAME] may set it.
+    absent: the places where it cannot be set, "flag", "toml" or "python", each with the reason.
     """
 
     key: str = ""
@@ -509,12 +509,12 @@ def _table() -> dict[str, Option]:
 TABLE = _table()
 # The options that are flags, in the order of `--help`.
 FLAGS = {name: option for name, option in TABLE.items() if "flag" not in option.absent}
-# The options that a table [endpoints.NAME] may state.
+# The options that a table [endpoints.NAME] may set.
 OF_ENDPOINT = {name: option for name, option in TABLE.items() if option.of_endpoint}
 
 
 def options_in(given: values.Flags, shown: Callable[[str], str] = values.flag_of) -> Options:
-    """Returns the options that the given flags and settings state; see `read`."""
+    """Returns the options that the given flags and settings set; see `read`."""
     return Options(**read({**FLAGS, **OF_ENDPOINT}.values(), given, shown))
 
 

@@ -40,7 +40,7 @@ def make_job(rows: object, keywords: Mapping[str, Any], environ: Mapping[str, st
 def job_of(rows: object, options: Options, environment: Environment) -> Job:
     """Returns the job of these options.
 
-    rows: as `open_source` takes them. environment: states a server and a key if no option does.
+    rows: as `open_source` takes them. environment: supplies a server and a key if no option does.
     Raises ConfigError.
     """
     embedded = embedded_in(options.endpoint)
@@ -94,7 +94,7 @@ def memory_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def _given(options: Options, *names: str) -> dict[str, Any]:
-    """Returns those of the named options that are given; their receiver has defaults for others."""
+    """Returns those of the named options that are given; the callee has defaults for the others."""
     found = {name: getattr(options, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -109,7 +109,7 @@ def _prompting(options: Options, embedded: Embedded | None) -> Prompting:
 
 
 def _limits(options: Options) -> Limits:
-    """Returns all limits, including those stated in short form."""
+    """Returns all limits, including those set in short form."""
     fields = _given(options, *Limits.__struct_fields__)
     short = {"requests": (options.rps, options.rpm), "tokens": (options.tpm,)}
     for kind, rates in short.items():
@@ -144,7 +144,7 @@ def _within(endpoint: Endpoint, most: int | str | None) -> Endpoint:
 
 
 def no_embedded(name: str) -> ConfigError:
-    """Returns the error of an embedded server that is named as one of several endpoints."""
+    """Returns the error for an embedded server that is chosen as one of several endpoints."""
     return ConfigError(
         f"{name} is started for one run, and cannot be one of several endpoints",
         hint="start it as a server of its own (redline sim, redline engine), and name its URL",
@@ -179,9 +179,9 @@ def _usual_url(environment: Environment) -> str:
 def _key(
     options: Options, base_url: str | None, embedded: Embedded | None, environment: Environment
 ) -> str | None:
-    """Returns the key to send: the stated one or that of the environment; None for no key.
+    """Returns the key to send: that of the options or of the environment; None for no key.
 
-    An empty text states that no key is sent. Raises ConfigError if the key of the environment may
+    An empty text means that no key is sent. Raises ConfigError if the key of the environment may
     not go to the URL.
     """
     if options.api_key is not None:

@@ -28,7 +28,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 VIAS = ("live", "batch", "auto")
 # The values that send rows through the Batch API.
 BATCHING = ("batch", "auto")
-# The formats that other suffixes promise.
+# The formats that other suffixes imply.
 _OTHER_KINDS = {
     **dict.fromkeys((".csv", ".tsv"), "a table"),
     **dict.fromkeys((".parquet", ".arrow", ".feather", ".avro", ".orc"), "a table"),
@@ -115,8 +115,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     endpoints, call: the servers that answer, or a coroutine function of one row; neither if
     `execute` gets a backend. embedded: a server that is started for the run; its base URL replaces
     the endpoint's. balance: the choice among several endpoints, one of STRATEGIES. limits: those of
-    a job without an endpoint; with endpoints, its number of calls in flight is the bound for all of
-    them together. memory: the file of the limits that rate "auto" has found. cache: the
+    a job without an endpoint; with endpoints, its concurrency bounds the calls at all of them
+    together. memory: the file of the limits that rate "auto" has found. cache: the
     answers that are kept, with their folder. via: one of VIAS; empty for live, unless earlier runs
     have left batches.
 
@@ -226,7 +226,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most_together(self) -> int | None:
-        """The most calls in flight at all endpoints together; None if that is not stated."""
+        """The most calls in flight at all endpoints together; None if that is not set."""
         stated = self.limits.concurrency
         return stated if isinstance(stated, int) else None
 
@@ -282,7 +282,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             self.price_table().checked(model)
 
     def _check_model(self) -> None:
-        """Refuses a model that no endpoint knows, if all of them state their models."""
+        """Refuses a model that no endpoint has, if all of them set their models."""
         known = {name for one in self.endpoints for pair in one.models.items() for name in pair}
         model = self.prompting.model
         if model is None or not known or model in known:
@@ -397,7 +397,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_suffix(output: Output) -> None:
-    """Refuses to create a file whose suffix promises anything other than JSON lines."""
+    """Refuses to create a file whose suffix implies a format other than JSON Lines."""
     suffix, path = output.path.suffix.lower(), output.path
     is_begun = is_state(output.state_path) or (path.exists() and path.stat().st_size)
     if suffix not in _OTHER_KINDS or is_begun:

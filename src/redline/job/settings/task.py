@@ -1,4 +1,4 @@
-"""The interface of tasks, which may do more with a row than ask once; `tasks` has them."""
+"""The interface of tasks, which may send several requests for a row; the tasks are in `tasks`."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ class Ask:
         outcome = await self._backend.send(request, self._call)
         self.tried = (self.tried + outcome.tried)[-MOST_TRIED:]
         if not self._has_asked:
-            # Further calls of a row go before the first calls of other rows: if the run ends, few
-            # rows lose the answers that they already have, and not all that wait for a limit.
+            # Later calls of a row take precedence over the first calls of other rows: if the run
+            # ends, few rows lose the answers that they already have, instead of all rows that wait
+            # for a limit.
             self._has_asked = True
             self._call.priority -= 1
         if self._on_outcome is not None:

@@ -1,4 +1,4 @@
-"""Readers of flags and settings: text becomes a number, a time or pairs, or a named error.
+"""Readers of flags and settings: text becomes a number, a time or pairs, or raises an error.
 
 A reader takes a value and the name that errors show, and returns what the value means. It raises
 ConfigError for a value that it cannot use. Settings of redline.toml arrive here in the form of

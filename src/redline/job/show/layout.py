@@ -26,7 +26,7 @@ LEAST_WIDTH, MOST_WIDTH = 20, 200
 _LABEL = 8
 _GAP = "  "
 _SHORTEST_BAR = 10
-# Shorter waits are over before they are read.
+# Shorter waits are over before the user can read about them.
 _LEAST_WAIT_S = 0.5
 _LONGEST_NAME = 24
 # Meanings of a text; each display has a style for them.

@@ -17,7 +17,7 @@ from redline.job.show.snapshot import Meter, Snapshot
 from redline.job.show.view import View
 
 _REFRESH_S = 1.0
-# How often, and how many times at most, a run that begins is asked whether rows were read.
+# The interval and the maximum number of checks whether a run that begins has read rows.
 _FIRST_LOOK_S, _FIRST_LOOKS = 0.01, 100
 _WIDTH = 100
 # Colours that can be read on white and on black.
@@ -37,7 +37,7 @@ class NotebookProgress:
     """
 
     def __init__(self) -> None:
-        # Only a kernel has it.
+        # Imported here: only a notebook's kernel is sure to have it.
         from IPython.display import display
 
         self._shown: list[Line] = []

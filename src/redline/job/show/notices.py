@@ -40,7 +40,7 @@ def notices(view: View, now_s: float) -> dict[str, str]:
     if outage is not None and count > 1:
         down = len(tally.down)
         outage += f"; {down:,} of {count:,} endpoints {'is' if down == 1 else 'are'} down"
-    # One of several that is down does not end the progress of the others.
+    # If one of several endpoints is down, the others still make progress.
     is_standstill = count < 2 or tally.is_all_down
     failing_in_a_row = failing(tally.failures_in_a_row, now_s - tally.failing_since_s)
     found = {

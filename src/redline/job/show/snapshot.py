@@ -20,7 +20,7 @@ from redline.waist import CacheUse
 
 # Rates are means over the last 10 s, costs and latencies over the last minute.
 _RATE_S, _LONG_S = 10.0, 60.0
-# For how long another constraint may interrupt what binds.
+# An interruption by another constraint counts only if it lasts this long.
 _BRIDGED_S = 5.0
 
 

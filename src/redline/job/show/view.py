@@ -39,7 +39,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def telemetry_notices(self) -> dict[str, str]:
-        """The notice that the receiver of telemetry is out of reach, or is back."""
+        """The notice that the receiver of telemetry cannot be reached, or can be again."""
         return {}
 
     @property
@@ -83,7 +83,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             failed=tally.failed + before.failed,
             untried=rows - before.rows if self.job.retry_failed else 0,
         )
-        # If it is not possible, some rows of the output are no longer in the input.
+        # If these counts are impossible, some rows of the output are no longer in the input.
         is_possible = known.left >= feed.rows_read - self.rows_skipped - tally.saved
         return known if is_possible else seen
 

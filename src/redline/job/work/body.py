@@ -48,7 +48,7 @@ class FixedBody:
         if not self._columns:
             raise ValueError("the body has no column")
         self._format = b"%b".join(part.replace(b"%", b"%%") for part in fixed[::2])
-        # The only column; None if there are several, since no column has that name.
+        # The only column; if there are several, None, which is not the name of any column.
         self._only: Any = self._columns[0] if len(self._columns) == 1 else None
         self._before, self._after = fixed[0], fixed[-1]
         asked = {name: body[name] for name in COUNTED.intersection(body)}

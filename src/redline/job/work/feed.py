@@ -30,7 +30,7 @@ _content_of = attrgetter("content")
 
 
 class Picked(msgspec.Struct, gc=False):
-    """A row to do. is_duplicate: an earlier row has its custom_id. key, mark: see `identity`."""
+    """A row to run. is_duplicate: an earlier row has its custom_id. key, mark: see `identity`."""
 
     row: Row
     key: int

@@ -7,7 +7,7 @@ The rules in their order; the first that matches counts:
   down     no endpoint can be reached
   limit    no endpoint has room; at half or more of those that work, calls wait for their grant, or
            in the pool until it is near
-  slots    there is another row, and either no endpoint has room or the bound on all together is met
+  slots    there is another row, and no endpoint has room or the bound on all together is reached
   budget   a call waits for the budget; it could be sent with a larger one
   taker    a worker waits until its result is taken
   writer   workers wait for rows, which are not read since too much is not durable

@@ -147,11 +147,11 @@ class Runner:
         # Work that was abandoned, one line per row.
         self.abandoned: list[str] = []
         self._threads: DaemonThreads | None = None
-        self._broken: Executor | None = None  # the user's, if it has broken
+        self._broken: Executor | None = None  # the user's executor, if it has broken
         # The folder of marks of the calls that run in the executor; empty if it cannot be made.
         self._marks: str | None = None
         self._left = asyncio.Event()
-        self._is_left = False  # the same, as each row checks it
+        self._is_left = False  # the same as a plain bool, because each row checks it
         # Raised by a user's function or by the input; `run` raises it again.
         self._exit: SystemExit | None = None
         self._leaving: asyncio.Handle | None = None
@@ -690,7 +690,7 @@ class Runner:
 
 
 class _Work:
-    """A function of the user's that notes whether it is running.
+    """A user's function that notes whether it is running.
 
     mark: a file that exists meanwhile, for a call in another process of this machine.
     """
@@ -719,7 +719,7 @@ class _Work:
 
 
 def _is_broken(executor: Executor) -> bool:
-    """Whether it takes nothing any more. The error may also be of a pool inside of the function."""
+    """Whether it takes no more calls: the error may also come from a pool inside the function."""
     try:
         executor.submit(bool, 0)
     except RuntimeError:

@@ -88,7 +88,7 @@ class Sampler:
 
     @property
     def failure(self) -> str | None:
-        """The reason why the timeline is no longer written; None while it is, or without a file."""
+        """Why the timeline is no longer written; None while it is written, or without a file."""
         return None if self.file is None else self.file.failure
 
     def start(

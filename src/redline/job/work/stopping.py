@@ -89,8 +89,8 @@ def longest_wait(
 ) -> WaitTooLong | None:
     """Returns the error that ends a run which would wait too long; None if it continues.
 
-    load: its backend's. in_hand: the calls of the rows that have begun, none of them in flight.
-    most_s: the longest allowed wait, in seconds.
+    load: the load of the run's backend. in_hand: the calls of the rows that have begun, none of
+    them in flight. most_s: the longest allowed wait, in seconds.
     """
     soonest_s = min((call.again_s for call in in_hand), default=-math.inf)
     wait_s = max(load.next_s, soonest_s) - now_s

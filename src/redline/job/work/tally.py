@@ -146,16 +146,16 @@ class Tally(Attempts):
         self._new_error = ""  # in words, of an attempt that is tried again
         self.succeeded = 0
         self.failed = 0
-        self.flawed: Counter[str] = Counter()  # of those that succeeded
+        self.flawed: Counter[str] = Counter()  # by flaw, among those that succeeded
         self.out: dict[str, EndpointOut] = {}  # endpoints that take no more calls
         self._names: list[str] = []  # of several endpoints
         self._answered: Counter[str] = Counter()  # rows, by endpoint
-        self._parked: dict[str, float] = {}  # until when, by endpoint
+        self._parked: dict[str, float] = {}  # the end of the wait, by endpoint
         self._outages: dict[str, _Outage] = defaultdict(_Outage)
         self._failing: dict[str, _Outage] = defaultdict(_Outage)  # degraded, by their breakers
         self.cache_use = CacheUse()
         self.batches: BatchUse | None = None  # of a run that has some
-        self.batch_look_s: float | None = None  # when one of them is looked at next
+        self.batch_look_s: float | None = None  # when one of them is checked next
         self.parts: dict[str, Attempts] = {}
 
     @property

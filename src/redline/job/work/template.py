@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # The columns of a row by name, or the fields of a body.
 Columns = dict[str, Any]
 _SYSTEM_ROLES = ("system", "developer")
-# An index in an output path; longer digits are a key.
+# An index in an output path; a longer number is a key.
 _INDEX = re.compile("[0-9]{1,9}")
 
 # Columns of a `messages`, `prompt` or `input` row that belong in its body. Any other column is the
