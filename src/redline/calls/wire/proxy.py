@@ -120,7 +120,7 @@ class Connect(asyncio.Protocol):
         return no_connection(f"the proxy {self._proxy.server}: {text}", _NOT_HTTP)
 
     def _refusal(self, said: str) -> CallError:
-        """Returns the error for a response to CONNECT other than 2xx. said: status and reason."""
+        """Returns the error for a non-2xx response to CONNECT. said: its status and reason."""
         status, proxy, target = self._status, self._proxy, self._target
         if status in (401, 407):
             # tinyproxy answers a wrong password with 401.

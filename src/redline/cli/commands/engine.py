@@ -55,7 +55,7 @@ def engine(ctx: Context, model: str) -> int:
         redline run tickets.jsonl --prompt 'Classify: {{ text }}' \\
             --endpoint engine:models/tiny
 
-    Exit status: 0 ended by Ctrl-C, 1 the engine failed, 2 bad usage or settings, 3 a defect in
+    Exit status: 0 ended by Ctrl-C; 1 the engine failed; 2 bad usage or settings; 3 a defect in
     redline.
     """
     try:

@@ -44,7 +44,7 @@ def fleet_up(ctx: Context, file: str) -> int:
 
     docs/fleet.md explains the file.
 
-    Exit status: 0 ended by Ctrl-C, 1 the fleet failed, 2 bad usage or settings, 3 a defect in
+    Exit status: 0 ended by Ctrl-C; 1 the fleet failed; 2 bad usage or settings; 3 a defect in
     redline.
     """
     # Imported here: no other command pays for a server's start-up.

@@ -31,7 +31,7 @@ def replay(ctx: Context, trace: str) -> None:
 
         redline route replay calls.trace
 
-    Exit status: 0 done, 2 the trace does not allow a conclusion.
+    Exit status: 0 done; 2 the trace does not allow a conclusion.
     """
     given = read_flags(ctx, PARAMS)
     found = replayed(local_path(trace), most=given.get("calls", MOST_CALLS))

@@ -139,7 +139,7 @@ def sim(ctx: Context) -> None:
         redline run tickets.jsonl --prompt 'Classify: {{ text }}' --model any \\
             --base-url http://127.0.0.1:8000/v1 --requests 2/1s
 
-    Exit status: 0 ended by Ctrl-C, 2 bad usage or settings, 3 a defect in redline.
+    Exit status: 0 ended by Ctrl-C; 2 bad usage or settings; 3 a defect in redline.
     """
     # Imported here: no other command pays for a server's start-up.
     from redline.sim.server import serve_forever

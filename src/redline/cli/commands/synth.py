@@ -98,7 +98,7 @@ def synth(ctx: Context) -> int:
             --model gpt-4o-mini -o stories.jsonl
 
     The last line on stdout states the number of texts, as in: delivered: 1000/1000. Exit status: 0
-    all texts delivered, 1 fewer, with the reasons; otherwise as for `redline run`.
+    all texts delivered; 1 fewer, with the reasons; otherwise as for `redline run`.
     """
     return _carry_out(Session(ctx))
 

@@ -30,7 +30,7 @@ def add_key(ctx: Context, tenant: str) -> None:
         redline keys add team-a > team-a.key
         redline keys add team-a --expires 90d --note 'nightly jobs'
 
-    Exit status: 0 the key is in the file, 2 bad usage, or the file cannot be used, 3 a defect in
+    Exit status: 0 the key is in the file; 2 bad usage, or the file cannot be used; 3 a defect in
     redline.
     """
     # Imported here, because the flags do not need it.

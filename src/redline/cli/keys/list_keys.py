@@ -23,12 +23,12 @@ PARAMS = (
 
 
 def list_keys(ctx: Context) -> None:
-    """Show the keys of a file: id, tenant, first characters, dates and notes, but no secret.
+    """Show the keys in a file: id, tenant, first characters, dates, state and note, but no secret.
 
         redline keys list
         redline keys list --json
 
-    Exit status: 0 keys shown, 2 bad usage, or the file cannot be used, 3 a defect in redline.
+    Exit status: 0 keys shown; 2 bad usage, or the file cannot be used; 3 a defect in redline.
     """
     # Imported here, because the flags do not need it.
     from redline.serve import keys

@@ -21,8 +21,8 @@ def revoke_key(ctx: Context, key_id: str) -> None:
 
         redline keys revoke k-7f3a9c1d
 
-    Exit status: 0 the key is revoked, 2 there is no such key, bad usage, or the file cannot be
-    used, 3 a defect in redline.
+    Exit status: 0 the key is revoked; 2 there is no such key, bad usage, or the file cannot be
+    used; 3 a defect in redline.
     """
     # Imported here, because the flags do not need it.
     from redline.serve import keys

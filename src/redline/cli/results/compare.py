@@ -49,7 +49,7 @@ def compare(ctx: Context, first: str, second: str) -> None:
 
     The page is self-contained and can be sent to anyone; it shows texts of both files.
 
-    Exit status: 0 compared, 2 no such file, no row in common, or bad usage.
+    Exit status: 0 compared; 2 no such file, no row in common, or bad usage.
     """
     given = read_flags(ctx, PARAMS)
     page = None if "output" not in given else _page_path(given["output"])

@@ -63,7 +63,7 @@ def report(ctx: Context, results: Sequence[str] | None) -> None:
     Without -o the report goes to standard output. A page needs plotly: pip install
     'redline[report]'.
 
-    Exit status: 0 done, 2 nothing was recorded, or bad usage, 3 a defect in redline.
+    Exit status: 0 done; 2 nothing was recorded, or bad usage; 3 a defect in redline.
     """
     given = stated(ctx)
     if not results:

@@ -64,7 +64,7 @@ def show(ctx: Context, results: str) -> None:
 
     Prices are those of redline.toml in this folder, and those that redline knows.
 
-    Exit status: 0 shown, 2 no such file or row, or bad usage.
+    Exit status: 0 shown; 2 no such file or row, or bad usage.
     """
     given = read_flags(ctx, PARAMS)
     selection = _selection(given)

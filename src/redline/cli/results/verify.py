@@ -28,7 +28,7 @@ def verify(ctx: Context, results: str) -> int:
 
         redline verify labels.jsonl
 
-    Exit status: 0 complete, 1 rows missing, repeated or damaged, 2 nothing to compare.
+    Exit status: 0 complete; 1 rows missing, repeated or damaged; 2 nothing to compare.
     """
     given = read_flags(ctx, PARAMS)
     rows, first_rows = given.get("input"), given.get("limit")

@@ -79,12 +79,12 @@ def _adjust(logits: Tensor, params: SamplingParams, past: Past) -> None:
 
 
 def distribution(logits: Tensor, params: Sequence[SamplingParams], pasts: Sequence[Past]) -> Tensor:
-    """Returns (R, V) float32: the law of each row's token. Rows sum to 1 within 1e-5.
+    """Returns (R, V) float32: the distribution of each row's next token. Rows sum to 1 within 1e-5.
 
-    logits (R, V), any float dtype. In this order, as transformers' `generate` does it: bias and
-    penalties (`adjusted`), temperature, top-k, top-p, min-p, each renormalised. Tokens exactly as
-    likely as the last one that a filter keeps are kept too, so the law depends on no order of
-    sorting. A greedy row is one-hot at its argmax. A row's law does not depend on other rows.
+    logits: (R, V), any float dtype. The steps, in the order of transformers' `generate`: bias and
+    penalties (`adjusted`), temperature, top-k, top-p and min-p; each filter renormalises. Tokens
+    exactly as likely as the least likely one that a filter keeps are kept too, so the result does
+    not depend on the order of sorting. A greedy row is one-hot at its argmax. Rows are independent.
     """
     logits = adjusted(logits, params, pasts)
     greedy = [row for row, each in enumerate(params) if each.is_greedy]

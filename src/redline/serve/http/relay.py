@@ -105,8 +105,8 @@ class Relay(Door):
 class Passed(ClientStream):
     """Forwards the bytes of a stream to the client of an exchange.
 
-    has_usage: the client itself asks for the event with the usage. request_id: for an answer
-    without one of its endpoint's; empty for none.
+    has_usage: the client itself requested the event with the usage; otherwise it is not forwarded.
+    request_id: sent if the endpoint's response has no request id; empty for none.
     """
 
     relays = True
@@ -236,7 +236,7 @@ def status_of(outcome: Outcome) -> int:
 
 
 def _without_usage(data: bytes) -> bytes:
-    """The events without the one that has the usage."""
+    """Returns the events without the one that has the usage."""
     parser = EventParser()
     kept = [raw for raw, event in parser.blocks(data) if not _is_usage(event)]
     return b"".join([*kept, parser.left()])

@@ -76,7 +76,7 @@ def find_json(reply: str, kind: Kind | None = None) -> dict[str, object] | list[
 
 
 def _with_data_escaped(text: str) -> str:
-    """Returns the text with no tag inside a string of a complete value."""
+    """Escapes what could begin a tag inside the strings of complete JSON values."""
 
     def escaped(string: re.Match[str]) -> str:
         return _TAG_BEGINS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", string[0])
