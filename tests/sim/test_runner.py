@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ import pytest
 from redline.calls import Call, Outcome, Reply, Request, Retry, RetryPolicy
 from redline.errors import (
     BadReply,
+    ConfigError,
     Disconnected,
     JournalError,
     NoEndpoint,
@@ -36,6 +40,7 @@ from redline.job.work import (
     Tally,
 )
 from redline.journal import Brief, NotKept, Result
+from redline.process import Unblocked
 from redline.sources import open_source
 from redline.testing import ScriptedBackend, Send, Step, VirtualClock, virtual_run
 from redline.waist import Sink
@@ -180,9 +185,10 @@ def test_no_attempt_follows_a_drain_however_short_the_wait_for_it() -> None:
     virtual_run(main())
 
 
-def test_a_row_whose_time_is_up_during_a_drain_has_failed() -> None:
+@pytest.mark.parametrize("latency_s", [1.5, 2.0])
+def test_a_row_whose_time_is_up_during_a_drain_has_failed(latency_s: float) -> None:
     async def main() -> None:
-        backend = ScriptedBackend([ServerFailed("503", status=503)], latency_s=2.0)
+        backend = ScriptedBackend([ServerFailed("503", status=503)], latency_s=latency_s)
         run = Harness(rows(5), backend, row_deadline_s=1.5)
         task = asyncio.create_task(run.run())
         await asyncio.sleep(0.5)
@@ -413,6 +419,22 @@ def test_bad_rows_and_duplicates_fail_alone_and_are_named() -> None:
     virtual_run(main())
 
 
+def test_a_row_that_was_read_and_is_bad_all_the_same_fails_for_its_problem() -> None:
+    """As a message of a stream does that was delivered too often."""
+
+    async def main() -> None:
+        run = Harness(rows(1), ScriptedBackend([Reply(output=1)]))
+        picked = await run.runner.next_row()
+        assert picked is not None
+        picked.row.problem = "it was delivered 5 times"
+        outcome = await run.runner.request_of(picked)
+        assert isinstance(outcome, Outcome)
+        assert (outcome.status, str(outcome.error)) == ("rejected", "it was delivered 5 times")
+        await run.feed.aclose()
+
+    virtual_run(main())
+
+
 def test_reasons_to_fail_make_a_marked_answer_a_failure_that_keeps_it() -> None:
     cut = Reply(output="The answer is", finish_reason="length")
 
@@ -424,6 +446,33 @@ def test_reasons_to_fail_make_a_marked_answer_a_failure_that_keeps_it() -> None:
         outcome = run.results[0].outcome
         assert outcome.status == "rejected"
         assert outcome.output == "The answer is"
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize(
+    ("reasons", "flaws"),
+    [
+        ("length", "the answer was cut at the token limit (length)"),
+        (["length"], "the answer was cut at the token limit (length)"),
+        (["stop", "empty", None], "choice 1: the answer is empty (empty)"),
+        (
+            ["length", "refusal", "empty"],
+            "choice 0: the answer was cut at the token limit (length); "
+            "choice 2: the answer is empty (empty)",
+        ),
+    ],
+)
+def test_a_marked_answer_fails_for_what_each_of_its_choices_ended_with(
+    reasons: str | list[str | None], flaws: str
+) -> None:
+    async def main() -> None:
+        marked = Reply(output="The answer is", finish_reason=reasons)
+        run = Harness(rows(1), ScriptedBackend([marked]), fail_on=("length", "empty"))
+        await run.run()
+        error = run.results[0].outcome.error
+        assert error is not None
+        assert error.what == flaws
 
     virtual_run(main())
 
@@ -444,10 +493,27 @@ def test_the_runner_names_the_row_the_endpoint_and_the_attempt() -> None:
     virtual_run(main())
 
 
+def test_attempts_that_were_not_the_rows_fault_are_not_counted_against_its_retries() -> None:
+    limited = RateLimited("429", status=429)
+
+    async def main() -> None:
+        run = Harness(
+            rows(1),
+            ScriptedBackend([limited, limited, limited, Rejected("400", status=400)]),
+            retry=RetryPolicy(max_retries=2),
+        )
+        await run.run()
+        error = run.results[0].outcome.error
+        assert error is not None
+        assert error.where == "rows:1, endpoint scripted, attempt 4"
+
+    virtual_run(main())
+
+
 class Later(Executor):
     """Calls each function after a time that depends on its value, in virtual time."""
 
-    def __init__(self, after_s: Callable[[Any], float] = lambda value: 0.0) -> None:
+    def __init__(self, after_s: Callable[..., float] = lambda *values: 0.0) -> None:
         self._after_s = after_s
         self.calls = 0
 
@@ -506,7 +572,7 @@ def test_functions_before_and_after_run_in_their_executor_and_fail_their_rows_al
             4: "the `before` function returned a value of type list, not a dict",
         }
         # What the answer was stays with its row.
-        assert found[2].outcome.output == 2
+        assert (found[2].outcome.status, found[2].outcome.output) == ("rejected", 2)
 
     virtual_run(main())
 
@@ -567,6 +633,133 @@ def test_an_executor_that_breaks_ends_the_run_and_fails_no_row(number: int) -> N
     virtual_run(main())
 
 
+def test_an_executor_that_was_shut_down_ends_the_run_and_fails_no_row() -> None:
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+
+    async def main() -> None:
+        hooks = Hooks(after=lambda output: -output, executor=executor)
+        run = Harness(rows(40), ScriptedBackend([Reply(output=1)]), hooks=hooks)
+        await run.run()
+        run.check_law()
+        assert run.results == []
+        assert isinstance(run.runner.stopped, ConfigError)
+        assert run.runner.stopped.what == (
+            "the executor cannot run the `after` function: "
+            "RuntimeError: cannot schedule new futures after shutdown"
+        )
+        hint = "pass a new executor: the same call continues with the rows that are left"
+        assert run.runner.stopped.hint == hint
+
+    virtual_run(main())
+
+
+class Dies(Executor):
+    """Its processes, as many as `most`, all end as soon as each of them runs a function."""
+
+    def __init__(self, most: int, has_begun: threading.Semaphore) -> None:
+        self.threads: list[threading.Thread] = []
+        self._most = most
+        self._has_begun = has_begun
+        self._futures: list[Future[Any]] = []
+
+    def submit(self, function: Any, /, *values: Any, **named: Any) -> Future[Any]:
+        if len(self._futures) == self._most:
+            raise BrokenProcessPool("not usable any more")
+        future: Future[Any] = Future()
+        self._futures.append(future)
+        self.threads.append(threading.Thread(target=function, args=values))
+        self.threads[-1].start()
+        assert self._has_begun.acquire(timeout=60)
+        if len(self._futures) == self._most:
+            for each in self._futures:
+                each.set_exception(BrokenProcessPool("a process ended abruptly"))
+        return future
+
+
+@pytest.mark.parametrize("name", ["before", "after"])
+def test_the_rows_whose_functions_ran_in_an_executor_that_broke_have_failed(name: str) -> None:
+    has_begun, may_return = threading.Semaphore(0), threading.Event()
+
+    def function(value: Any) -> Any:
+        has_begun.release()
+        may_return.wait(60)
+        return value
+
+    executor = Dies(2, has_begun)
+
+    async def main() -> None:
+        hooks = Hooks(**{name: function}, executor=executor)
+        run = Harness(rows(8), ScriptedBackend([Reply(output=1)]), hooks=hooks)
+        await run.run()
+        run.check_law()
+        errors = {n: one.outcome.error for n, one in by_row(run).items()}
+        assert {n: error and error.what for n, error in errors.items()} == dict.fromkeys(
+            (1, 2), f"the executor broke while it ran the `{name}` function"
+        )
+        assert {error and error.hint for error in errors.values()} == {
+            "another row may have broken it: use an executor of one process to find which"
+        }
+        assert run.runner.abandoned == []
+
+    try:
+        virtual_run(main())
+    finally:
+        may_return.set()
+        for thread in executor.threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("is_cleaned_up", [False, True])
+def test_functions_in_an_executor_leave_nothing_in_the_folder_of_temporary_files(
+    is_cleaned_up: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    async def main() -> None:
+        hooks = Hooks(before=lambda row: row, executor=Later())
+        run = Harness(rows(3), ScriptedBackend([Reply(output=1)]), hooks=hooks)
+        await run.run()
+        assert run.tally.succeeded == 3
+        # A system may do so at any time.
+        for folder in tmp_path.iterdir() if is_cleaned_up else ():
+            folder.rmdir()
+
+    virtual_run(main())
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_functions_run_in_an_executor_without_a_folder_for_temporary_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+
+    async def main() -> None:
+        hooks = Hooks(before=lambda row: row, executor=Later())
+        run = Harness(rows(3), ScriptedBackend([Reply(output=1)]), hooks=hooks)
+        await run.run()
+        assert run.tally.succeeded == 3
+
+    virtual_run(main())
+
+
+def test_the_threads_of_functions_are_named_as_redlines() -> None:
+    names = set[str]()
+
+    def before(row: Any) -> Any:
+        names.add(threading.current_thread().name.rpartition("_")[0])
+        return row
+
+    async def main() -> None:
+        run = Harness(rows(3), ScriptedBackend([Reply(output=1)]), hooks=Hooks(before=before))
+        await run.run()
+        run.runner.close()
+        assert names == {"redline-function"}
+
+    virtual_run(main())
+
+
 class Panic(BaseException):
     """What code in Rust raises when it panics, for one."""
 
@@ -619,6 +812,26 @@ def test_a_backend_may_raise_anything_and_fails_its_row_alone(error: BaseExcepti
     virtual_run(main())
 
 
+def test_a_call_that_blocked_the_event_loop_until_a_signal_drains_the_run() -> None:
+    class Blocked(ScriptedBackend):
+        async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+            if request.body == {"n": 2}:
+                await asyncio.sleep(0.5)
+                raise Unblocked
+            return await super().send(request, call, sink)
+
+    async def main() -> None:
+        run = Harness(rows(100), Blocked([Reply(output=1)], latency_s=1.0))
+        await run.run()
+        run.check_law()
+        assert reasons(run) == ["it blocked the event loop"]
+        assert run.runner.stopped is None
+        assert run.tally.succeeded == run.backend.most_in_flight == len(run.backend.sends)
+        assert run.unfinished == 1
+
+    virtual_run(main())
+
+
 def test_a_drain_names_no_row_whose_function_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redline.job.work.runner._FUNCTIONS", 1)
     may_return = threading.Event()
@@ -634,12 +847,40 @@ def test_a_drain_names_no_row_whose_function_has_not_begun(monkeypatch: pytest.M
         run.runner.drain()
         await task
         run.runner.close()
-        assert run.runner.abandoned == ["row 1: the `before` function has not returned"]
+        assert reasons(run) == ["the `before` function has not returned"]
 
     try:
         virtual_run(main())
     finally:
         may_return.set()
+
+
+def test_a_drain_names_no_row_whose_function_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.job.work.runner._FUNCTIONS", 1)
+    may_return, has_begun = threading.Semaphore(0), threading.Event()
+
+    def before(row: Any) -> Any:
+        if row["n"] == 2:
+            has_begun.set()
+        may_return.acquire(timeout=60)
+        return row
+
+    async def main() -> None:
+        run = Harness(rows(2), ScriptedBackend([Reply(output=1)]), hooks=Hooks(before=before))
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(0.1)
+        # The first one's has returned once the second one's begins, and the loop has not seen it.
+        may_return.release()
+        assert has_begun.wait(60)
+        run.runner.drain()
+        await task
+        run.runner.close()
+        assert reasons(run) == ["the `before` function has not returned"]
+
+    try:
+        virtual_run(main())
+    finally:
+        may_return.release()
 
 
 def test_an_abort_waits_a_moment_for_functions_and_reports_those_that_go_on() -> None:
@@ -655,6 +896,43 @@ def test_an_abort_waits_a_moment_for_functions_and_reports_those_that_go_on() ->
         await task
         assert {n: one.outcome.output for n, one in by_row(run).items()} == {1: -1, 2: -2}
         assert reasons(run) == 2 * ["the `after` function has not returned"]
+        assert asyncio.get_running_loop().time() < 2.0
+
+    virtual_run(main())
+
+
+def test_an_abort_saves_what_a_function_returns_in_the_last_moment_that_it_has() -> None:
+    """At 0.3 s, but for less than the loop tells apart, and so in the same turn."""
+
+    async def main() -> None:
+        hooks = Hooks(after=lambda output: -output, executor=Later(lambda output: 0.3 - 5e-10))
+        run = Harness(rows(1), ScriptedBackend([Reply(output=1)]), hooks=hooks)
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(0.1)
+        run.runner.abort()
+        await task
+        run.check_law()
+        assert [one.outcome.output for one in run.results] == [-1]
+        assert run.runner.abandoned == []
+
+    virtual_run(main())
+
+
+def test_an_abort_ends_the_wait_for_permission_to_write_what_a_function_returned() -> None:
+    async def permit(key: int, outcome: Outcome) -> bool:
+        await asyncio.sleep(1000.0)
+        return True
+
+    async def main() -> None:
+        hooks = Hooks(after=lambda output: -output, executor=Later())
+        backend = ScriptedBackend([Reply(output=1)])
+        run = Harness(rows(1), backend, hooks=hooks, wired={"permit": permit})
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(1.0)
+        run.runner.abort()
+        await task
+        run.check_law()
+        assert (run.unfinished, run.runner.abandoned) == (1, [])
         assert asyncio.get_running_loop().time() < 2.0
 
     virtual_run(main())
