@@ -262,7 +262,9 @@ def test_an_input_that_breaks_leaves_no_row_that_was_read_without_its_outcome() 
         run.check_law()
         assert sorted(result.row.number for result in run.results) == [*range(1, 21)]
         assert run.unfinished == 0
-        assert "reading rows raised OSError: the queue is gone" in str(run.runner.stopped)
+        assert isinstance(run.runner.stopped, ConfigError)
+        assert run.runner.stopped.what == "reading rows raised OSError: the queue is gone"
+        assert run.runner.stopped.where == "after 20 rows"
 
     virtual_run(main())
 
@@ -541,6 +543,31 @@ def reasons(run: Harness) -> list[str]:
     return [line.partition(": ")[2] for line in run.runner.abandoned]
 
 
+@pytest.mark.parametrize(
+    ("what", "taken"), [("calls", 8), ("permit", 24), ("before", 24), ("after", 24)]
+)
+def test_more_rows_are_taken_than_there_are_slots_if_they_may_wait_without_one(
+    what: str, taken: int
+) -> None:
+    async def permit(key: int, outcome: Outcome) -> bool:
+        return True
+
+    async def main() -> None:
+        named: dict[str, Any] = {what: lambda value: value}
+        hooks = Hooks(**named) if what in ("before", "after") else Hooks()
+        wired = {"permit": permit} if what == "permit" else {}
+        backend = ScriptedBackend([Reply(output=1)], latency_s=5.0)
+        run = Harness(rows(100), backend, hooks=hooks, wired=wired)
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(4.0)
+        assert run.runner.offered == taken
+        run.runner.abort()
+        await task
+        run.runner.close()
+
+    virtual_run(main())
+
+
 def test_functions_before_and_after_run_in_their_executor_and_fail_their_rows_alone() -> None:
     def before(row: dict[str, Any]) -> Any:
         number = row["n"]
@@ -808,6 +835,8 @@ def test_a_backend_may_raise_anything_and_fails_its_row_alone(error: BaseExcepti
         assert list(failed) == [2]
         assert failed[2] is not None
         assert failed[2].what == f"processing the row raised {type(error).__name__}: boom"
+        assert failed[2].where == "rows:2, attempt 1 of 9"
+        assert by_row(run)[2].outcome.status == "rejected"
 
     virtual_run(main())
 
@@ -968,6 +997,23 @@ def test_a_call_that_goes_on_though_it_is_cancelled_is_left_behind() -> None:
     virtual_run(main())
 
 
+def test_a_run_that_is_cancelled_twice_saves_nothing_of_calls_that_go_on() -> None:
+    async def main() -> None:
+        run = Harness(rows(2), Stubborn([Reply(output=1)]))
+        task = asyncio.create_task(run.run())
+        for _ in range(2):
+            await asyncio.sleep(0.1)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        # Before the calls would have been left behind.
+        assert asyncio.get_running_loop().time() < 0.3
+        await asyncio.sleep(10.0)
+        assert run.results == []
+
+    virtual_run(main())
+
+
 def test_an_abort_ends_the_wait_for_who_takes_a_result() -> None:
     async def taker(result: Result) -> None:
         await asyncio.sleep(1000.0)
@@ -1108,6 +1154,30 @@ def test_how_long_calls_on_the_wire_may_take() -> None:
         runner.abort()
         await task
         assert runner.finishing()[0] == 0
+
+    virtual_run(main())
+
+
+def test_calls_on_the_wire_end_at_the_latest_with_the_run() -> None:
+    async def main() -> None:
+        slow = ScriptedBackend([Reply(output=1)], latency_s=50.0)
+        run = Harness(rows(20), slow, timeout_s=100.0, deadline_s=30.0)
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(10.0)
+        assert run.runner.finishing() == (8, 20.0)
+        await task
+
+    virtual_run(main())
+
+
+def test_calls_that_go_on_after_their_time_are_due_at_once() -> None:
+    async def main() -> None:
+        slow = ScriptedBackend([Reply(output=1)], latency_s=50.0)
+        run = Harness(rows(8), slow, timeout_s=5.0)
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(10.0)
+        assert run.runner.finishing() == (8, 0.0)
+        await task
 
     virtual_run(main())
 
