@@ -39,10 +39,12 @@ from redline.job.work import (
     Runner,
     Tally,
 )
+from redline.job.work.backpressure import LARGE_ROW_BYTES
 from redline.journal import Brief, NotKept, Result
 from redline.process import Unblocked
 from redline.sources import open_source
 from redline.testing import ScriptedBackend, Send, Step, VirtualClock, virtual_run
+from redline.timeline import Gatherer
 from redline.waist import Sink
 from support.catching import assert_caught
 
@@ -997,6 +999,35 @@ def test_a_call_that_goes_on_though_it_is_cancelled_is_left_behind() -> None:
     virtual_run(main())
 
 
+def test_a_run_that_is_cancelled_gives_up_its_calls_and_ends_at_once() -> None:
+    async def main() -> None:
+        run = Harness(rows(20), ScriptedBackend([Reply(output=1)], latency_s=1000.0))
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(1.0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        run.check_law()
+        assert asyncio.get_running_loop().time() == 1.0
+        assert run.backend.cancelled == 8
+
+    virtual_run(main())
+
+
+def test_a_drain_is_reported_to_what_watches_the_run_and_to_nothing_after_that() -> None:
+    async def main() -> None:
+        runner = Harness([], ScriptedBackend([Reply(output=1)])).runner
+        drains = list[str]()
+        async with runner.watched(lambda: drains.append("drained")):
+            assert drains == []
+            runner.drain()
+            assert drains == ["drained"]
+        runner.drain()
+        assert drains == ["drained"]
+
+    virtual_run(main())
+
+
 def test_a_run_that_is_cancelled_twice_saves_nothing_of_calls_that_go_on() -> None:
     async def main() -> None:
         run = Harness(rows(2), Stubborn([Reply(output=1)]))
@@ -1178,6 +1209,83 @@ def test_calls_that_go_on_after_their_time_are_due_at_once() -> None:
         await asyncio.sleep(10.0)
         assert run.runner.finishing() == (8, 0.0)
         await task
+
+    virtual_run(main())
+
+
+class Recorded(Gatherer):
+    """Notes which calls a run records, and with what times."""
+
+    def __init__(self, due: int) -> None:
+        super().__init__()
+        self.due = due
+        self.calls: list[tuple[int, float, float]] = []
+        self.untried: list[tuple[int, float]] = []
+
+    def took(self, number: int, ended: Any) -> None:
+        begun_s, ended_s, tried = ended
+        assert len(tried) == 1
+        self.calls.append((number, begun_s, ended_s))
+
+    def took_untried(self, number: int, call_s: float) -> None:
+        self.untried.append((number, call_s))
+
+
+def test_calls_are_recorded_from_the_one_that_is_due_and_those_without_an_attempt_always() -> None:
+    class Raises(ScriptedBackend):
+        async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+            if request.body == {"n": 2}:
+                await asyncio.sleep(2.0)
+                raise ValueError("before the attempt")
+            return await super().send(request, call, sink)
+
+    async def main() -> None:
+        record = Recorded(due=3)
+        backend = Raises([Reply(output=1)], latency_s=1.0)
+        run = Harness(rows(4), backend, wired={"record": record, "slots": 1})
+        await run.run()
+        assert record.calls == [(3, 3.0, 4.0), (4, 4.0, 5.0)]
+        assert record.untried == [(2, 2.0)]
+        assert run.runner.ended == 4
+
+    virtual_run(main())
+
+
+class Weighed(Backpressure):
+    """Notes the bytes that are added, and as negative ones those that are removed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: list[int] = []
+
+    def add(self, row_bytes: int) -> None:
+        self.bytes.append(row_bytes)
+        super().add(row_bytes)
+
+    def remove(self, row_bytes: int) -> None:
+        self.bytes.append(-row_bytes)
+        super().remove(row_bytes)
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_the_bytes_of_a_large_row_count_until_it_has_ended(is_aborted: bool) -> None:
+    async def main() -> None:
+        load = Weighed()
+        table = [{"n": 1}, {"n": 2, "text": LARGE_ROW_BYTES * "x"}, {"n": 3}]
+        backend = ScriptedBackend([Reply(output=1)], latency_s=2.0)
+        run = Harness(table, backend, wired={"load": load, "slots": 1})
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(1.0)
+        assert load.bytes == []
+        await asyncio.sleep(2.0)
+        (row_bytes,) = load.bytes
+        assert row_bytes > LARGE_ROW_BYTES
+        if is_aborted:
+            run.runner.abort()
+        else:
+            await asyncio.sleep(2.0)
+        await task
+        assert load.bytes == [row_bytes, -row_bytes]
 
     virtual_run(main())
 
