@@ -399,6 +399,22 @@ def test_rows_that_wait_to_be_tried_again_leave_the_slots_to_others() -> None:
     virtual_run(main())
 
 
+def test_no_more_rows_wait_to_be_tried_again_than_there_are_spare_workers() -> None:
+    """A row for each of the 8 slots, and 16 more."""
+
+    async def main() -> None:
+        asked_to_wait = ServerFailed("503", status=503, retry_after_s=3600.0)
+        run = Harness(rows(100), ScriptedBackend([asked_to_wait], latency_s=1.0))
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(60)
+        assert (run.runner.offered, run.tally.retrying) == (24, 24)
+        run.runner.drain()
+        await task
+        assert run.unfinished == 24
+
+    virtual_run(main())
+
+
 def test_bad_rows_and_duplicates_fail_alone_and_are_named() -> None:
     table = [{"custom_id": "a"}, ["not", "a", "row"], {"custom_id": "b"}, {"custom_id": "a"}]
 
@@ -824,12 +840,16 @@ def test_a_function_may_raise_anything_and_fails_its_row_alone(
 def test_a_backend_may_raise_anything_and_fails_its_row_alone(error: BaseException) -> None:
     class Panics(ScriptedBackend):
         async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-            if request.body == {"n": 2}:
+            if request.body == {"n": 2} and call.attempts == 2:
                 raise error
             return await super().send(request, call, sink)
 
+    def step(send: Send) -> Step:
+        is_bad = send.request.body == {"n": 2}
+        return ServerFailed("503", status=503) if is_bad else Reply(output=1)
+
     async def main() -> None:
-        run = Harness(rows(40), Panics([Reply(output=1)]))
+        run = Harness(rows(40), Panics(step))
         await run.run()
         run.check_law()
         assert run.unfinished == 0
@@ -837,7 +857,7 @@ def test_a_backend_may_raise_anything_and_fails_its_row_alone(error: BaseExcepti
         assert list(failed) == [2]
         assert failed[2] is not None
         assert failed[2].what == f"processing the row raised {type(error).__name__}: boom"
-        assert failed[2].where == "rows:2, attempt 1 of 9"
+        assert failed[2].where == "rows:2, attempt 2 of 9"
         assert by_row(run)[2].outcome.status == "rejected"
 
     virtual_run(main())
@@ -1039,6 +1059,7 @@ def test_a_run_that_is_cancelled_twice_saves_nothing_of_calls_that_go_on() -> No
             await task
         # Before the calls would have been left behind.
         assert asyncio.get_running_loop().time() < 0.3
+        run.runner.close()
         await asyncio.sleep(10.0)
         assert run.results == []
 
