@@ -821,9 +821,11 @@ def test_a_function_may_raise_anything_and_fails_its_row_alone(
             raise error
         return value
 
+    named: dict[str, Any] = {name: raises}
+
     async def main() -> None:
         backend = ScriptedBackend(lambda send: Reply(output=send.request.body["n"]))
-        run = Harness(rows(40), backend, hooks=Hooks(**{name: raises}))
+        run = Harness(rows(40), backend, hooks=Hooks(**named))
         await run.run()
         run.check_law()
         assert run.unfinished == 0
@@ -1308,6 +1310,30 @@ def test_the_bytes_of_a_large_row_count_until_it_has_ended(is_aborted: bool) -> 
         await task
         assert load.bytes == [row_bytes, -row_bytes]
 
+    virtual_run(main())
+
+
+def test_the_room_of_an_answer_is_held_until_its_result_was_taken() -> None:
+    class Room:
+        def release(self) -> None:
+            events.append("released")
+
+    class Holds(ScriptedBackend):
+        async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+            call.held = Room()
+            return await super().send(request, call, sink)
+
+    async def taker(result: Result) -> None:
+        await asyncio.sleep(1.0)
+        events.append(f"taken {result.row.number}")
+
+    async def main() -> None:
+        wired = {"on_result": taker, "slots": 1}
+        run = Harness(rows(2), Holds([Reply(output=1)]), wired=wired)
+        await run.run()
+        assert events == ["taken 1", "released", "taken 2", "released"]
+
+    events: list[str] = []
     virtual_run(main())
 
 
