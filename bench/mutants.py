@@ -46,8 +46,6 @@ _UNREACHED = (5, 33)
 _TIMED_OUT = (24, 36, 152, 255, -24)
 _UNJUDGED = (None, 2)
 _COPIED = ("README.md", "docs", "examples", "pyproject.toml", "src", "tests")
-# It expects that a task's coroutine is the runner's own, and mutmut wraps that in another.
-_LEFT_OUT = "tests/sim/test_runner.py::test_a_drain_names_no_row_whose_function_has_not_begun"
 # A mutant that never ends is killed by the time of one test, which ends the process: otherwise
 # Hypothesis would repeat the example. All its tests together have 3 times what they took, and 30 s
 # more: a busy machine must not kill it.
@@ -58,7 +56,6 @@ only_mutate = {sources}
 also_copy = ["README.md", "docs", "examples"]
 pytest_add_cli_args = [
   "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout=30", "--timeout-method=thread",
-  "--deselect={left_out}",
 ]
 pytest_add_cli_args_test_selection = {tests}
 use_git_change_detection = false
@@ -266,7 +263,7 @@ def prepared(name: str) -> Path:
     sources = [f"src/redline/{pattern}" for pattern in module.sources]
     with (made / "pyproject.toml").open("a", encoding="utf-8") as config:
         tests = json.dumps(module.tests)
-        config.write(_CONFIG.format(sources=json.dumps(sources), tests=tests, left_out=_LEFT_OUT))
+        config.write(_CONFIG.format(sources=json.dumps(sources), tests=tests))
     return made.rename(folder)
 
 

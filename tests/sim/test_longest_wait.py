@@ -183,6 +183,13 @@ def test_what_is_in_flight_is_waited_for_however_long_it_takes() -> None:
     assert ran.done == 10
 
 
+def test_a_run_goes_on_for_a_second_after_each_row_that_ends() -> None:
+    ran = run([quota(1, 8 * HOUR_S)], longest_wait_s=600.0, latency_s=0.5)
+    assert isinstance(ran.stopped, WaitTooLong)
+    assert ran.done == 1
+    assert ran.took_s > 1.5
+
+
 def test_a_shorter_wait_is_waited_for() -> None:
     ran = run([quota(10, 500.0)], longest_wait_s=600.0)
     assert (ran.done, ran.stopped) == (40, None)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ import pytest
 from redline.calls import Call, Outcome, Reply, Request, Retry, RetryPolicy
 from redline.errors import (
     BadReply,
+    ConfigError,
     Disconnected,
     JournalError,
     NoEndpoint,
@@ -35,9 +39,12 @@ from redline.job.work import (
     Runner,
     Tally,
 )
+from redline.job.work.backpressure import LARGE_ROW_BYTES
 from redline.journal import Brief, NotKept, Result
+from redline.process import Unblocked
 from redline.sources import open_source
 from redline.testing import ScriptedBackend, Send, Step, VirtualClock, virtual_run
+from redline.timeline import Gatherer
 from redline.waist import Sink
 from support.catching import assert_caught
 
@@ -180,9 +187,10 @@ def test_no_attempt_follows_a_drain_however_short_the_wait_for_it() -> None:
     virtual_run(main())
 
 
-def test_a_row_whose_time_is_up_during_a_drain_has_failed() -> None:
+@pytest.mark.parametrize("latency_s", [1.5, 2.0])
+def test_a_row_whose_time_is_up_during_a_drain_has_failed(latency_s: float) -> None:
     async def main() -> None:
-        backend = ScriptedBackend([ServerFailed("503", status=503)], latency_s=2.0)
+        backend = ScriptedBackend([ServerFailed("503", status=503)], latency_s=latency_s)
         run = Harness(rows(5), backend, row_deadline_s=1.5)
         task = asyncio.create_task(run.run())
         await asyncio.sleep(0.5)
@@ -256,7 +264,9 @@ def test_an_input_that_breaks_leaves_no_row_that_was_read_without_its_outcome() 
         run.check_law()
         assert sorted(result.row.number for result in run.results) == [*range(1, 21)]
         assert run.unfinished == 0
-        assert "reading rows raised OSError: the queue is gone" in str(run.runner.stopped)
+        assert isinstance(run.runner.stopped, ConfigError)
+        assert run.runner.stopped.what == "reading rows raised OSError: the queue is gone"
+        assert run.runner.stopped.where == "after 20 rows"
 
     virtual_run(main())
 
@@ -389,6 +399,22 @@ def test_rows_that_wait_to_be_tried_again_leave_the_slots_to_others() -> None:
     virtual_run(main())
 
 
+def test_no_more_rows_wait_to_be_tried_again_than_there_are_spare_workers() -> None:
+    """A row for each of the 8 slots, and 16 more."""
+
+    async def main() -> None:
+        asked_to_wait = ServerFailed("503", status=503, retry_after_s=3600.0)
+        run = Harness(rows(100), ScriptedBackend([asked_to_wait], latency_s=1.0))
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(60)
+        assert (run.runner.offered, run.tally.retrying) == (24, 24)
+        run.runner.drain()
+        await task
+        assert run.unfinished == 24
+
+    virtual_run(main())
+
+
 def test_bad_rows_and_duplicates_fail_alone_and_are_named() -> None:
     table = [{"custom_id": "a"}, ["not", "a", "row"], {"custom_id": "b"}, {"custom_id": "a"}]
 
@@ -413,6 +439,22 @@ def test_bad_rows_and_duplicates_fail_alone_and_are_named() -> None:
     virtual_run(main())
 
 
+def test_a_row_that_was_read_and_is_bad_all_the_same_fails_for_its_problem() -> None:
+    """As a message of a stream does that was delivered too often."""
+
+    async def main() -> None:
+        run = Harness(rows(1), ScriptedBackend([Reply(output=1)]))
+        picked = await run.runner.next_row()
+        assert picked is not None
+        picked.row.problem = "it was delivered 5 times"
+        outcome = await run.runner.request_of(picked)
+        assert isinstance(outcome, Outcome)
+        assert (outcome.status, str(outcome.error)) == ("rejected", "it was delivered 5 times")
+        await run.feed.aclose()
+
+    virtual_run(main())
+
+
 def test_reasons_to_fail_make_a_marked_answer_a_failure_that_keeps_it() -> None:
     cut = Reply(output="The answer is", finish_reason="length")
 
@@ -424,6 +466,33 @@ def test_reasons_to_fail_make_a_marked_answer_a_failure_that_keeps_it() -> None:
         outcome = run.results[0].outcome
         assert outcome.status == "rejected"
         assert outcome.output == "The answer is"
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize(
+    ("reasons", "flaws"),
+    [
+        ("length", "the answer was cut at the token limit (length)"),
+        (["length"], "the answer was cut at the token limit (length)"),
+        (["stop", "empty", None], "choice 1: the answer is empty (empty)"),
+        (
+            ["length", "refusal", "empty"],
+            "choice 0: the answer was cut at the token limit (length); "
+            "choice 2: the answer is empty (empty)",
+        ),
+    ],
+)
+def test_a_marked_answer_fails_for_what_each_of_its_choices_ended_with(
+    reasons: str | list[str | None], flaws: str
+) -> None:
+    async def main() -> None:
+        marked = Reply(output="The answer is", finish_reason=reasons)
+        run = Harness(rows(1), ScriptedBackend([marked]), fail_on=("length", "empty"))
+        await run.run()
+        error = run.results[0].outcome.error
+        assert error is not None
+        assert error.what == flaws
 
     virtual_run(main())
 
@@ -444,10 +513,27 @@ def test_the_runner_names_the_row_the_endpoint_and_the_attempt() -> None:
     virtual_run(main())
 
 
+def test_attempts_that_were_not_the_rows_fault_are_not_counted_against_its_retries() -> None:
+    limited = RateLimited("429", status=429)
+
+    async def main() -> None:
+        run = Harness(
+            rows(1),
+            ScriptedBackend([limited, limited, limited, Rejected("400", status=400)]),
+            retry=RetryPolicy(max_retries=2),
+        )
+        await run.run()
+        error = run.results[0].outcome.error
+        assert error is not None
+        assert error.where == "rows:1, endpoint scripted, attempt 4"
+
+    virtual_run(main())
+
+
 class Later(Executor):
     """Calls each function after a time that depends on its value, in virtual time."""
 
-    def __init__(self, after_s: Callable[[Any], float] = lambda value: 0.0) -> None:
+    def __init__(self, after_s: Callable[..., float] = lambda *values: 0.0) -> None:
         self._after_s = after_s
         self.calls = 0
 
@@ -473,6 +559,31 @@ def by_row(run: Harness) -> dict[int, Result]:
 def reasons(run: Harness) -> list[str]:
     """Why rows were left behind. Tests of whole runs see how these are named."""
     return [line.partition(": ")[2] for line in run.runner.abandoned]
+
+
+@pytest.mark.parametrize(
+    ("what", "taken"), [("calls", 8), ("permit", 24), ("before", 24), ("after", 24)]
+)
+def test_more_rows_are_taken_than_there_are_slots_if_they_may_wait_without_one(
+    what: str, taken: int
+) -> None:
+    async def permit(key: int, outcome: Outcome) -> bool:
+        return True
+
+    async def main() -> None:
+        named: dict[str, Any] = {what: lambda value: value}
+        hooks = Hooks(**named) if what in ("before", "after") else Hooks()
+        wired = {"permit": permit} if what == "permit" else {}
+        backend = ScriptedBackend([Reply(output=1)], latency_s=5.0)
+        run = Harness(rows(100), backend, hooks=hooks, wired=wired)
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(4.0)
+        assert run.runner.offered == taken
+        run.runner.abort()
+        await task
+        run.runner.close()
+
+    virtual_run(main())
 
 
 def test_functions_before_and_after_run_in_their_executor_and_fail_their_rows_alone() -> None:
@@ -506,7 +617,7 @@ def test_functions_before_and_after_run_in_their_executor_and_fail_their_rows_al
             4: "the `before` function returned a value of type list, not a dict",
         }
         # What the answer was stays with its row.
-        assert found[2].outcome.output == 2
+        assert (found[2].outcome.status, found[2].outcome.output) == ("rejected", 2)
 
     virtual_run(main())
 
@@ -567,6 +678,133 @@ def test_an_executor_that_breaks_ends_the_run_and_fails_no_row(number: int) -> N
     virtual_run(main())
 
 
+def test_an_executor_that_was_shut_down_ends_the_run_and_fails_no_row() -> None:
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+
+    async def main() -> None:
+        hooks = Hooks(after=lambda output: -output, executor=executor)
+        run = Harness(rows(40), ScriptedBackend([Reply(output=1)]), hooks=hooks)
+        await run.run()
+        run.check_law()
+        assert run.results == []
+        assert isinstance(run.runner.stopped, ConfigError)
+        assert run.runner.stopped.what == (
+            "the executor cannot run the `after` function: "
+            "RuntimeError: cannot schedule new futures after shutdown"
+        )
+        hint = "pass a new executor: the same call continues with the rows that are left"
+        assert run.runner.stopped.hint == hint
+
+    virtual_run(main())
+
+
+class Dies(Executor):
+    """Its processes, as many as `most`, all end as soon as each of them runs a function."""
+
+    def __init__(self, most: int, has_begun: threading.Semaphore) -> None:
+        self.threads: list[threading.Thread] = []
+        self._most = most
+        self._has_begun = has_begun
+        self._futures: list[Future[Any]] = []
+
+    def submit(self, function: Any, /, *values: Any, **named: Any) -> Future[Any]:
+        if len(self._futures) == self._most:
+            raise BrokenProcessPool("not usable any more")
+        future: Future[Any] = Future()
+        self._futures.append(future)
+        self.threads.append(threading.Thread(target=function, args=values))
+        self.threads[-1].start()
+        assert self._has_begun.acquire(timeout=60)
+        if len(self._futures) == self._most:
+            for each in self._futures:
+                each.set_exception(BrokenProcessPool("a process ended abruptly"))
+        return future
+
+
+@pytest.mark.parametrize("name", ["before", "after"])
+def test_the_rows_whose_functions_ran_in_an_executor_that_broke_have_failed(name: str) -> None:
+    has_begun, may_return = threading.Semaphore(0), threading.Event()
+
+    def function(value: Any) -> Any:
+        has_begun.release()
+        may_return.wait(60)
+        return value
+
+    executor = Dies(2, has_begun)
+
+    async def main() -> None:
+        hooks = Hooks(**{name: function}, executor=executor)
+        run = Harness(rows(8), ScriptedBackend([Reply(output=1)]), hooks=hooks)
+        await run.run()
+        run.check_law()
+        errors = {n: one.outcome.error for n, one in by_row(run).items()}
+        assert {n: error and error.what for n, error in errors.items()} == dict.fromkeys(
+            (1, 2), f"the executor broke while it ran the `{name}` function"
+        )
+        assert {error and error.hint for error in errors.values()} == {
+            "another row may have broken it: use an executor of one process to find which"
+        }
+        assert run.runner.abandoned == []
+
+    try:
+        virtual_run(main())
+    finally:
+        may_return.set()
+        for thread in executor.threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("is_cleaned_up", [False, True])
+def test_functions_in_an_executor_leave_nothing_in_the_folder_of_temporary_files(
+    is_cleaned_up: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    async def main() -> None:
+        hooks = Hooks(before=lambda row: row, executor=Later())
+        run = Harness(rows(3), ScriptedBackend([Reply(output=1)]), hooks=hooks)
+        await run.run()
+        assert run.tally.succeeded == 3
+        # A system may do so at any time.
+        for folder in tmp_path.iterdir() if is_cleaned_up else ():
+            folder.rmdir()
+
+    virtual_run(main())
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_functions_run_in_an_executor_without_a_folder_for_temporary_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+
+    async def main() -> None:
+        hooks = Hooks(before=lambda row: row, executor=Later())
+        run = Harness(rows(3), ScriptedBackend([Reply(output=1)]), hooks=hooks)
+        await run.run()
+        assert run.tally.succeeded == 3
+
+    virtual_run(main())
+
+
+def test_the_threads_of_functions_are_named_as_redlines() -> None:
+    names = set[str]()
+
+    def before(row: Any) -> Any:
+        names.add(threading.current_thread().name.rpartition("_")[0])
+        return row
+
+    async def main() -> None:
+        run = Harness(rows(3), ScriptedBackend([Reply(output=1)]), hooks=Hooks(before=before))
+        await run.run()
+        run.runner.close()
+        assert names == {"redline-function"}
+
+    virtual_run(main())
+
+
 class Panic(BaseException):
     """What code in Rust raises when it panics, for one."""
 
@@ -583,9 +821,11 @@ def test_a_function_may_raise_anything_and_fails_its_row_alone(
             raise error
         return value
 
+    named: dict[str, Any] = {name: raises}
+
     async def main() -> None:
         backend = ScriptedBackend(lambda send: Reply(output=send.request.body["n"]))
-        run = Harness(rows(40), backend, hooks=Hooks(**{name: raises}))
+        run = Harness(rows(40), backend, hooks=Hooks(**named))
         await run.run()
         run.check_law()
         assert run.unfinished == 0
@@ -602,12 +842,16 @@ def test_a_function_may_raise_anything_and_fails_its_row_alone(
 def test_a_backend_may_raise_anything_and_fails_its_row_alone(error: BaseException) -> None:
     class Panics(ScriptedBackend):
         async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-            if request.body == {"n": 2}:
+            if request.body == {"n": 2} and call.attempts == 2:
                 raise error
             return await super().send(request, call, sink)
 
+    def step(send: Send) -> Step:
+        is_bad = send.request.body == {"n": 2}
+        return ServerFailed("503", status=503) if is_bad else Reply(output=1)
+
     async def main() -> None:
-        run = Harness(rows(40), Panics([Reply(output=1)]))
+        run = Harness(rows(40), Panics(step))
         await run.run()
         run.check_law()
         assert run.unfinished == 0
@@ -615,6 +859,28 @@ def test_a_backend_may_raise_anything_and_fails_its_row_alone(error: BaseExcepti
         assert list(failed) == [2]
         assert failed[2] is not None
         assert failed[2].what == f"processing the row raised {type(error).__name__}: boom"
+        assert failed[2].where == "rows:2, attempt 2 of 9"
+        assert by_row(run)[2].outcome.status == "rejected"
+
+    virtual_run(main())
+
+
+def test_a_call_that_blocked_the_event_loop_until_a_signal_drains_the_run() -> None:
+    class Blocked(ScriptedBackend):
+        async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+            if request.body == {"n": 2}:
+                await asyncio.sleep(0.5)
+                raise Unblocked
+            return await super().send(request, call, sink)
+
+    async def main() -> None:
+        run = Harness(rows(100), Blocked([Reply(output=1)], latency_s=1.0))
+        await run.run()
+        run.check_law()
+        assert reasons(run) == ["it blocked the event loop"]
+        assert run.runner.stopped is None
+        assert run.tally.succeeded == run.backend.most_in_flight == len(run.backend.sends)
+        assert run.unfinished == 1
 
     virtual_run(main())
 
@@ -634,12 +900,40 @@ def test_a_drain_names_no_row_whose_function_has_not_begun(monkeypatch: pytest.M
         run.runner.drain()
         await task
         run.runner.close()
-        assert run.runner.abandoned == ["row 1: the `before` function has not returned"]
+        assert reasons(run) == ["the `before` function has not returned"]
 
     try:
         virtual_run(main())
     finally:
         may_return.set()
+
+
+def test_a_drain_names_no_row_whose_function_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.job.work.runner._FUNCTIONS", 1)
+    may_return, has_begun = threading.Semaphore(0), threading.Event()
+
+    def before(row: Any) -> Any:
+        if row["n"] == 2:
+            has_begun.set()
+        may_return.acquire(timeout=60)
+        return row
+
+    async def main() -> None:
+        run = Harness(rows(2), ScriptedBackend([Reply(output=1)]), hooks=Hooks(before=before))
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(0.1)
+        # The first one's has returned once the second one's begins, and the loop has not seen it.
+        may_return.release()
+        assert has_begun.wait(60)
+        run.runner.drain()
+        await task
+        run.runner.close()
+        assert reasons(run) == ["the `before` function has not returned"]
+
+    try:
+        virtual_run(main())
+    finally:
+        may_return.release()
 
 
 def test_an_abort_waits_a_moment_for_functions_and_reports_those_that_go_on() -> None:
@@ -655,6 +949,43 @@ def test_an_abort_waits_a_moment_for_functions_and_reports_those_that_go_on() ->
         await task
         assert {n: one.outcome.output for n, one in by_row(run).items()} == {1: -1, 2: -2}
         assert reasons(run) == 2 * ["the `after` function has not returned"]
+        assert asyncio.get_running_loop().time() < 2.0
+
+    virtual_run(main())
+
+
+def test_an_abort_saves_what_a_function_returns_in_the_last_moment_that_it_has() -> None:
+    """At 0.3 s, but for less than the loop tells apart, and so in the same turn."""
+
+    async def main() -> None:
+        hooks = Hooks(after=lambda output: -output, executor=Later(lambda output: 0.3 - 5e-10))
+        run = Harness(rows(1), ScriptedBackend([Reply(output=1)]), hooks=hooks)
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(0.1)
+        run.runner.abort()
+        await task
+        run.check_law()
+        assert [one.outcome.output for one in run.results] == [-1]
+        assert run.runner.abandoned == []
+
+    virtual_run(main())
+
+
+def test_an_abort_ends_the_wait_for_permission_to_write_what_a_function_returned() -> None:
+    async def permit(key: int, outcome: Outcome) -> bool:
+        await asyncio.sleep(1000.0)
+        return True
+
+    async def main() -> None:
+        hooks = Hooks(after=lambda output: -output, executor=Later())
+        backend = ScriptedBackend([Reply(output=1)])
+        run = Harness(rows(1), backend, hooks=hooks, wired={"permit": permit})
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(1.0)
+        run.runner.abort()
+        await task
+        run.check_law()
+        assert (run.unfinished, run.runner.abandoned) == (1, [])
         assert asyncio.get_running_loop().time() < 2.0
 
     virtual_run(main())
@@ -685,6 +1016,53 @@ def test_a_call_that_goes_on_though_it_is_cancelled_is_left_behind() -> None:
         assert reasons(run) == 2 * ["its call continues although it was cancelled"]
         await asyncio.sleep(10.0)
         # The journal is closed by then.
+        assert run.results == []
+
+    virtual_run(main())
+
+
+def test_a_run_that_is_cancelled_gives_up_its_calls_and_ends_at_once() -> None:
+    async def main() -> None:
+        run = Harness(rows(20), ScriptedBackend([Reply(output=1)], latency_s=1000.0))
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(1.0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        run.check_law()
+        assert asyncio.get_running_loop().time() == 1.0
+        assert run.backend.cancelled == 8
+
+    virtual_run(main())
+
+
+def test_a_drain_is_reported_to_what_watches_the_run_and_to_nothing_after_that() -> None:
+    async def main() -> None:
+        runner = Harness([], ScriptedBackend([Reply(output=1)])).runner
+        drains = list[str]()
+        async with runner.watched(lambda: drains.append("drained")):
+            assert drains == []
+            runner.drain()
+            assert drains == ["drained"]
+        runner.drain()
+        assert drains == ["drained"]
+
+    virtual_run(main())
+
+
+def test_a_run_that_is_cancelled_twice_saves_nothing_of_calls_that_go_on() -> None:
+    async def main() -> None:
+        run = Harness(rows(2), Stubborn([Reply(output=1)]))
+        task = asyncio.create_task(run.run())
+        for _ in range(2):
+            await asyncio.sleep(0.1)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        # Before the calls would have been left behind.
+        assert asyncio.get_running_loop().time() < 0.3
+        run.runner.close()
+        await asyncio.sleep(10.0)
         assert run.results == []
 
     virtual_run(main())
@@ -831,6 +1209,131 @@ def test_how_long_calls_on_the_wire_may_take() -> None:
         await task
         assert runner.finishing()[0] == 0
 
+    virtual_run(main())
+
+
+def test_calls_on_the_wire_end_at_the_latest_with_the_run() -> None:
+    async def main() -> None:
+        slow = ScriptedBackend([Reply(output=1)], latency_s=50.0)
+        run = Harness(rows(20), slow, timeout_s=100.0, deadline_s=30.0)
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(10.0)
+        assert run.runner.finishing() == (8, 20.0)
+        await task
+
+    virtual_run(main())
+
+
+def test_calls_that_go_on_after_their_time_are_due_at_once() -> None:
+    async def main() -> None:
+        slow = ScriptedBackend([Reply(output=1)], latency_s=50.0)
+        run = Harness(rows(8), slow, timeout_s=5.0)
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(10.0)
+        assert run.runner.finishing() == (8, 0.0)
+        await task
+
+    virtual_run(main())
+
+
+class Recorded(Gatherer):
+    """Notes which calls a run records, and with what times."""
+
+    def __init__(self, due: int) -> None:
+        super().__init__()
+        self.due = due
+        self.calls: list[tuple[int, float, float]] = []
+        self.untried: list[tuple[int, float]] = []
+
+    def took(self, number: int, ended: Any) -> None:
+        begun_s, ended_s, tried = ended
+        assert len(tried) == 1
+        self.calls.append((number, begun_s, ended_s))
+
+    def took_untried(self, number: int, call_s: float) -> None:
+        self.untried.append((number, call_s))
+
+
+def test_calls_are_recorded_from_the_one_that_is_due_and_those_without_an_attempt_always() -> None:
+    class Raises(ScriptedBackend):
+        async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+            if request.body == {"n": 2}:
+                await asyncio.sleep(2.0)
+                raise ValueError("before the attempt")
+            return await super().send(request, call, sink)
+
+    async def main() -> None:
+        record = Recorded(due=3)
+        backend = Raises([Reply(output=1)], latency_s=1.0)
+        run = Harness(rows(4), backend, wired={"record": record, "slots": 1})
+        await run.run()
+        assert record.calls == [(3, 3.0, 4.0), (4, 4.0, 5.0)]
+        assert record.untried == [(2, 2.0)]
+        assert run.runner.ended == 4
+
+    virtual_run(main())
+
+
+class Weighed(Backpressure):
+    """Notes the bytes that are added, and as negative ones those that are removed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: list[int] = []
+
+    def add(self, row_bytes: int) -> None:
+        self.bytes.append(row_bytes)
+        super().add(row_bytes)
+
+    def remove(self, row_bytes: int) -> None:
+        self.bytes.append(-row_bytes)
+        super().remove(row_bytes)
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_the_bytes_of_a_large_row_count_until_it_has_ended(is_aborted: bool) -> None:
+    async def main() -> None:
+        load = Weighed()
+        table = [{"n": 1}, {"n": 2, "text": LARGE_ROW_BYTES * "x"}, {"n": 3}]
+        backend = ScriptedBackend([Reply(output=1)], latency_s=2.0)
+        run = Harness(table, backend, wired={"load": load, "slots": 1})
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(1.0)
+        assert load.bytes == []
+        await asyncio.sleep(2.0)
+        (row_bytes,) = load.bytes
+        assert row_bytes > LARGE_ROW_BYTES
+        if is_aborted:
+            run.runner.abort()
+        else:
+            await asyncio.sleep(2.0)
+        await task
+        assert load.bytes == [row_bytes, -row_bytes]
+
+    virtual_run(main())
+
+
+def test_the_room_of_an_answer_is_held_until_its_result_was_taken() -> None:
+    class Room:
+        def release(self) -> None:
+            events.append("released")
+
+    class Holds(ScriptedBackend):
+        async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+            call.held = Room()
+            return await super().send(request, call, sink)
+
+    async def taker(result: Result) -> None:
+        await asyncio.sleep(1.0)
+        events.append(f"taken {result.row.number}")
+
+    async def main() -> None:
+        wired = {"on_result": taker, "slots": 1}
+        run = Harness(rows(2), Holds([Reply(output=1)]), wired=wired)
+        await run.run()
+        assert events == ["taken 1", "released", "taken 2", "released"]
+
+    events: list[str] = []
     virtual_run(main())
 
 

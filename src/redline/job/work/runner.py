@@ -148,7 +148,7 @@ class Runner:
         self.abandoned: list[str] = []
         self._threads: DaemonThreads | None = None
         self._broken: Executor | None = None  # the user's executor, if it has broken
-        # The folder of marks of the calls that run in the executor; empty if it cannot be made.
+        # The folder of marks of the calls that run in the executor; None until it can be made.
         self._marks: str | None = None
         self._left = asyncio.Event()
         self._is_left = False  # the same as a plain bool, because each row checks it
@@ -613,13 +613,12 @@ class Runner:
         if executor is self._threads:
             return None
         if self._marks is None:
-            self._marks = ""
             with suppress(OSError):
                 from tempfile import mkdtemp
 
                 self._marks = mkdtemp(prefix="redline-")
                 weakref.finalize(self, shutil.rmtree, self._marks, ignore_errors=True)
-        return Path(self._marks, f"{id(task)}") if self._marks else None
+        return None if self._marks is None else Path(self._marks, f"{id(task)}")
 
     async def _conclude(self, picked: Picked, outcome: Outcome) -> None:
         """Saves the outcome, unless it ends the run or is another run's to save."""
@@ -721,7 +720,7 @@ class _Work:
 def _is_broken(executor: Executor) -> bool:
     """Whether it takes no more calls: the error may also come from a pool inside the function."""
     try:
-        executor.submit(bool, 0)
+        executor.submit(bool)
     except RuntimeError:
         return True
     return False
@@ -745,6 +744,6 @@ def _unwanted(reasons: list[str | None], fail_on: Container[str]) -> str:
     flaws = []
     for number, reason in enumerate(reasons):
         if reason and reason in fail_on:
-            flaw = f"{FAIL_ON.get(reason, reason)} ({reason})"
+            flaw = f"{FAIL_ON[reason]} ({reason})"
             flaws.append(flaw if len(reasons) == 1 else f"choice {number}: {flaw}")
     return "; ".join(flaws)
