@@ -196,6 +196,13 @@ def test_what_is_free_is_never_above_the_exact_amount_and_hardly_below_it(seed: 
             used = chance.randint(0, sends[number].amount)
             phases.amend(steps[number], used - sends[number].amount, used)
             sends[number].amount = used
+    # Nor does a wait last much longer than until then.
+    amount, waited_s = 9 * count // 10, 0.0
+    while (wait_s := phases.wait_s(amount, now_s + waited_s)) > 1e-9:
+        waited_s += wait_s
+    for early_s in (0.017 * number for number in range(1, int(waited_s / 0.017))):
+        at_s = now_s + waited_s - early_s
+        assert free_exactly(sends, count, guard_s, at_s) < amount + count / 50
 
 
 def test_the_step_of_a_time_is_that_of_an_amount_sent_then() -> None:
