@@ -250,6 +250,17 @@ def test_a_doubtful_amount_waits_as_a_certain_one_that_is_larger_by_its_margin(
             assert waited_s == pytest.approx(window.wait_s(amount + 50, now_s))
 
 
+def test_a_doubtful_amount_may_not_catch_up_more_than_a_certain_one() -> None:
+    """Time was lost long ago, so that of what has left the window not all is free."""
+    window = window_of(1000, 60.0, profile="any", kind="tokens", guard_s=0.0)
+    for number in range(250):
+        send(window, 10, number * 0.606 + (3.0 if number >= 200 else 0.0))
+    spread = Spread(100.0**2, 0.0, 55.0)
+    waits_s = [window.wait_s(amount, 154.5) for amount in (10, 65)]
+    assert waits_s[0] == 0
+    assert window.wait_s(10, 154.5, spread) == waits_s[1] > 0
+
+
 def test_what_is_booked_at_once_leaves_room_for_what_is_in_doubt() -> None:
     def booked(amount: int, spread: Spread, before: Spread = CERTAIN) -> bool:
         window = window_of(1000, 60.0, profile="any", kind="tokens", guard_s=0.0)
