@@ -288,6 +288,20 @@ def test_a_limit_that_is_a_bucket_again_is_full_when_it_would_have_been(profile:
     assert window.wait_s(100, 40.0) == pytest.approx(24.0)
 
 
+def test_what_a_bucket_sent_is_settled_in_no_later_window() -> None:
+    window = window_of(100, kind="tokens", guard_s=0.0)
+    early = window.book(10, 0.0)
+    window.reshape(Rate(100, 1.0), "bucket", 0.0)
+    late = window.book(10, 0.0)
+    for booking in (early, late):
+        window.sent(booking, 0.0)
+    window.reshape(Rate(100, 1.0), "moving", 0.0)
+    send(window, 50, 1.0)
+    for booking in (early, late):
+        window.settle(booking, 2)
+    assert window.used(1.0) == 50
+
+
 @pytest.mark.parametrize("left_out", [(), (5,), (5, 400, 401)])
 def test_calls_of_a_bucket_that_are_settled_late_or_never_cost_no_time(
     monkeypatch: pytest.MonkeyPatch, left_out: tuple[int, ...]
