@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import Any
 
 import pytest
@@ -146,3 +146,71 @@ def test_another_count_or_guard_takes_over_what_was_sent() -> None:
     while (wait_s := phases.wait_s(500, now_s + waited_s)) > 1e-9:
         waited_s += wait_s
     assert 1.0 < waited_s < 2.1
+
+
+def free_exactly(sends: list[Sent], count: int, guard_s: float, now_s: float) -> float:
+    """What is free in a window of 1 s, by the formula at the head of phases.py.
+
+    Between two sends it is linear in u, so that only those u count at which a send leaves a window.
+    """
+    stamps_s = [send.at_s for send in sends]
+    sums = [0, *itertools.accumulate(send.amount for send in sends)]
+
+    def unused(at_s: float) -> float:
+        """The highest that it was about then."""
+        return count * at_s - sums[bisect_right(stamps_s, at_s - 1e-9)]
+
+    if not sends:
+        return count
+    late_s = now_s - guard_s
+    edges = [late_s - stamp_s - back_s for stamp_s in stamps_s for back_s in (0.0, 1.0)]
+    shares = [0.0, 1.0, *(share for share in edges if 0 <= share <= 1)]
+    floor = max(
+        share * unused(late_s - share) + (1 - share) * unused(late_s - share - 1)
+        for share in shares
+    )
+    return count * now_s - sums[-1] - count * guard_s - floor
+
+
+def free(phases: Phases, count: int, now_s: float) -> int:
+    """The largest amount that needs no wait."""
+    return bisect_left(range(1, count + 1), True, key=lambda most: phases.wait_s(most, now_s) > 0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_free_is_never_above_the_exact_amount_and_hardly_below_it(seed: int) -> None:
+    chance, count = random.Random(seed), 10_000
+    guard_s = chance.choice([0.0, 0.05, 1.3])
+    phases, now_s = Phases(count, 1.0, guard_s), chance.choice([0.0, 7e5])
+    sends, steps = list[Sent](), list[int]()
+    for _ in range(120):
+        now_s += chance.choice([0.0, 0.001, 0.02, 0.1, chance.expovariate(1.0)])
+        found = free(phases, count, now_s)
+        missing = min(count, free_exactly(sends, count, guard_s, now_s)) - found
+        assert -1e-4 <= missing <= count / 50
+        if amount := min(found, chance.choice([30, 300, 3000, count])):
+            steps.append(phases.add(amount, now_s))
+            sends.append(Sent(now_s, amount))
+        if sends and chance.random() < 0.5:
+            number = chance.randrange(max(0, len(sends) - 8), len(sends))
+            used = chance.randint(0, sends[number].amount)
+            phases.amend(steps[number], used - sends[number].amount, used)
+            sends[number].amount = used
+    # Nor does a wait last much longer than until then.
+    amount, waited_s = 9 * count // 10, 0.0
+    while (wait_s := phases.wait_s(amount, now_s + waited_s)) > 1e-9:
+        waited_s += wait_s
+    for early_s in (0.017 * number for number in range(1, int(waited_s / 0.017))):
+        at_s = now_s + waited_s - early_s
+        assert free_exactly(sends, count, guard_s, at_s) < amount + count / 50
+
+
+def test_the_step_of_a_time_is_that_of_an_amount_sent_then() -> None:
+    chance = random.Random(1)
+    for begun_s in (0.0, 7e5):
+        phases = Phases(1000, 1.0, 0.05)
+        for at_s in sorted(begun_s + chance.uniform(0, 5) for _ in range(500)):
+            step = phases.add(1, at_s)
+            assert step == phases.step_at(at_s)
+            # A window has 512 of them.
+            assert step <= at_s * 512 + 1e-6 < step + 1 + 2e-6

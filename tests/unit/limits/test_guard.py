@@ -136,3 +136,47 @@ def test_handshakes_never_pass_the_most() -> None:
     for took_s in drawn(5, 64, 0.1, 9.0):
         jitter.shook_hands(took_s)
     assert jitter.guard_s == pytest.approx(0.405)
+
+
+def test_the_guard_is_the_spread_and_what_the_fastest_reply_may_be_off() -> None:
+    jitter = Jitter()
+    replied(jitter, [0.02, *[0.04] * 15])
+    # Of 16 replies: 5 % more than the spread, and a quarter of it.
+    assert jitter.guard_s == pytest.approx(0.02 * 1.05 + 0.02 / 4 + MARGIN_S)
+    assert jitter.proved_s(0.03) == pytest.approx(0.01 + 0.02 / 4 + MARGIN_S)
+
+
+def test_timers_that_ring_late_lengthen_the_guard_at_every_eighth_of_them() -> None:
+    jitter = Jitter()
+    for number in range(1, 17):
+        jitter.rang(0.02 if number <= 8 else 0.03)
+        late_s = 0.03 if number == 16 else 0.02 if number >= 8 else MARGIN_S
+        assert jitter.catch_up_s == late_s
+        assert jitter.guard_s == PRIOR_S + late_s
+    # It says nothing of the way to the server.
+    assert jitter.unproven_s == FIRST_GUARD_S
+
+
+def test_the_lag_of_timers_is_that_of_nineteen_in_twenty_and_bounded() -> None:
+    jitter = Jitter()
+    for number in range(40):
+        jitter.rang(number / 1000)
+    assert jitter.catch_up_s == 0.038
+    for _ in range(200):
+        jitter.rang(3.0)
+    assert jitter.catch_up_s == PRIOR_S
+    for _ in range(300):
+        jitter.rang(0.001)
+    assert jitter.catch_up_s == MARGIN_S
+    assert jitter.guard_s == FIRST_GUARD_S
+
+
+def test_a_stated_guard_is_kept_whatever_is_measured() -> None:
+    jitter = Jitter(stated_s=0.2)
+    replied(jitter, [0.02] * 100)
+    for _ in range(100):
+        jitter.rang(0.03)
+        jitter.shook_hands(0.3)
+    jitter.was_short()
+    assert jitter.guard_s == jitter.unproven_s == jitter.proved_s(0.02) == 0.2
+    assert jitter.catch_up_s == MARGIN_S

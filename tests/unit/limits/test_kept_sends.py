@@ -562,3 +562,55 @@ def test_a_buckets_pace_is_kept_in_few_writes_and_never_below_what_it_is(
             killed.recent.close()
             assert 0 <= killed.wait_s(60_000) - first.wait_s(60_000) + 1e-6 <= 0.1 + 2e-6
     assert writes <= 300
+
+
+def test_a_buckets_pace_is_kept_exactly_where_calls_are_few(tmp_path: Path) -> None:
+    first = Process(tmp_path, 1000.0, profile="bucket")
+    for number in range(3):
+        first.send()
+        # Killed, not closed.
+        second = Process(tmp_path, first.clock.wall_s(), profile="bucket")
+        second.recent.close()
+        assert second.wait_s(9) == pytest.approx(first.wait_s(9), abs=1e-6), number
+        first.recent.attach("requests", first.window)
+        first.clock.advance(1.0)
+
+
+@pytest.mark.parametrize("pauses_s", [(0.0,), (0.0, 0.001, 0.001), (0.0, 0.06, 0.06), (0.3, 0.0)])
+def test_a_bucket_that_is_closed_keeps_its_exact_pace(
+    tmp_path: Path, pauses_s: tuple[float, ...]
+) -> None:
+    rate = Rate(6000, 60.0)
+    first = Process(tmp_path, 1000.0, rate=rate, profile="bucket")
+    for pause_s in pauses_s:
+        first.clock.advance(pause_s)
+        first.send()
+    first.dies()
+    second = Process(tmp_path, first.clock.wall_s(), rate=rate, profile="bucket")
+    assert second.wait_s(6000) == pytest.approx(first.wait_s(6000), abs=1e-6)
+
+
+def test_what_is_recalled_is_told_from_nothing(tmp_path: Path) -> None:
+    first = Process(tmp_path, 1000.0)
+    first.send()
+    first.dies()
+    recent, window = first.recent, Window(RATE, profile="moving")
+    assert recent.recall("requests", window)
+    assert not recent.recall("tokens", window)
+    longer = Window(Rate(10, 3600.0), profile="moving")
+    assert not recent.recall("requests", longer, is_first=False)
+    assert recent.recall("requests", longer)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b"")
+    assert not recent.recall("requests", window)
+    assert window.used(first.clock.now_s()) == 1
+
+
+def test_a_limit_whose_file_is_gone_may_be_dropped(tmp_path: Path) -> None:
+    process = Process(tmp_path, 1000.0)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    process.recent.drop(process.window)
+    process.recent.drop(process.window)
+    process.send()
+    assert not list(tmp_path.iterdir())

@@ -55,6 +55,11 @@ def test_a_count_has_bounds(count: int) -> None:
     assert caught.value.hint == "write it like 2/1s or 500/60s"
 
 
+def test_the_largest_count_and_the_longest_window_are_a_rate() -> None:
+    assert str(Rate(MAX_COUNT, 31 * 86_400.0)) == f"{MAX_COUNT}/2678400s"
+    assert parse_count("1000000m") == MAX_COUNT
+
+
 @pytest.mark.parametrize("window_s", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_window_is_a_finite_positive_number(window_s: float) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -142,6 +147,17 @@ def test_what_is_no_number_is_refused_by_name(value: str | float) -> None:
     with pytest.raises(ConfigError) as caught:
         rate_per(value, 60.0, "--rpm")
     assert caught.value.what == f"--rpm is not a number: {value}"
+
+
+def test_a_text_of_unknown_origin_is_called_what_it_should_be() -> None:
+    for read, what in (
+        (lambda: parse_rate("x"), "rate is not a rate: x"),
+        (lambda: parse_count("x"), "count is not a number: x"),
+        (lambda: rate_per("x", 1.0), "rate is not a number: x"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            read()
+        assert caught.value.what == what
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from redline.errors import OverLimit
 from redline.limits import Cost, Limits, Rate
-from redline.limits.rule import Rules
+from redline.limits.rule import RecentSends, Rules
+from redline.testing import ManualClock
 
 
 def budget_of(**limits: Any) -> Rules:
@@ -165,6 +167,72 @@ def test_no_change_of_profile_lets_a_second_limit_go_at_once(before: str, after:
     sent, now_s = fill(rules, 0.0)
     change(rules, after)
     assert sent + fill(rules, now_s)[0] <= 10
+
+
+@pytest.mark.parametrize("guard_s", [None, 0.0])
+def test_a_reply_that_states_its_usage_settles_the_call(guard_s: float | None) -> None:
+    rules = budget_of(requests="9/60s", tokens="100/60s", input_tokens="90/60s", guard_s=guard_s)
+    bookings = send(rules, Cost(50, 20), 0.0)
+    rules.replied(bookings, 0.03, 0.0)
+    assert list(used(rules, 1.0).values()) == [1, 70, 50]
+    rules.replied(bookings, 0.03, 0.0, Cost(40, 5))
+    assert list(used(rules, 1.0).values()) == [1, 45, 40]
+
+
+def test_tokens_that_a_busy_queue_sends_late_are_caught_up() -> None:
+    rules = budget_of(tokens="1000/1s", profile="any")
+    send(rules, Cost(10), 0.0)
+    rules.book(Cost(10), 0.05, busy_s=0.04)
+    # The pace goes on from where it would have been.
+    assert rules.wait_s(Cost(10), 0.05) == 0
+    rules.book(Cost(10), 0.2)
+    assert rules.wait_s(Cost(10), 0.2) == pytest.approx(0.01)
+
+
+def test_room_for_calls_is_there_when_all_their_tokens_fit() -> None:
+    rules = budget_of(requests="10/60s", tokens="1000/60s", input_tokens="500/60s")
+    amounts: dict[Any, float] = {"tokens": 99.9, "input_tokens": 20.0}
+    send(rules, Cost(10, 290), 0.0)
+    send(rules, Cost(10, 90), 30.0)
+    assert rules.room_for_s(6, amounts, 31.0) == 0
+    # 700 tokens have to wait for the first call, 1000 for both.
+    assert rules.room_for_s(7, amounts, 31.0) == pytest.approx(29.0)
+    assert rules.room_for_s(99, amounts, 31.0) == pytest.approx(59.0)
+    assert rules.room_for_s(9, {}, 31.0) == pytest.approx(29.0)
+    assert rules.room_for_s(8, {}, 31.0) == 0
+    # What is booked and not sent counts for a window from now on.
+    rules.book(Cost(10, 590), 31.0)
+    assert rules.room_for_s(1, amounts, 31.0) == pytest.approx(29.0)
+    assert rules.room_for_s(5, amounts, 31.0) == 60.0
+    assert budget_of().room_for_s(99, amounts, 0.0) == 0
+
+
+@pytest.mark.parametrize("profile", ["any", "moving"])
+def test_a_booking_notes_what_a_server_counts_of_this_process_alone(profile: str) -> None:
+    rules = budget_of(requests="10/20s", tokens="1000/20s", profile=profile)
+    send(rules, Cost(100), 0.0)
+    rules.watch(0.0)
+    calls, tokens = send(rules, Cost(300), 4.0)
+    # What a bucket has refilled by then is not missing from it.
+    assert calls.alone == (2, pytest.approx(1.0), 0)
+    assert tokens.alone == (400, pytest.approx(300.0), 0)
+    rules.lines[0].take(3, 4.0)
+    calls, tokens = send(rules, Cost(200), 5.0)
+    assert calls.alone == (6, pytest.approx(4.5), 3)
+    assert tokens.alone == (600, pytest.approx(450.0), 0)
+
+
+def test_a_limit_that_is_dropped_leaves_no_file_and_the_others_hold(tmp_path: Path) -> None:
+    rules = budget_of(requests=("5/1s", "8/60s"), tokens="100/60s")
+    rules.keep_in(RecentSends(tmp_path, "gpu-1", ManualClock()))
+    rules.drop([rules.lines[1]])
+    send(rules, Cost(30), 0.0)
+    assert used(rules, 0.0) == {"requests 5/1s": 1, "tokens 100/60s": 30}
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"gpu-1-requests-1s.sends", "gpu-1-tokens-60s.sends"}
+    rules.drop(rules.lines)
+    assert rules.wait_s(Cost(1000), 0.0) == 0
+    assert not list(tmp_path.iterdir())
 
 
 # Bounds in place of estimates.

@@ -105,6 +105,17 @@ def test_nothing_is_left_when_all_is_settled() -> None:
     assert doubt.margin(CERTAIN) == pytest.approx(0.0, abs=1.0)
 
 
+def test_what_is_taken_away_leaves_the_margin_of_the_rest() -> None:
+    kept, gone = Spread(100.0, 9000.0, 70.0), Spread(400.0, 20_000.0, 500.0)
+    for rest in (CERTAIN, Spread(900.0, 5e6, 1e6)):
+        doubt, alone = Doubt(), Doubt()
+        for one in (kept, gone):
+            doubt.add(one)
+        doubt.subtract(gone)
+        alone.add(kept)
+        assert doubt.margin(rest) == pytest.approx(alone.margin(rest))
+
+
 # A bucket's level.
 
 

@@ -38,6 +38,16 @@ def test_a_forecast_is_what_a_window_does(
     assert last_sent_s(rate, profile, guard_s, calls) <= expected_s + rate.window_s / 20 + 1e-6
 
 
+@pytest.mark.parametrize(("profile", "expected_s"), [("any", 10.55), ("fixed", 10.55)])
+def test_a_forecast_assumes_the_first_guard_where_none_is_stated(
+    profile: str, expected_s: float
+) -> None:
+    rate = Rate(10, 1.0)
+    assert last_send_s(100, rate, Limits(requests=rate, profile=profile)) == pytest.approx(
+        expected_s
+    )
+
+
 @given(RATES, st.sampled_from(PROFILES), GUARDS_S, st.sampled_from(["requests", "tokens"]))
 def test_shared_rules_have_the_shape_of_the_limit(
     rate: Rate, profile: str, guard_s: float, kind: str

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from redline.limits import Rate
-from redline.limits.rule import CERTAIN, Spread, Window, bucket, prove
+from redline.limits.rule import CERTAIN, Cost, Spread, Window, bucket, prove
 from redline.limits.rule.shape import paid_at_s
 from support.held import held
 
@@ -213,6 +213,95 @@ def test_a_bucket_stops_doubting_a_call_that_is_never_settled() -> None:
     assert window.wait_s(490, 3000.5) == 0
 
 
+@pytest.mark.parametrize("profile", ["fixed", "moving", "bucket"])
+def test_a_settlement_ends_the_doubt_about_its_own_call_and_no_other(profile: str) -> None:
+    window, plain = (
+        window_of(1000, 60.0, profile=profile, kind="tokens", guard_s=0.0) for _ in range(2)
+    )
+    spread = Spread(100.0**2, 0.0, 300.0)
+    first, second = (window.book(400, 0.0, 0.0, spread) for _ in range(2))
+    window.sent(first, 0.0)
+    window.sent(second, 0.0)
+    for booking in (send(plain, 400, 0.0), send(plain, 400, 0.0)):
+        plain.settle(booking, 300)
+    window.settle(first, 300)
+    window.settle(first, 300)
+    plain.settle(send(plain, 400, 0.0), 100)
+    # The second one, of 400, may take 300 more, not 600.
+    plain.take(300, 0.0)
+    for amount in (1, 100, 300, 301):
+        assert window.wait_s(amount, 30.0) == pytest.approx(plain.wait_s(amount, 30.0), abs=0.5)
+    window.settle(second, 400)
+    assert window.wait_s(300, 30.0) == 0
+
+
+@pytest.mark.parametrize("profile", ALL)
+@pytest.mark.parametrize("sent", [0, 600])
+def test_a_doubtful_amount_waits_as_a_certain_one_that_is_larger_by_its_margin(
+    profile: str, sent: int
+) -> None:
+    window = window_of(1000, 60.0, profile=profile, kind="tokens")
+    for number in range(sent // 10):
+        send(window, 10, number * 0.05)
+    spread = Spread(100.0**2, 0.0, 50.0)
+    for now_s in (3.0, 20.0, 50.0):
+        for amount in (1, 100, 400, 900):
+            waited_s = window.wait_s(amount, now_s, spread)
+            assert waited_s == pytest.approx(window.wait_s(amount + 50, now_s))
+
+
+def test_a_doubtful_amount_may_not_catch_up_more_than_a_certain_one() -> None:
+    """Time was lost long ago, so that of what has left the window not all is free."""
+    window = window_of(1000, 60.0, profile="any", kind="tokens", guard_s=0.0)
+    for number in range(250):
+        send(window, 10, number * 0.606 + (3.0 if number >= 200 else 0.0))
+    spread = Spread(100.0**2, 0.0, 55.0)
+    waits_s = [window.wait_s(amount, 154.5) for amount in (10, 65)]
+    assert waits_s[0] == 0
+    assert window.wait_s(10, 154.5, spread) == waits_s[1] > 0
+
+
+def test_what_is_booked_at_once_leaves_room_for_what_is_in_doubt() -> None:
+    def booked(amount: int, spread: Spread, before: Spread = CERTAIN) -> bool:
+        window = window_of(1000, 60.0, profile="any", kind="tokens", guard_s=0.0)
+        window.sent(window.book(10, 0.0, 0.0, before), 0.0)
+        return window.book_now(1.0, Cost(0, amount, spread)) is not None
+
+    # A quarter of the limit, where nothing else needs to be looked at.
+    doubtful = Spread(100.0**2, 0.0, 20.0)
+    assert [booked(amount, CERTAIN) for amount in (240, 241)] == [True, False]
+    assert [booked(amount, doubtful) for amount in (220, 221)] == [True, False]
+    assert [booked(amount, CERTAIN, doubtful) for amount in (220, 221)] == [True, False]
+    assert [booked(amount, doubtful, doubtful) for amount in (200, 201)] == [True, False]
+
+
+@pytest.mark.parametrize("profile", ["any", "moving"])
+def test_a_limit_that_is_a_bucket_again_is_full_when_it_would_have_been(profile: str) -> None:
+    window = window_of(100, 60.0, profile="bucket", guard_s=0.0)
+    send(window, 50, 0.0)
+    window.reshape(Rate(100, 60.0), profile, 0.0)
+    assert window.wait_s(1, 1.0) == pytest.approx(29.0)
+    send(window, 40, 40.0)
+    window.reshape(Rate(100, 60.0), "bucket", 0.0)
+    # The calls of a burst are a few milliseconds apart.
+    assert window.wait_s(60, 40.0) == pytest.approx(0.0, abs=0.006)
+    assert window.wait_s(100, 40.0) == pytest.approx(24.0)
+
+
+def test_what_a_bucket_sent_is_settled_in_no_later_window() -> None:
+    window = window_of(100, kind="tokens", guard_s=0.0)
+    early = window.book(10, 0.0)
+    window.reshape(Rate(100, 1.0), "bucket", 0.0)
+    late = window.book(10, 0.0)
+    for booking in (early, late):
+        window.sent(booking, 0.0)
+    window.reshape(Rate(100, 1.0), "moving", 0.0)
+    send(window, 50, 1.0)
+    for booking in (early, late):
+        window.settle(booking, 2)
+    assert window.used(1.0) == 50
+
+
 @pytest.mark.parametrize("left_out", [(), (5,), (5, 400, 401)])
 def test_calls_of_a_bucket_that_are_settled_late_or_never_cost_no_time(
     monkeypatch: pytest.MonkeyPatch, left_out: tuple[int, ...]
@@ -246,8 +335,9 @@ def test_calls_of_a_bucket_that_are_settled_late_or_never_cost_no_time(
 
 def test_others_take_their_part() -> None:
     window = window_of(10)
-    window.take(8, 0.0)
     window.take(0, 0.0)
+    assert window.wait_s(10, 0.0) == 0
+    window.take(8, 0.0)
     assert window.used(0.0) == 8
     assert window.wait_s(2, 0.1) == 0
     assert window.wait_s(3, 0.1) == pytest.approx(0.95)

@@ -178,7 +178,7 @@ class _Ring:
         self._claim_s = max(window_s * GRAIN, min(window_s * _CLAIM_SHARE, _CLAIM_MOST_S))
         self._most_ahead = rate.count * _CLAIM_SHARE
         image = bytearray(_SIZE)
-        _HEADER.pack_into(image, 0, _MAGIC, 0.0)
+        image[: len(_MAGIC)] = _MAGIC
         self._entries = memoryview(image)[_FIRST_OFFSET:]
         self._changed: dict[int, Record] = {}  # by number: changed since the last write
         # How much may change between two writes, how much still may, and until when it may be sent.

@@ -86,7 +86,7 @@ class Phases:
         self._floor_at: int | None = None  # for which group; None if it must be found again
         self._back = 0.0  # what was given back since it was found
         self._groups: deque[_Group] = deque()
-        self._count, self._per_s, self._guard_s = 0, 0.0, 0.0
+        self._count, self._per_s = 0, 0.0
         self.reshape(count, guard_s)
 
     def keep_until(self, until_s: float) -> None:
