@@ -52,8 +52,14 @@ def _repeat_interrupt(ignored: "sys.UnraisableHookArgs") -> None:
     Python ignores errors in weakref callbacks and `__del__`, and every import runs such a callback.
     """
     if ignored.exc_type is KeyboardInterrupt:
-        # Another thread interrupts later, since an error raised here would also be ignored.
-        threading.Timer(_REPEAT_S, _interrupt_main).start()
+        # Another thread interrupts later, since an error raised here would also be ignored. On a
+        # busy machine it may interrupt before `start` has returned: then another one does.
+        while True:
+            try:
+                threading.Timer(_REPEAT_S, _interrupt_main).start()
+                return
+            except KeyboardInterrupt:
+                continue
     else:
         sys.__unraisablehook__(ignored)
 

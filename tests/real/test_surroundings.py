@@ -126,9 +126,24 @@ main()
 """
 
 
-def interrupted(moment: str) -> subprocess.CompletedProcess[str]:
+# The first thread to be started takes a while, as on a busy machine.
+SLOW_START = """
+import threading, time
+
+
+def start(thread, start=threading.Thread.start):
+    threading.Thread.start = start
+    start(thread)
+    time.sleep(0.3)
+
+
+threading.Thread.start = start
+"""
+
+
+def interrupted(moment: str, before: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, moment, "sim"],
+        [sys.executable, "-c", before + INTERRUPTED, moment, "sim"],
         capture_output=True,
         text=True,
         env=clean_environ(),
@@ -145,8 +160,9 @@ def test_ctrl_c_during_imports_is_one_line_and_the_status_of_an_interrupt(module
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "interrupted")
 
 
-def test_ctrl_c_that_python_ignores_ends_the_command_all_the_same() -> None:
+@pytest.mark.parametrize("before", ["", SLOW_START], ids=["as it is", "slow threads"])
+def test_ctrl_c_that_python_ignores_ends_the_command_all_the_same(before: str) -> None:
     """Before the server has started, as an interrupt, or after, as one of its end."""
-    done = interrupted("callback:redline.sim.server")
+    done = interrupted("callback:redline.sim.server", before)
     assert done.returncode in (0, 130)
     assert "ignored" not in done.stderr
