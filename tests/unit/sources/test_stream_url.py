@@ -106,11 +106,11 @@ REFUSED = [
     ({"output": Output.at("s3://b/o.jsonl")}, "would be uploaded when the stream ends"),
     ({"retry_failed": True}, "messages that failed are acknowledged"),
     ({"samples": 2}, "are sent once each"),
-    ({"output": Output.at("o.jsonl", ordered=True)}, "only a finished file can be put in order"),
+    ({"output": Output.at("o.jsonl", ordered=True)}, "--ordered needs an input with an end"),
     ({"rows": "rows.jsonl", "until_empty": True}, "only a stream is read until it is empty"),
     (
         {"rows": "a.jsonl", "follow": True, "output": Output.at("o.jsonl", ordered=True)},
-        "only a finished file can be put in order",
+        "--ordered needs an input with an end",
     ),
 ]
 

@@ -192,7 +192,7 @@ class Options:
     temperature: float | None = _flag(
         "T", "Sampling temperature.", read=values.number, python="params"
     )
-    max_tokens: int | None = _whole("Maximum tokens of an answer.", python="params")
+    max_tokens: int | None = _whole("Maximum tokens per answer.", python="params")
     params: dict[str, Any] | None = _flag(
         "NAME=VALUE",
         "Any other field of the request body, such as seed=7; the value is JSON, otherwise text. "

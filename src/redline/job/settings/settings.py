@@ -336,7 +336,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             )
         if output is not None and output.ordered and (stream is not None or self.follow):
             raise ConfigError(
-                "only a finished file can be put in order, and this input does not end",
+                "--ordered needs an input with an end, not a stream or --follow",
                 hint="leave out --ordered",
             )
         if stream is None:
