@@ -209,7 +209,7 @@ def test_an_output_beside_one_of_an_older_redline_does_not_take_its_folder(
     before = contents()
     told = cli("run", source, *SIM, "-o", "labels.jsonl")
     assert told.status == 2
-    assert "labels.redline belongs to labels, which an older redline has begun" in told.err
+    assert "labels.redline belongs to labels, which an older version of redline began" in told.err
     assert contents() == before
 
 

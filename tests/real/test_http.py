@@ -1113,7 +1113,7 @@ def test_retry_after_parks_the_endpoint(run: Run, status: int, is_parked: bool) 
             load = backend.load(SYSTEM.now_s())
             assert (load.room_s > 1) == is_parked
             assert (load.parked_until_s > SYSTEM.now_s() + 1) == is_parked
-            assert load.binds == ("the endpoint asked to wait" if is_parked else "")
+            assert load.binds == ("the endpoint asked redline to wait" if is_parked else "")
             assert load.state is Health.READY
             if status == 429:
                 assert isinstance(outcome.error, RateLimited)

@@ -93,8 +93,8 @@ BUCKET = "check the name of the bucket, and which store it is in: AWS_ENDPOINT_U
             "{} does not exist",
             "check the name; upper and lower case differ",
         ),
-        ("s3://data/in", "{} is a folder", "name one object in it; a URL is one input"),
-        ("s3://data/", "{} is a folder", "name one object in it; a URL is one input"),
+        ("s3://data/in", "{} is a folder", "pass the URL of one object in it"),
+        ("s3://data/", "{} is a folder", "pass the URL of one object in it"),
         ("s4://data/a", "{}: s4:// is not a URL scheme that fsspec knows", "did you mean s3?"),
     ],
 )
@@ -111,7 +111,7 @@ def test_an_input_that_is_not_there(cli: Cli, url: str, what: str, hint: str) ->
         ("s3://data/", "the output {} does not name an object", "such as s3://data/labels.jsonl"),
         (
             "s3://data/a/../b",
-            "the output {} has an empty part, `.` or `..` between its slashes",
+            "the path of the output {} has a segment that is empty, `.` or `..`",
             "write it like s3://bucket/folder/labels.jsonl",
         ),
         (

@@ -152,7 +152,7 @@ def test_a_torn_last_line_is_not_done(tmp_path: Path) -> None:
 def test_other_settings_are_refused_as_the_run_would(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     done(ROWS, output=output)
-    with pytest.raises(ConfigError, match="was begun with other settings: model was"):
+    with pytest.raises(ConfigError, match="was begun with different settings: model was"):
         planned(ROWS, output=output, model="other")
     assert planned(ROWS, output=output, model="other", force=True).done_rows == 10
 

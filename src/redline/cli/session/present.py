@@ -153,11 +153,13 @@ def _flaw_lines(report: Report, argv: Sequence[str]) -> Iterator[str]:
 
 
 def _endpoint_lines(report: Report) -> Iterator[str]:
-    """Yields the endpoints that answered, those that were taken out, and each one's downtime."""
+    """Yields the endpoints that answered, those that were removed, and each one's downtime."""
     each = report.endpoints
     if any(one.answered for one in each):
         yield f"answered by: {', '.join(f'{one.name} {one.answered:,}' for one in each)}"
-    yield from [f"endpoint {one.name} was taken out: {one.out}" for one in each if one.out]
+    yield from [
+        f"endpoint {one.name} was removed from the run: {one.out}" for one in each if one.out
+    ]
     outages = [one.outages for one in each] if each else [report.outages]
     told = [troubles.outages_ended(one) for one in outages]
     told += [troubles.failing_ended(one.failing) for one in each]

@@ -89,7 +89,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         if self.share and self.rate == AUTO:
             raise ConfigError(
                 "limits that are searched for cannot be shared",
-                hint="state them, for instance with --requests 500/60s, or leave out --share",
+                hint="set the limits, for instance with --requests 500/60s, or leave out --share",
             )
 
     def __repr__(self) -> str:
