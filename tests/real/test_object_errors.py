@@ -265,8 +265,8 @@ def test_verify_and_repair(server: ObjectServer, cli: Cli) -> None:
     copy = "s3.redline/data/proof.jsonl"
     assert cli("repair", out) == error(
         f"{out} is in an object store, and repair works on local files",
-        f"give the command of the run again: it copies the object to {copy} and reports what is "
-        f"wrong; then redline repair {copy}, and give it once more",
+        f"run the original command again: it copies the object to {copy} and reports what is "
+        f"wrong; then run redline repair {copy}, and the original command once more",
     )
 
 

@@ -46,7 +46,7 @@ _OWN = (
         least=0,
         most=1000,
     ),
-    flag("shots_file", "FILE", "File of the example rows for --shots."),
+    flag("shots_file", "FILE", "File with the example rows for --shots."),
 )
 PARAMS = (
     Word(

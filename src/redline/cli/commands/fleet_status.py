@@ -30,7 +30,7 @@ def fleet_status(ctx: Context, where: str) -> None:
         redline fleet status fleet.toml
         redline fleet status http://127.0.0.1:8080/v1 --json
 
-    Exit status: 0 the fleet runs, 2 it does not, or bad usage, 3 a defect in redline.
+    Exit status: 0 the fleet is running; 2 it is not, or bad usage; 3 a defect in redline.
     """
     page = _page(where)
     if "json" in stated(ctx):

@@ -90,8 +90,8 @@ PARAMS = (
 def synth(ctx: Context) -> int:
     r"""Generate texts from a prompt, without near-duplicates.
 
-    The prompt may use n (from 1), seed, and the columns of --vary and --rows-from. If it is
-    interrupted, the same command continues; a larger --count adds to the existing texts.
+    The prompt may use n (from 1), seed, and the columns of --vary and --rows-from. If the run
+    is interrupted, the same command continues it; a larger --count adds to the existing texts.
 
         redline synth --count 1000 --prompt 'Write a story about {{ topic }}.' \
             --vary topic=@topics.txt --vary temperature=0.7,1 \

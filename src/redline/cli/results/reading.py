@@ -20,7 +20,7 @@ from redline.store import local_path, url_of
 # The flag `--seed` of commands that draw a sample.
 SEED = whole(
     "seed",
-    "Seed of the sample: the same seed always draws the same rows. Default: 0.",
+    "Seed for the sample: the same seed always draws the same rows. Default: 0.",
     least=0,
     most=2**63 - 1,
 )

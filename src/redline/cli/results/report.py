@@ -1,4 +1,4 @@
-"""`redline report`: a report of a job that can be shared, as a page, text, data or a chart."""
+"""`redline report`: a shareable report on a job, as a page, text, data or a chart."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PARAMS = (
 
 
 def report(ctx: Context, results: Sequence[str] | None) -> None:
-    """Report on a job: what bound it, how fast it was, what it cost, and what failed.
+    """Report on a job: what limited it, how fast it was, what it cost, and what failed.
 
     A page is self-contained and can be sent to anyone. It quotes the prompt and a few errors, but
     no key. If the job is running, the report shows its present state.

@@ -41,7 +41,7 @@ PARAMS = (
     flag(
         "row",
         "N",
-        "Show the row with this number in the input, from 1, or this custom_id, in full.",
+        "Show one row in full, by its number in the input (counting from 1) or its custom_id.",
     ),
     whole(
         "sample",

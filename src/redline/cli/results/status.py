@@ -42,8 +42,8 @@ def status(ctx: Context, results: str) -> int:
         redline status labels.jsonl
         redline status labels.jsonl --watch
 
-    Exit status: 0 the job runs or is finished, 1 it died or ended early, 2 nothing was recorded, or
-    bad usage, 3 a defect in redline.
+    Exit status: 0 the job is running or finished; 1 it died or ended early; 2 nothing was recorded,
+    or bad usage; 3 a defect in redline.
     """
     given = stated(ctx)
     output = Output.at(results)
