@@ -266,7 +266,7 @@ def test_an_interrupt_ends_it_with_the_figures_so_far() -> None:
         (("sim", "--prompt", "{{ text }}"), "--prompt is a template over rows"),
         (
             ("sim", "--system", "{{ text }}", "--limit", "3"),
-            "no request can be made of a synthetic",
+            "no request can be made from a synthetic",
         ),
         (("sim", "-c", "auto"), "-c auto is what --find-concurrency does"),
         (("sim", "-c", "0"), "--concurrency must be 1 to 100,000, not 0"),

@@ -116,7 +116,7 @@ def test_limits_that_apply_to_no_call_are_refused(
     Path("redline.toml").write_text(table)
     told = cli("serve", "--endpoint", "sim", "--check")
     assert told.status == 2
-    assert "the limits of tenant team-a apply to no call: no file of keys is set" in told.err
+    assert "the limits of tenant team-a apply to no call: no key file is set" in told.err
     assert 'keys = "keys.jsonl"' in told.err
     Path("redline.toml").write_text(f'[serve]\nkeys = "keys.jsonl"\n{table}')
     assert cli("keys", "add", "team-a").status == 0

@@ -176,7 +176,7 @@ def test_other_settings_under_the_same_output_are_refused(
                 "--cache",
                 "--cache-sampled",
             ),
-            "without seeds, --cache-sampled would give the same text",
+            "without seeds, --cache-sampled would return the same text",
             "leave out --cache-sampled",
         ),
     ],

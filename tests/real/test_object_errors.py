@@ -244,7 +244,7 @@ def test_verify_and_repair(server: ObjectServer, cli: Cli) -> None:
         or "2 missing" in cli("verify", out).out
     )
     missing = "s3://data/none.jsonl"
-    hint = "name the URL given to the run as -o"
+    hint = "pass the URL that the run was given with -o"
     assert cli("verify", missing) == error(f"{missing} does not exist", hint)
     server.put("data", "other.jsonl", b"{}\n")
     assert cli("verify", "s3://data/other.jsonl") == error(
@@ -264,7 +264,7 @@ def test_verify_and_repair(server: ObjectServer, cli: Cli) -> None:
     )
     copy = "s3.redline/data/proof.jsonl"
     assert cli("repair", out) == error(
-        f"{out} is in an object store, and repair works on local files",
+        f"{out} is in an object store, but redline repair works only on local files",
         f"run the original command again: it copies the object to {copy} and reports what is "
         f"wrong; then run redline repair {copy}, and the original command once more",
     )

@@ -35,9 +35,9 @@ _REFUSALS = dict.fromkeys(
     (errno.EACCES, errno.EPERM), "check the permissions of its folder, or name another place"
 ) | {errno.ENAMETOOLONG: "choose a shorter name"}
 _WANT = ConfigError(
-    "the system gives this process no more memory, or no more threads",
+    "the operating system refuses this process more memory or threads",
     hint="lower --concurrency, or raise the limit: `ulimit -v`, `ulimit -u` or the container's; "
-    "results on disk are safe, and the same command continues",
+    "results on disk are safe, and the same command resumes the run",
 )
 
 # By name: the module (see `Group`) and a description of the command.

@@ -88,7 +88,10 @@ def test_the_length_of_answers_is_a_maximum_and_so_is_the_time_that_they_take() 
     made = planned(limits=Limits(tokens="100/6s"), params={"max_tokens": 100})
     assert made.least_s == pytest.approx(made.input_tokens * 9 / 10 * (6 + GUARD_S) / 100)
     text = plan_text(made, has_output=False)
-    assert "at least 3.8 s, and 58 s if answers are that long, bound by 100/6s tokens" in text
+    assert (
+        "at least 3.8 s, and 58 s if every answer has the maximum length; bound by 100/6s tokens"
+        in text
+    )
     made = planned(limits=Limits(requests="1/1s", tokens="100k/6s"), params={"max_tokens": 100})
     assert "at least 9.5 s, bound by 1/1s requests" in plan_text(made, has_output=False)
 

@@ -561,7 +561,7 @@ def test_a_run_is_told_to_wait_when_every_endpoint_that_is_left_is() -> None:
     found = Meter(seen, clock).read()
     assert found.parked_s == 10.0
     assert found.notices == {
-        "waiting": "both endpoints asked to wait; the next call is sent in 10 s"
+        "waiting": "both endpoints asked redline to wait; the next call is sent in 10 s"
     }
     seen.tally.on_event(EndpointOut(clock.now_s(), "b", "refused", 1, 2))
     assert Meter(seen, clock).read().parked_s == 30.0

@@ -267,9 +267,9 @@ def _refuse_unreachable(tenants: Collection[str], file: str) -> None:
     for name in tenants:
         if name != DEFAULT_TENANT:
             raise ConfigError(
-                f"the limits of tenant {name} apply to no call: no file of keys is set",
+                f"the limits of tenant {name} apply to no call: no key file is set",
                 where=f"{file}, [tenants.{name}]",
-                hint='write keys = "keys.jsonl" into [serve], or name the tenant default',
+                hint='set keys = "keys.jsonl" under [serve], or rename the tenant to default',
             )
 
 

@@ -40,5 +40,6 @@ def add_key(ctx: Context, tenant: str) -> None:
     note, lasts_s = given.get("note", ""), given.get("expires_s")
     key, secret = keys.add_key(path, tenant, lasts_s=lasts_s, note=note)
     until = f", until {key.expires:%Y-%m-%d %H:%M} UTC" if key.expires is not None else ""
-    tell(f"key {key.id} of tenant {key.tenant}{until}, kept in {path} as a hash: copy it now\n")
+    what = f"key {key.id} of tenant {key.tenant}{until}"
+    tell(f"{what}: copy it now, because {path} keeps only its hash\n")
     say(f"{secret}\n")

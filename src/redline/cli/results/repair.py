@@ -34,7 +34,7 @@ def repair(ctx: Context, results: str) -> None:
     if url is not None:
         copy = url.copy_path()
         raise ConfigError(
-            f"{url.name} is in an object store, and repair works on local files",
+            f"{url.name} is in an object store, but redline repair works only on local files",
             hint=(
                 f"run the original command again: it copies the object to {copy} and reports what "
                 f"is wrong; then run redline repair {shlex.quote(str(copy))}, and the original "

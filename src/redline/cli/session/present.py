@@ -185,7 +185,7 @@ def _cache_lines(report: Report) -> Iterator[str]:
 
 def _trace_lines(report: Report) -> list[str]:
     """Returns the records of the run that are incomplete or were not delivered, with reasons."""
-    ends = "ends early, results are not affected:"
+    ends = "is incomplete (results are not affected):"
     lines = (
         report.not_traced and f"the trace {ends} {report.not_traced}",
         report.not_recorded and f"the timeline {ends} {report.not_recorded}",
@@ -205,8 +205,8 @@ def _batch_lines(report: Report) -> Iterator[str]:
     if use.running:
         yield (
             f"still at the provider: {counted(use.running, 'batch', 'batches')}, "
-            f"{counted(use.rows, 'row')} in all; the same command collects the answers, and with "
-            "--via live it cancels instead"
+            f"{counted(use.rows, 'row')} in all; run the same command again to collect the "
+            "answers, or with --via live to cancel the batches"
         )
 
 
@@ -218,7 +218,7 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
     parts += _untried(plan.untried_rows)
     lines = [f"{counted(plan.rows, 'row')} = {' + '.join(parts)}"]
     if plan.first_problem:
-        lines.append(f"the first that cannot be sent: {plan.first_problem}")
+        lines.append(f"the first row that cannot be sent: {plan.first_problem}")
     if plan.sent_rows:
         tokens = plan.input_tokens + plan.output_tokens
         off = f" (±{100 * plan.input_error:.0f} %)" if plan.input_error else ""
@@ -237,7 +237,8 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
         elif plan.least_s < plan.limit_s:
             least = f"at least {duration(plan.least_s)}, and " if plan.least_s else ""
             lines.append(
-                f"{least}{duration(plan.limit_s)} if answers are that long, bound by {plan.bound}"
+                f"{least}{duration(plan.limit_s)} if every answer has the maximum length; "
+                f"bound by {plan.bound}"
             )
         else:
             lines.append(f"at least {duration(plan.limit_s)}, bound by {plan.bound}")

@@ -93,7 +93,7 @@ def waiting(for_s: float, count: int) -> str | None:
     if for_s < _LEAST_WAIT_S:
         return None
     which = "both" if count == 2 else f"all {count:,}"
-    return f"{which} endpoints asked to wait; the next call is sent in {duration(for_s)}"
+    return f"{which} endpoints asked redline to wait; the next call is sent in {duration(for_s)}"
 
 
 def failing_endpoint(failing: Outages | None, failing_now: int, count: int) -> str | None:
