@@ -98,7 +98,7 @@ def test_a_folder_is_not_a_file_of_rows(cli: Cli, rows: Rows) -> None:
     assert told.status == 2
     assert told.err == (
         "error: data is a folder, but not a dataset that save_to_disk wrote\n\n"
-        "hint: name one file in it, like data/a.jsonl\n"
+        "hint: pass one file in it, such as data/a.jsonl\n"
     )
 
 
@@ -146,7 +146,7 @@ def test_an_output_in_a_folder_that_cannot_be_written(cli: Cli, rows: Rows) -> N
     assert told.status == 2
     assert told.err == (
         "error: cannot write beside locked/out.jsonl: Permission denied\n\n"
-        "hint: with -o, choose a folder that exists and can be written\n"
+        "hint: with -o, choose a folder that exists and is writable\n"
     )
 
 
@@ -180,7 +180,8 @@ def test_other_settings_on_an_old_output_are_named(cli: Cli, rows: Rows) -> None
         told = cli("run", name, *SIM, "-o", "out.jsonl", "--model", "large", *more)
         assert told.status == 2
         assert told.err == (
-            'error: out.jsonl was begun with other settings: model was "sim" and is now "large"\n\n'
+            'error: out.jsonl was begun with different settings: model was "sim" and is now '
+            '"large"\n\n'
             "hint: choose another -o, start over with --restart (the old files are kept aside), or "
             "mix both in one file with --force\n"
         )

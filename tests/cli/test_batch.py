@@ -87,7 +87,10 @@ def test_an_evaluation_goes_by_batches_and_a_question_without_gold_is_not_sent(
     [
         ((*SIM, "--via", "btch"), "--via must be one of live, batch, auto, not btch"),
         (("--endpoint", "sim", "--via", "batch"), "batches need an output file"),
-        ((*SIM, "--via", "auto"), "via auto needs a deadline, near which it sends the rest live"),
+        (
+            (*SIM, "--via", "auto"),
+            "via auto needs a deadline: shortly before it, the rest is sent live",
+        ),
         ((*SIM, "--via", "batch", "--cache"), "batches and a cache of answers cannot be combined"),
     ],
 )
@@ -104,4 +107,7 @@ def test_a_row_that_no_batch_takes_is_a_failure(cli: Cli, rows: Rows) -> None:
     told = cli("run", name, *SIM, "--via", "batch")
     assert told.status == 1
     failure = json.loads(Path("out.failed.jsonl").read_text())
-    assert failure["error"]["message"] == "the Batch API takes POST requests of a JSON object"
+    assert (
+        failure["error"]["message"]
+        == "the Batch API takes only POST requests with a JSON object as the body"
+    )

@@ -257,7 +257,7 @@ def test_an_interrupt_ends_it_with_the_figures_so_far() -> None:
         (("sim", "--constant", "0"), "--constant must be above 0"),
         (("sim", "--poisson", "fast"), "--poisson"),
         (("sim", "--constant", "1", "--poisson", "1"), "--constant and --poisson cannot be"),
-        (("sim", "--duration", "5s", "--warm-up", "6s"), "the warm-up of 6 s leaves nothing"),
+        (("sim", "--duration", "5s", "--warm-up", "6s"), "the warm-up of 6 s leaves none"),
         (("sim", "--duration", "0"), "--duration must be above 0 s"),
         (("sim", "--slo", "ttft"), "--slo is not an objective: ttft"),
         (("sim", "--replay", "none"), "none cannot be read"),
@@ -266,7 +266,7 @@ def test_an_interrupt_ends_it_with_the_figures_so_far() -> None:
         (("sim", "--prompt", "{{ text }}"), "--prompt is a template over rows"),
         (
             ("sim", "--system", "{{ text }}", "--limit", "3"),
-            "no request can be made of a synthetic",
+            "no request can be made from a synthetic",
         ),
         (("sim", "-c", "auto"), "-c auto is what --find-concurrency does"),
         (("sim", "-c", "0"), "--concurrency must be 1 to 100,000, not 0"),

@@ -38,9 +38,9 @@ def numbered(rows: Rows, count: int) -> str:
          "5usd or 0.50usd"),
         (("--budget-tokens", "x"), "--budget-tokens is not a number: x", "1.5m"),
         (("--budget-tokens", "0"), "--budget-tokens must be a whole number", "leave it out"),
-        (("--budget", "1usd", "--model", "foo"), "a budget in money needs the price of foo",
+        (("--budget", "1usd", "--model", "foo"), "a budget in dollars needs the price of foo",
          'write [prices."foo"] into redline.toml'),
-        (("--budget", "1usd", "--param", "model=foo"), "a budget in money needs the price of foo",
+        (("--budget", "1usd", "--param", "model=foo"), "a budget in dollars needs the price of foo",
          'write [prices."foo"]'),
     ],
 )  # fmt: skip
@@ -142,7 +142,7 @@ def test_a_row_that_names_a_model_without_a_price_stops_the_run(cli: Cli, rows: 
     told = cli("run", given, "--endpoint", "sim", "--model", "gpt-4o", "--budget", "1usd")
     assert told.status == 2
     assert "1 row = 0 succeeded + 0 failed + 1 unfinished" in told.err
-    assert "error: a budget in money needs the price of foo, which is not known" in told.err
+    assert "error: a budget in dollars needs the price of foo, which is not known" in told.err
 
 
 def test_the_summary_for_programs(cli: Cli, rows: Rows) -> None:

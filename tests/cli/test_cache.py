@@ -156,7 +156,7 @@ def test_a_place_that_cannot_be_written_ends_the_run_before_it_begins(cli: Cli, 
     told = cli("run", rows({"text": "a"}), *FIXED, "--cache-dir", "taken", "-o", "out.jsonl")
     assert told.status == 2
     assert told.err.startswith("error: answers cannot be stored in taken: ")
-    assert "hint: name another folder (--cache-dir" in told.err
+    assert "hint: choose another folder (--cache-dir" in told.err
 
 
 def test_without_a_home_a_folder_must_be_named(

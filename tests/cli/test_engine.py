@@ -32,7 +32,7 @@ def test_a_cache_larger_than_memory_is_refused_with_its_size(cli: Cli, folder: s
     told = cli("engine", folder, "--max-batch-size", str(MANY))
     assert told.status == 2
     assert "defect" not in told.err
-    assert "keys and values of 4,000,000 sequences of 512 tokens need 2,097.2 GB" in told.err
+    assert "the KV cache for 4,000,000 sequences of 512 tokens needs 2,097.2 GB" in told.err
     assert "--max-batch-size" in told.err.partition("hint:")[2]
 
 
@@ -46,7 +46,7 @@ def test_a_cache_larger_than_memory_is_refused_by_ranks(
     endpoint = f"engine:{folder}?max_batch_size={MANY}&{split}=2"
     told = cli("run", rows({"prompt": "ab"}), "--endpoint", endpoint)
     assert told.status == 2
-    assert "need 2,097.2 GB" in told.err
+    assert "needs 2,097.2 GB" in told.err
     assert "defect" not in told.err
 
 

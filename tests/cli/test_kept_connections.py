@@ -166,4 +166,4 @@ def test_the_user_reads_why_an_answer_could_not_be_read(
             way = ["--base-url", "http://llm.invalid/v1", "--proxy", server.url[:-3]]
         told = cli("run", rows({"prompt": "x"}), "--model", "m", *way, "--max-retries", "0")
     assert told.status == 1
-    assert "the compressed answer is cut short" in told.err
+    assert "the compressed response is truncated" in told.err

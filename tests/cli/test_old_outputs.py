@@ -133,7 +133,7 @@ def test_a_changed_setting_is_refused_and_restart_keeps_the_old_lines(
     old, begun = results(), asked(sim)
     told = cli(*arguments, "--temperature", "0.5")
     assert told.status == 2
-    assert "was begun with other settings" in told.err
+    assert "was begun with different settings" in told.err
     assert asked(sim) == begun
     assert cli(*arguments, "--temperature", "0.5", "--restart").status == 1
     assert Path("out.old-1.jsonl").read_bytes() == old

@@ -163,7 +163,7 @@ def test_a_failures_file_is_repaired_with_its_results_only(cli: Cli, rows: Rows,
     told = cli("repair", str(failed))
     assert told.status == 2
     assert f"error: {failed} holds the failures of {name}\n" in told.err
-    assert f"hint: name {name}: the failures are read with it\n" in told.err
+    assert f"hint: pass {name}: its failures are read along with it\n" in told.err
     assert contents() == before
 
 
@@ -209,7 +209,7 @@ def test_an_output_beside_one_of_an_older_redline_does_not_take_its_folder(
     before = contents()
     told = cli("run", source, *SIM, "-o", "labels.jsonl")
     assert told.status == 2
-    assert "labels.redline belongs to labels, which an older redline has begun" in told.err
+    assert "labels.redline belongs to labels, which an older version of redline began" in told.err
     assert contents() == before
 
 
@@ -333,7 +333,7 @@ def test_a_file_or_folder_beside_an_output_is_told_from_it_by_every_command(
     told = cli(command, name)
     assert told.status == 2
     assert told.err.startswith(f"error: {name} holds the {holds} of labels.jsonl\n")
-    assert "hint: name labels.jsonl" in told.err
+    assert "hint: pass labels.jsonl" in told.err
 
 
 def test_lines_with_the_ends_of_windows_are_sound(cli: Cli, rows: Rows) -> None:

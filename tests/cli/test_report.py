@@ -66,14 +66,14 @@ def test_the_suffix_chooses_the_format_and_a_report_may_be_replaced(
     [
         ((), "OUT is missing"),
         (("no.jsonl",), "no.jsonl does not exist"),
-        (("out.jsonl", "-o", "page.pdf"), "the suffix of page.pdf is not that of a format"),
+        (("out.jsonl", "-o", "page.pdf"), "no report format has the suffix of page.pdf"),
         (("out.jsonl", "--format", "htm"), "did you mean html?"),
         (("out.jsonl", "-o", "no/page.html"), "is in a folder that does not exist"),
         (("out.jsonl", "-o", "notes.md"), "notes.md exists and is not a report of this format"),
         (("out.jsonl", "-o", "kept.jsonl", "--format", "json"), "choose another -o"),
         (("out.jsonl", "-o", "out.jsonl", "--format", "json"), "choose another -o"),
         (("out.jsonl", "out.jsonl", "--format", "svg"), "a chart shows one job"),
-        (("out.jsonl",) * 8, "name at most 7"),
+        (("out.jsonl",) * 8, "pass at most 7"),
     ],
 )
 def test_a_mistake_is_named_and_replaces_nothing(
@@ -91,8 +91,8 @@ def test_an_output_of_an_older_version_says_what_to_do(cli: Cli, job: Output) ->
     (job.state_path / "timeline.jsonl").unlink()
     told = cli("report", "out.jsonl", "-o", "page.html")
     assert told.status == 2
-    assert "out.jsonl has no timeline: an older redline wrote it" in told.err
-    assert "the next run of it records a timeline" in told.err
+    assert "out.jsonl has no timeline: an older version of redline wrote it" in told.err
+    assert "the next run with this output records a timeline" in told.err
 
 
 def test_without_plotly_the_command_that_installs_it_is_named(

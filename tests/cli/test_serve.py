@@ -116,7 +116,7 @@ def test_limits_that_apply_to_no_call_are_refused(
     Path("redline.toml").write_text(table)
     told = cli("serve", "--endpoint", "sim", "--check")
     assert told.status == 2
-    assert "the limits of tenant team-a apply to no call: no file of keys is set" in told.err
+    assert "the limits of tenant team-a apply to no call: no key file is set" in told.err
     assert 'keys = "keys.jsonl"' in told.err
     Path("redline.toml").write_text(f'[serve]\nkeys = "keys.jsonl"\n{table}')
     assert cli("keys", "add", "team-a").status == 0
@@ -149,7 +149,7 @@ def test_limits_that_apply_to_no_call_are_refused(
         (["--function", "json:loads", "--timeout", "9s"], "--function and --timeout cannot be"),
         (["--function", "json:loads", "--header", "A: b"], "--function and --header cannot be"),
         (["--function", "json:loads", "--proxy", "http://h"], "--function and --proxy cannot be"),
-        (["--endpoint", "sim", "--tls-cert", "junk", "--tls-key", "junk"], "both are PEM files"),
+        (["--endpoint", "sim", "--tls-cert", "junk", "--tls-key", "junk"], "both must be PEM"),
         (["--function", "nowhere:embed"], "there is no module nowhere"),
         (["--function", "json:decoder"], "json:decoder cannot be called"),
     ],
@@ -183,7 +183,7 @@ def test_flags_that_cannot_be(
         ("[serve]\nendpoint = []", "a gateway needs an endpoint", ""),
         (
             "[serve.classes.mine]\npriority = 10",
-            "the classes normal and mine have the priority 10",
+            "the classes normal and mine both have priority 10",
             "redline.toml, [serve.classes.mine]",
         ),
         (
@@ -194,7 +194,7 @@ def test_flags_that_cannot_be(
         ),
         (
             "[endpoints.two]\nbase_url = 'http://127.0.0.1:9000/v1'",
-            "the endpoints one and two are one server under one key",
+            "the endpoints one and two are the same server with the same key",
             "",
         ),
         (

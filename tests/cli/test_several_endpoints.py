@@ -103,11 +103,11 @@ def test_a_key_that_is_refused_in_mid_run_loses_no_row(
         told = cli("run", prompts(rows, 200), "--model", "m", *flags)
     assert told.status == 0
     assert sum(names().values()) == 200
-    assert f"endpoint b was taken out: {words}\n" in told.summary
+    assert f"endpoint b was removed from the run: {words}\n" in told.summary
     # Those in flight when it happens, and no more.
     assert len(servers[1].asked) <= 20 + 8
     # In the progress once, as soon as it happens.
-    assert told.err.count(f"endpoint b is taken out: {words}; 1 of 2 is left\n") == 1
+    assert told.err.count(f"endpoint b was removed from the run: {words}; 1 of 2 is left\n") == 1
 
 
 def test_a_parked_endpoint_gets_nothing_and_its_rows_go_elsewhere(cli: Cli, rows: Rows) -> None:
@@ -215,7 +215,10 @@ def test_when_every_key_is_refused_the_run_ends_with_the_error(cli: Cli, rows: R
     assert told.status == 2
     assert "error: the endpoint refused the key: HTTP 401: no such key\n" in told.err
     for name in "ab":
-        assert f"endpoint {name} was taken out: the endpoint refused the key" in told.summary
+        assert (
+            f"endpoint {name} was removed from the run: the endpoint refused the key"
+            in told.summary
+        )
     assert sum(names().values()) <= 10
 
 
@@ -426,9 +429,10 @@ TWO = f'[endpoints.a]\nbase_url = "{URL}"\n[endpoints.b]\nbase_url = "http://127
         (TWO, ["a", "a"], "--endpoint names a twice", None),
         (TWO, [URL, "http://127.0.0.1:9/b/v1"], "two endpoints are named 127.0.0.1:9",
          f"the endpoints at {URL} and http://127.0.0.1:9/b/v1"),
-        (TWO, ["a", URL], "the endpoints a and 127.0.0.1:9 are one server under one key", None),
-        (TWO, ["a", f"{URL}/"], "the endpoints a and 127.0.0.1:9 are one server under one key",
+        (TWO, ["a", URL], "the endpoints a and 127.0.0.1:9 are the same server with the same key",
          None),
+        (TWO, ["a", f"{URL}/"],
+         "the endpoints a and 127.0.0.1:9 are the same server with the same key", None),
         (TWO, ["a", "sim"], "sim is started for one run, and cannot be one of several endpoints",
          "--endpoint sim"),
         (f"{TWO}weight = 0", ["a", "b"], "weight must be a number above 0, not 0",
@@ -439,7 +443,7 @@ TWO = f'[endpoints.a]\nbase_url = "{URL}"\n[endpoints.b]\nbase_url = "http://127
          "models must map a model's name to another name, not 'fast' = ''",
          "redline.toml, [endpoints.b]"),
         (f"{TWO}models = {{fast = 'x'}}", ["a", "b"],
-         "the endpoint b names the model fast, and a does not", "the models of a"),
+         "endpoint b has a name for the model fast, but a does not", "the models of a"),
         (f"{TWO}models = {{fast = 'x'}}", ["b"], "no endpoint has a model m", "the models of b"),
         (f"{TWO}model = 'x'\n", ["a", "b"],
          "the endpoints a and b name different models: no model and x",

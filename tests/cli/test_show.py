@@ -320,10 +320,10 @@ def test_answers_of_a_plain_endpoint_and_of_odd_ones(cli: Cli, rows: Rows, odd: 
     ("argv", "what", "hint"),
     [
         (["label.jsonl"], "label.jsonl does not exist", "did you mean labels.jsonl?"),
-        (["nothing"], "nothing does not exist", "name the file given to the run as -o"),
-        (["."], "is a folder", "name the file given to the run as -o"),
-        (["labels.redline"], "labels.redline holds the state of labels.jsonl", "name labels.jsonl"),
-        (["labels.failed.jsonl"], "holds the failures of labels.jsonl", "name labels.jsonl"),
+        (["nothing"], "nothing does not exist", "pass the file that the run was given with -o"),
+        (["."], "is a folder", "pass the file that the run was given with -o"),
+        (["labels.redline"], "labels.redline holds the state of labels.jsonl", "pass labels.jsonl"),
+        (["labels.failed.jsonl"], "holds the failures of labels.jsonl", "pass labels.jsonl"),
         (
             ["in.jsonl"],
             "in.jsonl is not a results file of redline",
@@ -336,7 +336,7 @@ def test_answers_of_a_plain_endpoint_and_of_odd_ones(cli: Cli, rows: Rows, odd: 
         ),
         (["labels.jsonl.gz"], "is not a results file of redline", "it is compressed: unpack it"),
         (["labels.jsonl", "--row", "9"], "labels.jsonl has no row 9", "its input has 3 rows"),
-        (["labels.jsonl", "--row", "gone"], "labels.jsonl has no row gone", "by its custom_id"),
+        (["labels.jsonl", "--row", "gone"], "labels.jsonl has no row gone", "or its custom_id"),
         (
             ["labels.jsonl", "--row", "1", "--cut"],
             "--row and --cut cannot be combined",

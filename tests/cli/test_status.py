@@ -231,16 +231,20 @@ def test_it_is_readable_on_60_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("files", "what", "hint"),
     [
-        ({}, "out.jsonl does not exist", "name the file given to the run as -o"),
+        ({}, "out.jsonl does not exist", "pass the file that the run was given with -o"),
         ({"outs.jsonl": ""}, "out.jsonl does not exist", "did you mean outs.jsonl?"),
         (
             {"out.jsonl": "{}"},
             "out.jsonl is not the output of a run",
-            "name the file given to the run as -o",
+            "pass the file that the run was given with -o",
         ),
-        ({"out.redline/manifest.json": "{}"}, "an older redline wrote it", "the next run of it"),
+        (
+            {"out.redline/manifest.json": "{}"},
+            "an older version of redline wrote it",
+            "the next run with this output",
+        ),
         ({"out.redline/timeline.jsonl": ""}, "holds no run", "as soon as it begins"),
-        ({"out.redline/timeline.jsonl": "x\0\n"}, "is not a timeline", "move it away"),
+        ({"out.redline/timeline.jsonl": "x\0\n"}, "is not a timeline", "move the file aside"),
         ({"out.redline/timeline.jsonl": '{"kind":"run","v":9}\n'}, "has version 9", "newer one"),
     ],
 )

@@ -97,8 +97,9 @@ def test_a_daily_quota_ends_the_run_in_place_of_a_wait(cli: Any, rows: Rows) -> 
         told = cli(*command, "--longest-wait", "10min")
         assert told.status == 2
         assert re.search(
-            r"\nerror: the endpoint asked to wait: no call can be sent for (8 h 00|7 h 59) m, "
-            r"longer than the 10 m 00 s of --longest-wait\nsaved: 0 of 20 results in out.jsonl\n\n"
+            r"\nerror: the endpoint asked redline to wait: no call can be sent for "
+            r"(8 h 00|7 h 59) m, which is longer than --longest-wait \(10 m 00 s\)\n"
+            r"saved: 0 of 20 results in out.jsonl\n\n"
             r"hint: run the same command after that time to continue\n$",
             told.err,
         ), told.err
@@ -128,7 +129,7 @@ def test_a_quota_that_is_used_up_in_mid_run_ends_it_with_everything_saved(
         asked = sim.get("/sim/requests?limit=100000")["requests"]
         before = saved("out.jsonl")
         assert told.status == 2
-        assert "error: the endpoint asked to wait: no call can be sent for " in told.err
+        assert "error: the endpoint asked redline to wait: no call can be sent for " in told.err
         assert re.search(rf"\nsaved: {len(before)} (of {count} )?results in out.jsonl\n", told.err)
         assert 30 <= len(before) == sum(one["status"] == 200 for one in asked) < count
         assert f"continue with: redline run {name}" in told.err

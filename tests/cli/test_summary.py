@@ -169,7 +169,7 @@ def test_a_dry_run_sends_nothing_and_needs_no_key(cli: Cli, rows: Rows, odd: Any
     assert told.status == 1
     assert told.out == (
         "3 rows = 2 to send + 1 that cannot be sent\n"
-        "the first that cannot be sent: in.jsonl:2: the prompt template does not fit the row: "
+        "the first row that cannot be sent: in.jsonl:2: the prompt template does not fit the row: "
         "'text' is undefined; its columns are: txt\n"
         "about 522 tokens: 10 in (±20 %), and up to 512 out\n"
         "at least 1 m 00 s, bound by 1/60s requests\n"
@@ -213,8 +213,8 @@ def test_a_row_above_the_token_limit_is_found_by_a_dry_run(cli: Cli, rows: Rows)
     told = cli("run", name, *SIM, "--tpm", "600", "--dry-run")
     assert told.out.splitlines()[:2] == [
         "2 rows = 1 to send + 1 that cannot be sent",
-        "the first that cannot be sent: in.jsonl:2: the call needs about 1,442 tokens, more than "
-        "the limit of 600/60s allows at all",
+        "the first row that cannot be sent: in.jsonl:2: the call needs about 1,442 tokens, more "
+        "than the limit of 600/60s allows at all",
     ]
     assert "the limits require no wait: the server determines the time\n" in told.out
 

@@ -63,7 +63,8 @@ def test_texts_that_cannot_be_made_are_told_by_reason_and_tried_again(cli: Cli) 
     ]
     assert told.out.splitlines()[-3:] == ["failed: 2", "unfinished: 0", "delivered: 2/4"]
     assert (
-        "no text to keep in 2 tries; the last: it is nearly a copy of the text of row" in told.err
+        "no text was accepted in 2 tries; reason for the last: it is nearly a copy of the text of "
+        "row" in told.err
     )
     told = cli(*same, *OUT, "--count", "4", "--tries", "2")
     assert (told.status, told.out.splitlines()[-1]) == (1, "delivered: 2/4")
@@ -122,7 +123,7 @@ def test_other_settings_under_the_same_output_are_refused(
     cli(*NUMBERED, *OUT, "--count", "2")
     told = cli(*NUMBERED, *OUT, "--count", "2", *changed)
     assert told.status == 2
-    assert told.err.startswith("error: out.jsonl was begun with other settings: ")
+    assert told.err.startswith("error: out.jsonl was begun with different settings: ")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_other_settings_under_the_same_output_are_refused(
                 "--cache",
                 "--cache-sampled",
             ),
-            "without seeds, --cache-sampled would give the same text",
+            "without seeds, --cache-sampled would return the same text",
             "leave out --cache-sampled",
         ),
     ],

@@ -167,7 +167,7 @@ def test_another_schema_does_not_go_on_in_the_same_file(cli: Cli, given: str, la
     assert cli(*flags, "--schema", labels).status == 1
     told = cli(*flags, "--schema", "both.json")
     assert told.status == 2
-    assert "out.jsonl was begun with other settings: schema was" in told.err
+    assert "out.jsonl was begun with different settings: schema was" in told.err
 
 
 def test_a_pydantic_model_of_this_folder(cli: Cli, given: str) -> None:
@@ -253,5 +253,5 @@ def test_which_column_is_not_guessed(cli: Cli, rows: Rows, labels: str) -> None:
     assert told.status == 2
     assert told.err == (
         "error: which column should be tagged?\nwhere: in.jsonl\n\n"
-        "hint: name it with --prompt '{{ title }}'; the columns are: title, said\n"
+        "hint: choose it with --prompt '{{ title }}'; the columns are: title, said\n"
     )

@@ -139,7 +139,7 @@ def test_a_prompt_without_a_column_is_refused_unless_it_is_meant(
     for dry in ((), ("--dry-run",)):
         told = cli(*command, *dry)
         assert told.status == 2
-        assert "uses no column, so every row would ask the same\n" in told.err
+        assert "uses no column, so every row would send the same request\n" in told.err
         assert f"hint: {hint}" in told.err
     assert not Path("out.jsonl").exists()
     assert cli(*command, "--constant-prompt").status == 0

@@ -202,6 +202,6 @@ def test_a_disk_that_is_full_ends_the_trace_and_not_the_run(
     told = cli("run", prompts(rows, 5), *flags)
     assert told.status == 0
     assert (
-        f"the trace ends early, results are not affected: {TRACE} cannot be written: "
+        f"the trace is incomplete (results are not affected): {TRACE} cannot be written: "
         "No space left on device\n" in told.summary
     )

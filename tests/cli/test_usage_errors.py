@@ -66,7 +66,7 @@ MISTAKES = [
     (["--max-tokens", "0"], "--max-tokens must be at least 1, not 0", "", ""),
     (["--temperature", "hot"], "--temperature is not a number: hot", "", "write it like 0 or 0.8"),
     (["--headroom", "2"], "--headroom must be above 0 and at most 1, not 2", "",
-     "0.8 uses 80 % of each rate and leaves the rest to others"),
+     "0.8 uses 80 % of each rate and leaves the rest for others"),
     (["--format", "btch"], "--format must be one of redline, batch, not btch", "",
      "did you mean batch?"),
     (["--profile", "fixd"],
@@ -86,7 +86,7 @@ MISTAKES = [
      "redline frames requests itself: leave the header out"),
     (["--method", "GTE"], "unknown HTTP method: GTE", "", "did you mean GET?"),
     (["--url", "chat"], "not a path: chat", "",
-     "a path begins with /, as in /v1/embeddings; the base URL states the server"),
+     "a path begins with /, as in /v1/embeddings; the base URL selects the server"),
     (["--output-path", "a..b"], "not an output path: a..b", "",
      "write it like result.items.0.text"),
     (
@@ -118,7 +118,8 @@ MISTAKES = [
      "export NOPE=..., or write it into a .env file"),
     # The key itself, which is not repeated.
     (["--api-key-env", "gsk_7f3aVq"],
-     "--api-key-env takes the name of a variable that is set, and no variable has this name", "",
+     "--api-key-env takes the name of an environment variable, and no variable with this "
+     "name is set", "",
      "export a variable that holds the key, and give its name, such as OPENAI_API_KEY"),
     (["--system", "@none.txt"], "--system cannot read none.txt: No such file or directory", "",
      "@FILE reads the template from a file"),
@@ -167,13 +168,15 @@ OTHERS = [
     (["verify"], error_of("OUT is missing", "redline verify",
      "redline verify OUT [FLAGS]; see redline verify --help")),
     (["verify", "x.jsonl"],
-     error_of("x.jsonl does not exist", "", "name the file given to the run as -o")),
-    (["verify", "."], error_of(". is a folder", "", "name the file given to the run as -o")),
+     error_of("x.jsonl does not exist", "", "pass the file that the run was given with -o")),
+    (["verify", "."],
+     error_of(". is a folder", "", "pass the file that the run was given with -o")),
     (["repair"], error_of("OUT is missing", "redline repair",
      "redline repair OUT [FLAGS]; see redline repair --help")),
     (["repair", "x.jsonl"],
-     error_of("x.jsonl does not exist", "", "name the file given to the run as -o")),
-    (["repair", "."], error_of(". is a folder", "", "name the file given to the run as -o")),
+     error_of("x.jsonl does not exist", "", "pass the file that the run was given with -o")),
+    (["repair", "."],
+     error_of(". is a folder", "", "pass the file that the run was given with -o")),
     (["compare", "a.jsonl"], error_of("B is missing", "redline compare",
      "redline compare A B [FLAGS]; see redline compare --help")),
     (["tag", "a.jsonl", "b.jsonl"], error_of("one argument too many: b.jsonl", "",
@@ -187,8 +190,10 @@ OTHERS = [
      error_of("one argument too many: it", "", "quote text with spaces")),
     (["sim", "8000"], error_of("one argument too many: 8000", "",
      "redline sim [FLAGS]; see redline sim --help")),
-    (["status", "."], error_of(". is a folder", "", "name the file given to the run as -o")),
-    (["report", "/"], error_of("/ is a folder", "", "name the file given to the run as -o")),
+    (["status", "."],
+     error_of(". is a folder", "", "pass the file that the run was given with -o")),
+    (["report", "/"],
+     error_of("/ is a folder", "", "pass the file that the run was given with -o")),
     (["run", "none.jsonl", "--endpoint", "simm"],
      error_of("none.jsonl does not exist", "", "no file in {here} has a name like it")),
 ]  # fmt: skip
@@ -206,7 +211,7 @@ def test_an_unknown_endpoint_is_named_with_the_nearest(cli: Cli, rows: Rows) -> 
     told = cli("run", name, "--prompt", "x", "--endpoint", "simm")
     assert told.err == error_of("unknown endpoint: simm", "", "did you mean sim?")
     told = cli("run", name, "--prompt", "x", "--endpoint", "localhost:8000")
-    assert told.err.startswith("error: unknown endpoint: localhost:8000\n\nhint: name a URL such")
+    assert told.err.startswith("error: unknown endpoint: localhost:8000\n\nhint: use a URL such")
 
 
 @pytest.mark.parametrize("method", ["GET", "head"])
@@ -266,7 +271,7 @@ def test_a_missing_key_is_told_before_anything_is_sent(
     assert told.err == error_of(
         "there is no API key for https://api.openai.com/v1",
         "",
-        "set OPENAI_API_KEY or --api-key-env, name another server with --base-url, or try things "
+        "set OPENAI_API_KEY or --api-key-env, choose another server with --base-url, or try things "
         "out with --endpoint sim",
     )
 
@@ -288,10 +293,10 @@ def test_a_want_of_memory_or_threads_is_no_defect(
     monkeypatch.setattr("redline.cli.commands.run.run_command", short)
     told = cli("run", rows({"text": "a"}))
     assert told.err == error_of(
-        "the system gives this process no more memory, or no more threads",
+        "the operating system refuses this process more memory or threads",
         "",
         "lower --concurrency, or raise the limit: `ulimit -v`, `ulimit -u` or the container's; "
-        "results on disk are safe, and the same command continues",
+        "results on disk are safe, and the same command resumes the run",
     )
     assert told.status == 2
 

@@ -202,7 +202,7 @@ def test_a_changed_setting_is_refused_and_says_what_changed_and_how_to_go_on(
     before = bench.output.read_bytes()
     with pytest.raises(ConfigError) as caught:
         bench.work(named("a", "b"), **new)
-    assert f"{bench.output} was begun with other settings: {said}" in caught.value.what
+    assert f"{bench.output} was begun with different settings: {said}" in caught.value.what
     assert "--restart" in caught.value.hint
     assert "--force" in caught.value.hint
     assert bench.asked == []

@@ -35,8 +35,8 @@ def test_the_second_process_on_one_output_is_turned_away_and_the_first_unharmed(
         before = await_lines(output, 1, first)
         second = command(*sim_flags(rows, tmp_path / name, "--force"))
         assert second.returncode == 2
-        since = f" (process {first.pid} since" if name == "labels.jsonl" else ", under another name"
-        assert f"error: {tmp_path / name} is being written by another redline{since}" in (
+        since = f" {first.pid} since" if name == "labels.jsonl" else ", under another name"
+        assert f"error: {tmp_path / name} is being written by another redline process{since}" in (
             second.stderr
         )
         assert "hint: wait for it, stop it, or choose another -o" in second.stderr

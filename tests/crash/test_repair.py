@@ -36,7 +36,7 @@ def test_after_a_repair_the_same_command_does_the_rows_that_were_lost_and_no_oth
     assert (told.returncode, told.stderr) == (0, "")
     assert told.stdout == (
         f"repair: 1 damaged line and 1 repeated line of {output} moved to {beside}, 18 kept\n"
-        "next: give the command of the run again; it sends the rows that have no line now\n"
+        "next: run the original command again; it sends the rows that no longer have a line\n"
     )
     kept = output.read_bytes()
     assert command(*given).returncode == 0

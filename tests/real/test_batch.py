@@ -486,7 +486,7 @@ def assert_once_cut(count: int) -> list[dict[str, Any]]:
     ("options", "message"),
     [
         ({"output": None}, "batches need an output file"),
-        ({"via": "auto"}, "via auto needs a deadline, near which"),
+        ({"via": "auto"}, "via auto needs a deadline"),
         ({"via": "btch"}, "unknown way to send rows: btch"),
         ({"cache": "answers"}, "batches and a cache of answers cannot be combined"),
         ({"row_deadline_s": 5}, "batches and a deadline for each row cannot be combined"),

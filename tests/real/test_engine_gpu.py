@@ -103,7 +103,7 @@ def test_a_cache_larger_than_the_gpus_memory_is_refused(models_folder: Path) -> 
     model = str(random_model("llama", models_folder))
     with (
         pretend_gpu(),
-        pytest.raises(ConfigError, match=r"need 2\.1 GB, but only 1\.1 GB") as caught,
+        pytest.raises(ConfigError, match=r"needs 2\.1 GB, but only 1\.1 GB") as caught,
     ):
         redline.run(
             [{"prompt": "a"}],

@@ -98,7 +98,7 @@ def test_a_file_that_is_cut_stops_the_run_with_all_that_it_did(tmp_path: Path) -
             rows.write_text("")
             status, _, err = ended(process)
         assert status == 2, err
-        assert f"error: {rows} was truncated to 0 bytes while it was followed\n" in err
+        assert f"error: {rows} was truncated to 0 bytes while it was being followed\n" in err
         assert "where: after 3 rows\n" in err
         assert sorted(ids(output)) == names(3)
 

@@ -435,11 +435,11 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         (raw(CHUNKED + b"9\r\n{"), Disconnected, "the connection broke"),
         (raw(b""), Disconnected, "the connection broke"),
         (raw(b"", is_aborted=True), Disconnected, "the connection broke"),
-        (raw(b"HELLO\r\n\r\n"), BadReply, "the answer is not HTTP"),
-        (raw(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"), BadReply, "not HTTP"),
-        (raw(answer(b"{}")), BadReply, "is not what /v1/chat/completions promises"),
+        (raw(b"HELLO\r\n\r\n"), BadReply, "the response is not valid HTTP"),
+        (raw(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"), BadReply, "not valid HTTP"),
+        (raw(answer(b"{}")), BadReply, "does not match the format of /v1/chat/completions"),
         (raw(answer(b"<html>hi</html>")), BadReply, "it begins `<html>hi</html>`"),
-        (raw(answer(b"[" * 50_000)), BadReply, "is not what"),
+        (raw(answer(b"[" * 50_000)), BadReply, "does not match"),
         (raw(answer(b"", status=204)), BadReply, "with nothing at all"),
         (raw(answer(b"cut", Content_Encoding="gzip")), (Disconnected, BadReply), ""),
     ],
@@ -473,7 +473,7 @@ def test_an_answer_that_is_too_long_is_cut_off(run: Run, is_chunked: bool) -> No
         async with RawServer(endless) as server:
             outcome = await send_once(server, max_reply_bytes=10_000)
             assert isinstance(outcome.error, BadReply)
-            assert what(outcome) == "the answer is longer than 10,000 bytes"
+            assert what(outcome) == "the response is longer than 10,000 bytes"
             await server.closed()
 
     run(main())
@@ -1113,7 +1113,7 @@ def test_retry_after_parks_the_endpoint(run: Run, status: int, is_parked: bool) 
             load = backend.load(SYSTEM.now_s())
             assert (load.room_s > 1) == is_parked
             assert (load.parked_until_s > SYSTEM.now_s() + 1) == is_parked
-            assert load.binds == ("the endpoint asked to wait" if is_parked else "")
+            assert load.binds == ("the endpoint asked redline to wait" if is_parked else "")
             assert load.state is Health.READY
             if status == 429:
                 assert isinstance(outcome.error, RateLimited)

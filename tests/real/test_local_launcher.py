@@ -194,7 +194,7 @@ def test_the_slot_of_a_replica_that_ended_late_is_free_again(
         late = member(await local.start("a"))
         with monkeypatch.context() as patched:
             patched.setattr(launcher, "END_S", 0.1)
-            with pytest.raises(RedlineError, match="has not ended"):
+            with pytest.raises(RedlineError, match="did not exit"):
                 await local.stop("a")
         async with asyncio.timeout(20):
             while late.health(0.0) is not Health.GONE:  # noqa: ASYNC110

@@ -93,8 +93,8 @@ BUCKET = "check the name of the bucket, and which store it is in: AWS_ENDPOINT_U
             "{} does not exist",
             "check the name; upper and lower case differ",
         ),
-        ("s3://data/in", "{} is a folder", "name one object in it; a URL is one input"),
-        ("s3://data/", "{} is a folder", "name one object in it; a URL is one input"),
+        ("s3://data/in", "{} is a folder", "pass the URL of one object in it"),
+        ("s3://data/", "{} is a folder", "pass the URL of one object in it"),
         ("s4://data/a", "{}: s4:// is not a URL scheme that fsspec knows", "did you mean s3?"),
     ],
 )
@@ -111,7 +111,7 @@ def test_an_input_that_is_not_there(cli: Cli, url: str, what: str, hint: str) ->
         ("s3://data/", "the output {} does not name an object", "such as s3://data/labels.jsonl"),
         (
             "s3://data/a/../b",
-            "the output {} has an empty part, `.` or `..` between its slashes",
+            "the path of the output {} has a segment that is empty, `.` or `..`",
             "write it like s3://bucket/folder/labels.jsonl",
         ),
         (
@@ -244,7 +244,7 @@ def test_verify_and_repair(server: ObjectServer, cli: Cli) -> None:
         or "2 missing" in cli("verify", out).out
     )
     missing = "s3://data/none.jsonl"
-    hint = "name the URL given to the run as -o"
+    hint = "pass the URL that the run was given with -o"
     assert cli("verify", missing) == error(f"{missing} does not exist", hint)
     server.put("data", "other.jsonl", b"{}\n")
     assert cli("verify", "s3://data/other.jsonl") == error(
@@ -264,9 +264,9 @@ def test_verify_and_repair(server: ObjectServer, cli: Cli) -> None:
     )
     copy = "s3.redline/data/proof.jsonl"
     assert cli("repair", out) == error(
-        f"{out} is in an object store, and repair works on local files",
-        f"give the command of the run again: it copies the object to {copy} and reports what is "
-        f"wrong; then redline repair {copy}, and give it once more",
+        f"{out} is in an object store, but redline repair works only on local files",
+        f"run the original command again: it copies the object to {copy} and reports what is "
+        f"wrong; then run redline repair {copy}, and the original command once more",
     )
 
 

@@ -485,7 +485,7 @@ def test_a_stream_is_not_planned(world: World) -> None:
     flags = ["--endpoint", "sim", "--dry-run", "-o", "a.jsonl"]
     told = command("run", world.url(), *flags, cwd=world.folder)
     assert told.returncode == 2
-    assert "are handed out once, to a run that answers them" in told.stderr
+    assert "is a stream, which only a run can read: a message goes to one run" in told.stderr
     assert world.redis.xinfo_groups("tickets") == []
 
 

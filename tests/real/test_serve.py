@@ -393,7 +393,8 @@ def test_a_class_that_comes_only_at_a_start_is_refused_on_sighup(tmp_path: Path)
             status, err = serve.end()
     assert status == 0
     assert (
-        "the settings are unchanged: tenant team uses the class gold, which needs a restart" in err
+        "the settings are unchanged: tenant team uses the class gold, which the "
+        "running gateway does not have" in err
     )
 
 

@@ -164,7 +164,7 @@ def test_a_job_waits_for_endpoints_that_are_all_parked_and_says_until_when(
         told = dict[float, str]()
         for at_s, text in shown.frames:
             if min(fleet.refused) + 2.0 <= at_s <= fleet.until_s - 10.0:
-                assert "both endpoints asked to wait" in text
+                assert "both endpoints asked redline to wait" in text
                 told[at_s] = text
         assert len(told) > PARKED_S / 5 - 5
         for at_s, text in told.items():

@@ -157,7 +157,7 @@ def _serving(answers: Answers, latency_s: float) -> Callable[[Seen, asyncio.Stre
 @pytest.mark.parametrize(
     ("answers", "limits", "why"),
     [
-        (quota(10, 8 * HOUR_S), FREE, "the endpoint asked to wait"),
+        (quota(10, 8 * HOUR_S), FREE, "the endpoint asked redline to wait"),
         (used_up, Limits(concurrency=4, rate="auto", profile="moving"), "a limit is used up"),
         (works, Limits(concurrency=4, requests="10/1d", profile="moving"), "a limit is used up"),
     ],
@@ -209,7 +209,7 @@ def test_another_endpoint_that_can_go_on_keeps_the_run_going() -> None:
 def test_an_endpoint_that_is_out_of_reach_keeps_no_run_waiting() -> None:
     ran = run([quota(10, 8 * HOUR_S)], longest_wait_s=600.0, is_one_down=True)
     assert isinstance(ran.stopped, WaitTooLong)
-    assert "the endpoint asked to wait" in str(ran.stopped)
+    assert "the endpoint asked redline to wait" in str(ran.stopped)
     assert (ran.done, ran.took_s < 60) == (10, True)
 
 

@@ -82,7 +82,9 @@ class TaggingModel:
             case "refusal":
                 return Expected(None, 0, "the model refused to answer")
             case "nothing":
-                return Expected(None, 0, "the answer is not what /v1/chat/completions promises")
+                return Expected(
+                    None, 0, "the answer does not match the format of /v1/chat/completions"
+                )
             case _:
                 return Expected(self.label(text), 0)
 

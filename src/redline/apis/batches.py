@@ -280,7 +280,7 @@ def read_line(raw: bytes) -> ResultLine:
         name = _NAMED.decode(raw).custom_id
     except (ValueError, RecursionError) as error:
         raise BadReply(
-            f"a line of the results is not what the Batch API promises: {error}",
+            f"a line of the batch's results does not match the Batch API's format: {error}",
             hint="inspect the batch at the provider; the same command reads it again",
         ) from error
     return ResultLine(custom_id=name, problem=problem)

@@ -221,7 +221,7 @@ def in_order(found: list[P], asked: int | None, name: str) -> list[P]:
         what = "an index occurs twice, or was not requested"
     raise BadReply(
         f"asked for {asked} {name}{'' if asked == 1 else 's'}, got {len(found)}: {what}",
-        hint=f"ask for one {name} in each row if the endpoint returns no more",
+        hint=f"request one {name} per row if the endpoint cannot return several",
     )
 
 

@@ -57,7 +57,7 @@ def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
     vectors = [item.embedding for item in found]
     if not all(vectors):
         raise msgspec.ValidationError(
-            f"the embedding of index {list(map(bool, vectors)).index(False)} is empty"
+            f"the embedding at index {list(map(bool, vectors)).index(False)} is empty"
         )
     return Reply(
         output=vectors[0] if len(vectors) == 1 else vectors, usage=reply.usage, model=reply.model

@@ -119,7 +119,8 @@ def read(
         raise judge_error(found.value, headers, wall_s) from found
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadReply(
-            f"the answer is not what {_path_of(url)} promises: {error}; it begins {quote(body)}",
+            f"the answer does not match the format of {_path_of(url)}: {error}; "
+            f"it begins {quote(body)}",
             hint=_page_hint(body),
         ) from error
     if reply.usage is not None:

@@ -35,9 +35,9 @@ _REFUSALS = dict.fromkeys(
     (errno.EACCES, errno.EPERM), "check the permissions of its folder, or name another place"
 ) | {errno.ENAMETOOLONG: "choose a shorter name"}
 _WANT = ConfigError(
-    "the system gives this process no more memory, or no more threads",
+    "the operating system refuses this process more memory or threads",
     hint="lower --concurrency, or raise the limit: `ulimit -v`, `ulimit -u` or the container's; "
-    "results on disk are safe, and the same command continues",
+    "results on disk are safe, and the same command resumes the run",
 )
 
 # By name: the module (see `Group`) and a description of the command.
@@ -49,16 +49,16 @@ _COMMANDS = {
     "status": ("results.status", "Show the state of a job, and what holds it back."),
     "show": ("results.show", "Show the contents of a results file."),
     "compare": ("results.compare", "Compare two results files row by row."),
-    "report": ("results.report", "Write a report of a job that can be shared."),
+    "report": ("results.report", "Write a shareable report on a job."),
     "verify": ("results.verify", "Check that a results file is complete."),
     "repair": ("results.repair", "Move damaged lines out of a results file."),
     "bench": ("bench.bench", "Measure the throughput and latency of a target."),
     "engine": ("engine", "Serve a local model with the OpenAI API."),
     "serve": ("serve", "Serve every endpoint behind one address with the OpenAI API."),
-    "fleet": ("fleet", "Serve a model with replicas that come and go with the load."),
+    "fleet": ("fleet", "Serve a model with replicas that scale with the load."),
     "keys": ("keys.keys", "Manage the API keys of redline serve."),
-    "sim": ("sim", "Simulate a provider for trials."),
-    "route": ("route", "Compare ways to balance calls over endpoints."),
+    "sim": ("sim", "Simulate a provider for testing."),
+    "route": ("route", "Compare strategies for balancing calls across endpoints."),
 }
 # What other programs call these commands.
 _SYNONYMS = {
@@ -79,7 +79,7 @@ _SYNONYMS = {
     "sim": "simulate mock fake",
     "route": "balance replay",
 }
-_HELP = """Run very many LLM calls as fast as their limits allow, and lose none of them.
+_HELP = """Run large numbers of LLM calls as fast as rate limits allow, without losing any.
 
     A file of rows goes in, a file of answers comes out. Try it without a provider or a key, against
     a simulated server:
@@ -108,7 +108,7 @@ def program() -> Group:
             is_eager=True,
             expose_value=False,
             callback=_show_completion,
-            help="Print the completion script for the start-up file of your shell.",
+            help="Print the completion script, to add to your shell's startup file.",
         ),
     ]
     return Group("redline", _COMMANDS, params, _HELP)

@@ -36,11 +36,13 @@ if TYPE_CHECKING:
 _BACKLOG = 4096
 # Hints for an address that cannot be listened on; for other errors, the host is the cause.
 _HINTS = {
-    errno.EADDRINUSE: "stop what listens there, or choose another port: 0 picks a free one",
+    errno.EADDRINUSE: (
+        "stop the process that listens there, or choose another port: 0 picks a free one"
+    ),
     errno.EACCES: "only root may use a port below 1024; 0 picks a free one",
 }
 _OTHER_HINT = (
-    "the host must be an address of this machine, such as 127.0.0.1; 0.0.0.0 is all of them"
+    "the host must be an address of this machine, such as 127.0.0.1; 0.0.0.0 listens on all of them"
 )
 # Time to send what was written, and for handlers that are cancelled.
 _LAST_WORDS_S = 1.0

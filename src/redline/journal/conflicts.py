@@ -36,7 +36,8 @@ def check_place(output: Output) -> None:
     older = path.with_name(stem_of(path.name))
     if older != path and not path.exists() and has_old_files(older) and _is_output(older):
         raise ConfigError(
-            f"{output.state_path} belongs to {older}, which an older redline has begun", hint=_HINT
+            f"{output.state_path} belongs to {older}, which an older version of redline began",
+            hint=_HINT,
         )
 
 

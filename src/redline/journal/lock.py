@@ -50,7 +50,7 @@ class OutputLock:
         except OSError as error:
             raise ConfigError(
                 f"cannot write beside {output.path}: {error.strerror}",
-                hint="with -o, choose a folder that exists and can be written",
+                hint="with -o, choose a folder that exists and is writable",
             ) from error
         try:
             is_locked = self._file.try_lock()
@@ -67,7 +67,7 @@ class OutputLock:
             holder = os.pread(self._file.fd, 100, 0).decode("ascii", "replace").strip()
             self._file.close()
             raise ConfigError(
-                f"{output.path} is being written by another redline{holder and f' ({holder})'}",
+                f"{output.path} is being written by another redline {holder or 'process'}",
                 hint="wait for it, stop it, or choose another -o",
             )
         name = f"process {os.getpid()} since {datetime.now():%H:%M:%S}"

@@ -133,7 +133,7 @@ def check(old: Manifest, new: Manifest, output: Output) -> None:
         for name in changed
     ]
     raise ConfigError(
-        f"{output.path} was begun with other settings: {'; '.join(lines)}",
+        f"{output.path} was begun with different settings: {'; '.join(lines)}",
         hint="choose another -o, start over with --restart (the old files are kept aside), or mix "
         "both in one file with --force",
     )

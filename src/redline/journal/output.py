@@ -109,7 +109,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
         except OSError as error:
             raise ConfigError(
                 f"the current folder cannot be used: {error.strerror}",
-                hint="change to a folder that exists, or name an absolute path",
+                hint="change to a folder that exists, or use an absolute path",
             ) from error
         return msgspec.structs.replace(self, path=path, shown=self.shown or str(self.path))
 

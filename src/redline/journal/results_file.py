@@ -307,7 +307,7 @@ class ResultsFile:
                     f"line {number} of {self.path} is damaged",
                     where=f"byte {begin:,}",
                     hint="something else wrote to this file: `redline repair` on the results "
-                    "file moves such lines out, then the same command does their rows again; "
+                    "file moves such lines out, then the same command processes their rows again; "
                     "or start over with --restart",
                 )
         return lost

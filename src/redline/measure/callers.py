@@ -150,7 +150,7 @@ def _request(given: Any) -> Request:
     if not isinstance(given, Mapping):
         raise ConfigError(
             f"{given!r:.100} is not a request",
-            hint="give a Request, the body of a chat completion, or a text",
+            hint="give a Request, the body of a chat completion, or a string",
         )
     return Request(body=dict(given))
 

@@ -172,9 +172,9 @@ def checked_plan(plan: Plan) -> Plan:
         raise ConfigError(f"the warm-up must be 0 s or more, not {warm_up_s:g} s")
     if warm_up_s >= duration_s:
         raise ConfigError(
-            f"the warm-up of {warm_up_s:g} s leaves nothing of the duration of {duration_s:g} s to "
-            "be measured",
-            hint="the warm-up is the first part of the duration: make that longer",
+            f"the warm-up of {warm_up_s:g} s leaves none of the {duration_s:g} s duration to "
+            "measure",
+            hint="the warm-up is part of the duration: make the duration longer",
         )
     if not 1 <= plan.concurrency <= MOST_CONCURRENCY:
         raise ConfigError(f"concurrency must be 1 to {MOST_CONCURRENCY:,}, not {plan.concurrency}")

@@ -90,7 +90,11 @@ _HELD: dict[str, Found] = {
         "calls wait for the part of the budget that others have reserved",
     ),
     "slots": (Cause.CONCURRENCY, "the concurrency", "all slots are in use"),
-    "parked": (Cause.DOWN, "the endpoint, which asked to wait", "the endpoint asked to wait"),
+    "parked": (
+        Cause.DOWN,
+        "the endpoint's request to wait",
+        "the endpoint asked redline to wait",
+    ),
     "down": (Cause.DOWN, "the endpoint, which is down", "no call can reach the endpoint"),
     "backoff": (Cause.DOWN, "the endpoint, which fails", "rows wait for a retry"),
     "batch": (Cause.NOTHING, "the Batch API", "rows are with the Batch API"),

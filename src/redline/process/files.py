@@ -96,7 +96,7 @@ def open_alone(path: Path, flags: int) -> LockedFile:
     except OSError as error:
         raise JournalError(
             f"cannot open {path}: {error.strerror}",
-            hint=_HINTS.get(error.errno or 0, "choose an -o that can be written"),
+            hint=_HINTS.get(error.errno or 0, "choose an -o that is writable"),
         ) from error
     try:
         _hold(file, path)
@@ -115,7 +115,8 @@ def _hold(file: LockedFile, path: Path) -> None:
         return
     if not is_alone:
         raise JournalError(
-            f"{path} is being written by another redline, under another name or in another folder",
+            f"{path} is being written by another redline process, under another name or in another "
+            "folder",
             hint="wait for it, stop it, or choose another -o",
         )
 

@@ -83,7 +83,8 @@ def check_distinct(endpoints: Sequence[Endpoint]) -> None:
             )
         if account in accounts:
             raise ConfigError(
-                f"the endpoints {accounts[account]} and {name} are one server under one key",
+                f"the endpoints {accounts[account]} and {name} are the same server with the "
+                "same key",
                 hint="remove one: each would use the limits of the account in full",
             )
         names[name], accounts[account] = endpoint, name
@@ -98,8 +99,9 @@ def _check_models(endpoints: Sequence[Endpoint]) -> None:
         for name, other in known.items():
             if name not in endpoint.models:
                 raise ConfigError(
-                    f"the endpoint {other} names the model {name}, and {endpoint.label} does not",
+                    f"endpoint {other} has a name for the model {name}, but {endpoint.label} "
+                    "does not",
                     where=f"the models of {endpoint.label}",
-                    hint=f"state its name at {endpoint.label}, even if it is {name} there too: "
+                    hint=f"set its name at {endpoint.label}, even if that is also {name}: "
                     f'models = {{ {name} = "..." }}',
                 )

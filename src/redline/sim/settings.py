@@ -112,7 +112,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.batch_tokens is not None and self.batch_tokens < 1:
             raise ConfigError(
-                f"the tokens of batches must be at least 1, not {self.batch_tokens}",
+                f"the token limit for batches must be at least 1, not {self.batch_tokens}",
                 hint="leave it out for no limit",
             )
 

@@ -160,9 +160,9 @@ class FileBlocks(Blocks):
 
     def _changed(self, how: str) -> CorruptInput:
         return CorruptInput(
-            f"{self.name} {how} while its rows were being done",
+            f"{self.name} {how} while its rows were being processed",
             hint="the results are of the rows as they were read; run the same command again: it "
-            "does the rows that are new or changed",
+            "processes the rows that are new or changed",
         )
 
     def read_fraction(self) -> float | None:

@@ -131,10 +131,10 @@ class FollowedFile(Blocks):
         size = os.fstat(self._fd).st_size
         if (cut_to := self._cut_to.get(self._fd)) is not None:
             raise CorruptInput(
-                f"{self.name} was truncated to {cut_to:,} bytes while it was followed",
+                f"{self.name} was truncated to {cut_to:,} bytes while it was being followed",
                 where="after 0 rows",
                 hint="rows that had not been read are lost; the same command reads the file from "
-                "its beginning. Let a log rotation rename the file instead of truncating it",
+                "its beginning. Configure log rotation to rename the file instead of truncating it",
             )
         if size != self._seen_bytes:
             self._seen_bytes = size

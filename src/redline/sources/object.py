@@ -60,7 +60,7 @@ class ObjectReader:
                 raise ConfigError(f"{url.name} does not exist", hint=hint)
             if found.is_folder:
                 raise ConfigError(
-                    f"{url.name} is a folder", hint="name one object in it; a URL is one input"
+                    f"{url.name} is a folder", hint="pass the URL of one object in it"
                 )
             self.size_bytes = found.size_bytes
             self._file = store.open(url)
@@ -177,7 +177,7 @@ class ObjectFile(io.RawIOBase):
         self._reader.open()
         if self._reader.size_bytes is None:
             raise ConfigError(
-                f"cannot read {url.name}: its server does not state its size",
+                f"cannot read {url.name}: the server does not report its size",
                 hint="download it first",
             )
         self._size = self._reader.size_bytes

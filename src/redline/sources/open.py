@@ -55,7 +55,7 @@ def open_source(
             return LineRows(ByteStream(FileBlocks(None)), max_row_bytes)
         if (stream := stream_of(rows)) is not None:
             raise ConfigError(
-                f"messages of {stream.name} are handed out once, to a run that answers them"
+                f"{stream.name} is a stream, which only a run can read: a message goes to one run"
             )
         url = url_of(rows)
         if url is not None:
@@ -155,7 +155,7 @@ def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
     if not stat.S_ISREG(mode) or path.suffix.lower() not in _LINES:
         raise ConfigError(
             f"{path} cannot be followed: only files of JSON lines can",
-            hint="known are .jsonl, .ndjson, .json and .txt, not compressed",
+            hint="supported suffixes: .jsonl, .ndjson, .json and .txt, uncompressed",
         )
     # Existing content must consist of such lines.
     stream = ByteStream(FileBlocks(path))
@@ -202,8 +202,9 @@ def _text_rows(blocks: Blocks, path: PurePath, max_row_bytes: int) -> CsvRows | 
     if suffix in _LINES:
         return LineRows(ByteStream(blocks), max_row_bytes)
     raise ConfigError(
-        f"{blocks.name} has a suffix that is not known: {suffix}",
-        hint="known are .jsonl, .ndjson, .json, .csv, .tsv, these with .gz or .zst, and .parquet",
+        f"{blocks.name} has an unknown suffix: {suffix}",
+        hint="supported suffixes: .jsonl, .ndjson, .json, .csv and .tsv, also with .gz or .zst, "
+        "and .parquet",
     )
 
 

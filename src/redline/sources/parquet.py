@@ -60,9 +60,9 @@ class ArrowRows(BlockingRows):
         now = _stamps(self._seen)
         if not self._is_closed and any(now[file] != self._seen[file] for file in now):
             raise CorruptInput(
-                f"{self.name} was changed while its rows were being done",
+                f"{self.name} was changed while its rows were being processed",
                 hint="the results are of the rows as they were read; run the same command again: "
-                "it does the rows that are new or changed",
+                "it processes the rows that are new or changed",
             )
 
     def _row(self, value: object) -> Row:
@@ -208,10 +208,10 @@ def _check_folder(path: Path, name: str) -> None:
             f"{name} holds several datasets",
             hint=f"choose one of them: {', '.join(shlex.quote(str(split)) for split in splits)}",
         )
-    hint = "name a file, or a folder that Dataset.save_to_disk wrote"
+    hint = "pass a file, or a folder that Dataset.save_to_disk wrote"
     for entry in entries:
         if entry.suffix in (".jsonl", ".csv", ".parquet", ".gz", ".zst"):
-            hint = f"name one file in it, like {shlex.quote(str(entry))}"
+            hint = f"pass one file in it, such as {shlex.quote(str(entry))}"
             break
     raise ConfigError(f"{name} is a folder, but not a dataset that save_to_disk wrote", hint=hint)
 

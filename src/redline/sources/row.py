@@ -180,7 +180,7 @@ def plain_form(value: Any) -> object:
     except Exception as error:
         # The value's own code may raise anything; callers catch a TypeError.
         raise TypeError(f"a {name} raised {type(error).__name__}: {error}") from error
-    raise TypeError(f"a key or value of type {name} has no JSON form")
+    raise TypeError(f"a key or value of type {name} is not JSON serializable")
 
 
 def long_row(number: int, line: int, content: bytes, size_bytes: int, limit_bytes: int) -> Row:

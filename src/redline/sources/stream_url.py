@@ -23,7 +23,7 @@ _KEY_BYTES = 8
 
 
 class StreamUrl(msgspec.Struct, frozen=True, kw_only=True):
-    """One group of consumers of one stream.
+    """One consumer group of one stream.
 
     server: for redis-py; it may hold a password. name: the stream as it may be shown. field: if a
     message has only this field, it holds the row as JSON. idle_s: another consumer may claim a
@@ -64,10 +64,10 @@ def stream_of(place: object) -> StreamUrl | None:
     try:
         parts = urlsplit(place)
     except ValueError:
-        raise ConfigError("the URL of the stream cannot be read", hint=_FORM) from None
+        raise ConfigError("the URL of the stream is not valid", hint=_FORM) from None
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise ConfigError(
-            "the URL of the stream cannot be read: an @ after the host",
+            "the URL of the stream is not valid: it has an @ after the host",
             hint="in a password write / as %2F, ? as %3F, # as %23 and @ as %40",
         )
     try:
@@ -83,7 +83,7 @@ def stream_of(place: object) -> StreamUrl | None:
     options = _options(parts, shown)
     if not options.get("group"):
         raise ConfigError(
-            f"{shown} names no group of consumers",
+            f"{shown} names no consumer group",
             hint=f"{_FORM}: processes that name the same group share the messages",
         )
     tls = {key: value for key, value in options.items() if key in _TLS}

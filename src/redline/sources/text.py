@@ -122,7 +122,7 @@ class ByteStream:
         elif named and head:
             raise ConfigError(
                 f"{self.name} is not {named} data",
-                hint="rename it if it is plain text, or make it again if it is damaged",
+                hint="rename it if it is plain text, or recreate it if it is damaged",
             )
         else:
             return blocks

@@ -122,7 +122,7 @@ class _JumpingSelector(selectors.DefaultSelector):
             raise Deadlock(
                 f"virtual time would pass its limit, {self._end_s:g} s",
                 where=_waiting(),
-                hint="end what keeps setting timers, or pass a larger limit_s",
+                hint="stop whatever keeps setting timers, or pass a larger limit_s",
             )
         self.now_s += timeout
         return events

@@ -72,7 +72,7 @@ class Records(Generic[RecordT]):
     def _check(self, version: object) -> None:
         if isinstance(version, int) and version > self._newest:
             raise ConfigError(
-                f"{self._said} version {version}, and this redline reads versions up to "
-                f"{self._newest}",
-                hint="read it with the redline that wrote it, or a newer one",
+                f"{self._said} version {version}, but this version of redline reads only versions "
+                f"up to {self._newest}",
+                hint="read it with the version of redline that wrote it, or a newer one",
             )

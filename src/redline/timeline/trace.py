@@ -75,7 +75,7 @@ def check_begin(fd: int, path: Path) -> bool:
         return False
     if not any(_records([line + end], path)):
         raise ConfigError(
-            f"{path} is not a trace", hint="name a file written by redline run --trace"
+            f"{path} is not a trace", hint="pass a file written by redline run --trace"
         )
     return True
 

@@ -43,7 +43,7 @@ class TraceFile:
             raise ConfigError(
                 f"the trace cannot be written: {error.strerror}",
                 where=where,
-                hint="name a file in a folder that exists and can be written to",
+                hint="choose a file in a folder that exists and is writable",
             ) from error
 
     def write(self, records: Iterable[Record]) -> None:
@@ -64,7 +64,7 @@ class TraceFile:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                "another run is writing this trace", where=where, hint="name another file"
+                "another run is writing this trace", where=where, hint="choose another file"
             ) from None
         except OSError:
             # The file system does not support locks.

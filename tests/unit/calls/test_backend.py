@@ -156,7 +156,7 @@ def test_there_is_room_in_the_moment_in_which_a_wish_to_wait_ends() -> None:
         idle = backend.load(0.0)
         backend.limiter.park(5.0)
         just_before = backend.load(4.999)
-        assert just_before.binds == "the endpoint asked to wait"
+        assert just_before.binds == "the endpoint asked redline to wait"
         assert just_before.steady == 0
         assert not backend.has_room(4.999)
         then = backend.load(5.0)

@@ -116,7 +116,7 @@ def check_bounds(kind: Any) -> None:
         for pieces in (chunks, closes, bomb):
             (result,) = run(kind, Case(pieces, "eof", reads, most_bytes=5_000))
             assert isinstance(result.error, BadReply)
-            assert result.error.what == "the answer is longer than 5,000 bytes"
+            assert result.error.what == "the response is longer than 5,000 bytes"
         (result,) = run(kind, Case([answer(b"x" * 5_000)], reads=reads, most_bytes=5_000))
         assert result.error is None
     # What a stream's reader has taken is bounded as well, not only what waits for it.

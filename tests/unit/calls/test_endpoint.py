@@ -42,7 +42,7 @@ def test_a_path_is_joined_and_v1_is_never_doubled(base_url: str, path: str, url:
 def test_a_row_cannot_send_the_key_elsewhere(path: str) -> None:
     with pytest.raises(ConfigError, match="not a path") as caught:
         Endpoint(base_url="https://h/v1").url_of(path)
-    assert caught.value.hint == "a url is a path such as /v1/chat/completions"
+    assert caught.value.hint == "`url` must be a path, such as /v1/chat/completions"
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_parked_endpoint_says_until_when() -> None:
         backend.limiter.park(7.0)
         load = backend.load(2.0)
         assert (load.room_s, load.parked_until_s) == (5.0, 7.0)
-        assert (load.state, load.binds) == (Health.READY, "the endpoint asked to wait")
+        assert (load.state, load.binds) == (Health.READY, "the endpoint asked redline to wait")
 
     play(Limits(), story)
 

@@ -130,7 +130,7 @@ def test_a_plan_without_an_output_says_nothing_of_done_rows() -> None:
     plan = Plan(rows=3, bad_rows=1, input_tokens=1, first_problem="in.jsonl:2: bad")
     assert plan_text(plan, has_output=False) == (
         "3 rows = 2 to send + 1 that cannot be sent\n"
-        "the first that cannot be sent: in.jsonl:2: bad\n"
+        "the first row that cannot be sent: in.jsonl:2: bad\n"
         "about 1 token: 1 in, and up to 0 out\n"
         "no limit is set: the server and the concurrency determine the time\n"
     )

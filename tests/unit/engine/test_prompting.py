@@ -289,7 +289,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
         ),
         ({"messages": [{"role": "user", "content": ["hi"]}]}, "`messages[0].content[0]`"),
         ({"messages": [{"role": "assistant", "content": "hi"}]}, "a user speaks first"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "`messages` holds half a surr"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "`messages` contains a lone surr"),
     ],
 )  # fmt: skip
 def test_a_chat_that_cannot_be_is_refused_by_name(body: dict[str, Any], what: str) -> None:
@@ -311,11 +311,11 @@ def test_a_chat_that_cannot_be_is_refused_by_name(body: dict[str, Any], what: st
         ({"prompt": ["x"] * 2049}, "`prompt` has 2,049 items"),
         ({"prompt": [[]]}, "`prompt[0]` is empty"),
         ({"prompt": ["a", 5]}, "`prompt` mixes"),
-        ({"prompt": [5, VOCABULARY]}, f"`prompt` has the token {VOCABULARY}; "),
-        ({"prompt": [[5], [-1]]}, "`prompt[1]` has the token -1; "),
+        ({"prompt": [5, VOCABULARY]}, f"`prompt` contains the token id {VOCABULARY}; "),
+        ({"prompt": [[5], [-1]]}, "`prompt[1]` contains the token id -1; "),
         ({"prompt": [5, True]}, "`prompt"),
         ({"prompt": {"a": 1}}, "`prompt`"),
-        ({"prompt": "\udfff"}, "`prompt` holds half a surrogate"),
+        ({"prompt": "\udfff"}, "`prompt` contains a lone surrogate"),
     ],
 )
 def test_a_completion_that_cannot_be_is_refused_by_name(body: dict[str, Any], what: str) -> None:

@@ -90,7 +90,7 @@ def test_an_error_is_judged_as_it_would_be_live(result: Any, kind: type, status:
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b'{"custom_id": 1}', b"\xff"])
 def test_what_is_no_result_is_told(raw: bytes) -> None:
-    with pytest.raises(BadReply, match="Batch API promises"):
+    with pytest.raises(BadReply, match="Batch API's format"):
         read_line(raw)
 
 

@@ -88,7 +88,10 @@ def test_the_length_of_answers_is_a_maximum_and_so_is_the_time_that_they_take() 
     made = planned(limits=Limits(tokens="100/6s"), params={"max_tokens": 100})
     assert made.least_s == pytest.approx(made.input_tokens * 9 / 10 * (6 + GUARD_S) / 100)
     text = plan_text(made, has_output=False)
-    assert "at least 3.8 s, and 58 s if answers are that long, bound by 100/6s tokens" in text
+    assert (
+        "at least 3.8 s, and 58 s if every answer has the maximum length; bound by 100/6s tokens"
+        in text
+    )
     made = planned(limits=Limits(requests="1/1s", tokens="100k/6s"), params={"max_tokens": 100})
     assert "at least 9.5 s, bound by 1/1s requests" in plan_text(made, has_output=False)
 
@@ -152,7 +155,7 @@ def test_a_torn_last_line_is_not_done(tmp_path: Path) -> None:
 def test_other_settings_are_refused_as_the_run_would(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     done(ROWS, output=output)
-    with pytest.raises(ConfigError, match="was begun with other settings: model was"):
+    with pytest.raises(ConfigError, match="was begun with different settings: model was"):
         planned(ROWS, output=output, model="other")
     assert planned(ROWS, output=output, model="other", force=True).done_rows == 10
 

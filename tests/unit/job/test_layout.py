@@ -144,9 +144,9 @@ def test_what_binds_is_said_if_it_is_no_limit() -> None:
 
 
 def test_how_long_an_endpoint_is_to_be_waited_for_is_said() -> None:
-    bound = Bound(cause="down", what="the endpoint, which asked to wait", evidence="", for_s=4.0)
+    bound = Bound(cause="down", what="the endpoint's request to wait", evidence="", for_s=4.0)
     assert lines(80, bound=bound, parked_s=75.0)[3] == (
-        "limits  binds: the endpoint, which asked to wait, for 4.0 s  1 m 15 s to wait"
+        "limits  binds: the endpoint's request to wait, for 4.0 s  1 m 15 s to wait"
     )
 
 

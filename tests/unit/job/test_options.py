@@ -163,12 +163,12 @@ def test_a_list_of_one_endpoint_is_bounded_like_any_list(
         (
             [endpoint(name="a"), endpoint(name="b")],
             {},
-            "the endpoints a and b are one server under one key",
+            "the endpoints a and b are the same server with the same key",
         ),
         (
             [endpoint(name="a", models={"fast": "x"}), endpoint(name="b", api_key="k")],
             {},
-            "the endpoint a names the model fast, and b does not",
+            "endpoint a has a name for the model fast, but b does not",
         ),
         (
             [endpoint(name=name, api_key=name, models={"fast": name}) for name in "ab"],

@@ -160,7 +160,7 @@ async def test_counters_of_one_job_after_another_add_up(memory: InMemorySpanExpo
         ({"endpoint": "http://h/?a=b"}, "endpoint must not have a query or fragment", "otel"),
         (
             {"endpoint": "http://h:4318/v1/traces"},
-            "endpoint must not have the path of one signal",
+            "endpoint must not end in the path of a signal, such as /v1/traces",
             "otel",
         ),
         ({"headers": "x"}, "headers must be a table, not text", "otel"),
@@ -183,13 +183,14 @@ async def test_counters_of_one_job_after_another_add_up(memory: InMemorySpanExpo
         ),
         (
             {"headers_env": {"x": "planted-Key"}},
-            "headers_env takes the name of a variable that is set, and no variable has this name",
+            "headers_env takes the name of an environment variable, and no variable with this "
+            "name is set",
             "[otel]",
         ),
         ({"service_name": 3}, "service_name must be text, not a whole number", "otel"),
         (
             {"service_name": "x" * 256},
-            "service_name is not a text of at most 255 characters",
+            "service_name must be a string of at most 255 printable characters",
             "otel",
         ),
         ({"sample": 1.5}, "sample must be a share of the calls, 0 to 1, not 1.5", "otel"),

@@ -561,7 +561,7 @@ def test_a_run_is_told_to_wait_when_every_endpoint_that_is_left_is() -> None:
     found = Meter(seen, clock).read()
     assert found.parked_s == 10.0
     assert found.notices == {
-        "waiting": "both endpoints asked to wait; the next call is sent in 10 s"
+        "waiting": "both endpoints asked redline to wait; the next call is sent in 10 s"
     }
     seen.tally.on_event(EndpointOut(clock.now_s(), "b", "refused", 1, 2))
     assert Meter(seen, clock).read().parked_s == 30.0
@@ -585,7 +585,7 @@ def test_an_endpoint_that_fails_is_named_until_it_works() -> None:
     }
     assert found.eta_s is not None
     seen.tally.on_event(EndpointDegraded(clock.now_s(), "a", "HTTP 500: boom"))
-    assert meter.read().notices["failing endpoint"].endswith("; 2 of 2 endpoints fail")
+    assert meter.read().notices["failing endpoint"].endswith("; 2 of 2 endpoints are failing")
     for name in "ab":
         seen.tally.on_event(EndpointRecovered(clock.now_s(), name))
     assert meter.read().notices == {}
@@ -609,7 +609,10 @@ def test_an_endpoint_that_is_taken_out_is_told_once() -> None:
     stream, seen = io.StringIO(), fleet()
     seen.tally.on_event(EndpointOut(0.0, "b", "the endpoint refused the key: HTTP 401", 1, 2))
     shown(PlainProgress(stream), seen, 31.0)
-    notice = "endpoint b is taken out: the endpoint refused the key: HTTP 401; 1 of 2 is left\n"
+    notice = (
+        "endpoint b was removed from the run: the endpoint refused the key: HTTP 401; "
+        "1 of 2 is left\n"
+    )
     assert stream.getvalue().count(notice) == 1
     assert stream.getvalue().splitlines()[1] == notice.strip()
     # On a terminal, whose lines are drawn again, it stays.

@@ -168,7 +168,7 @@ async def test_in_a_running_loop_it_is_awaited() -> None:
     ("options", "error"),
     [
         ({"rate_per_s": 0.0}, "a rate must be above 0"),
-        ({"duration_s": 1.0, "warm_up_s": 2.0}, "the warm-up of 2 s leaves nothing"),
+        ({"duration_s": 1.0, "warm_up_s": 2.0}, "the warm-up of 2 s leaves none of the 1 s"),
         ({"duration_s": 0.0}, "the duration must be above 0 s"),
         ({"duration_s": "5s"}, "duration_s must be a number, not '5s'"),
         ({"rate_per_s": "5"}, "rate_per_s must be a number, not '5'"),

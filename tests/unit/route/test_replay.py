@@ -235,7 +235,9 @@ def test_a_call_above_a_token_limit_is_replayed_as_one_of_the_limit(tmp_path: Pa
 
 def test_an_unknown_strategy_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "t", "ab", calls(300, "a", "b"), balance="fastest")
-    with pytest.raises(ConfigError, match="a strategy that this redline does not know: fastest"):
+    with pytest.raises(
+        ConfigError, match="a strategy that this version of redline does not know: fastest"
+    ):
         replayed(path)
 
 

@@ -61,7 +61,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("served_gone:embed", "there is no module served_gone"),
         ("served_mine:emded", "served_mine has no emded .*did you mean embed"),
         ("served_mine:number", "cannot be called: its type is int"),
-        ("served_mine:Model", r"is a class, and not a function: .*`answer = Model\(\)`"),
+        ("served_mine:Model", r"is a class, not a function: .*`answer = Model\(\)`"),
         ("served_mine:nothing", "nothing takes no list"),
         ("served_mine:needs", "needs `key`, .*give `key` a default"),
         ("served_broken:f", r"AttributeError.*see served_broken.py:2: y = x.nothing"),
@@ -150,7 +150,7 @@ def test_fields_named_as_parameters_are_arguments_and_split_batches() -> None:
         ([], 400, "not a JSON object"),
         ({}, 400, "`input` is missing"),
         ({"input": []}, 400, "`input` is empty"),
-        ({"input": ["a"] * 2049}, 400, "2,049 items, at most 2,048"),
+        ({"input": ["a"] * 2049}, 400, "2,049 items; at most 2,048"),
         ({"input": "a", "colour": 1}, 400, "embed does not take `colour`: it takes scale"),
     ],
 )
@@ -178,10 +178,10 @@ def test_tokens_are_one_input_and_lists_of_them_several() -> None:
 @pytest.mark.parametrize(
     ("path", "answer", "said"),
     [
-        ("/v1/embeddings", "text", "is str and not a vector"),
+        ("/v1/embeddings", "text", "is str, not a vector"),
         ("/v1/embeddings", [], "not a vector"),
-        ("/v1/embeddings", [float("nan")], "infinite number or none"),
-        ("/v1/completions", [1.0], "is list and not a text"),
+        ("/v1/embeddings", [float("nan")], "infinite value or a NaN"),
+        ("/v1/completions", [1.0], "is list, not a string"),
         ("/v1/answer", object(), "not JSON"),
     ],
 )

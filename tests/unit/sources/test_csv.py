@@ -440,7 +440,7 @@ class TestDatasetFolder:
         (tmp_path / "part-0.parquet").touch()
         with pytest.raises(ConfigError) as caught:
             open_source(tmp_path)
-        assert caught.value.hint == f"name one file in it, like {tmp_path}/part-0.parquet"
+        assert caught.value.hint == f"pass one file in it, such as {tmp_path}/part-0.parquet"
 
     def test_a_damaged_dataset_is_named(self, tmp_path: Path) -> None:
         pytest.importorskip("datasets", reason="the hf extra is not installed")

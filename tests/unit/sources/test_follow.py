@@ -119,7 +119,7 @@ def test_a_file_that_is_cut_ends_the_run_and_says_so(path: Path) -> None:
     error = reader.next()
     reader.close()
     assert isinstance(error, CorruptInput)
-    assert error.what == f"{path} was truncated to 9 bytes while it was followed"
+    assert error.what == f"{path} was truncated to 9 bytes while it was being followed"
 
 
 def test_a_file_that_is_cut_and_grows_again_while_nobody_reads_ends_the_run(path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_file_that_is_cut_and_grows_again_while_nobody_reads_ends_the_run(path
     seen_since(path)
     # Beyond what was read, and shorter than before.
     append(path.with_suffix(".1"), "5\n6\n7\n")
-    with pytest.raises(CorruptInput, match="was truncated to 0 bytes while it was followed"):
+    with pytest.raises(CorruptInput, match="was truncated to 0 bytes while it was being followed"):
         file.read(2)
     file.close()
 
@@ -147,7 +147,7 @@ def test_a_file_that_is_cut_before_its_turn_ends_the_run_at_its_turn(path: Path)
     seen_since(path)
     assert [file.read(100), file.read(100)] == [b"1\n", b""]
     file.open()
-    with pytest.raises(CorruptInput, match="was truncated to 2 bytes while it was followed"):
+    with pytest.raises(CorruptInput, match="was truncated to 2 bytes while it was being followed"):
         file.read(100)
     file.close()
 

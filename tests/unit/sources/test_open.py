@@ -50,8 +50,8 @@ class TestPaths:
         for name in ("a.xlsx", "a.xlsx.gz", "a.parquet.gz"):
             (tmp_path / name).touch()
             error = error_of(tmp_path / name)
-            assert "has a suffix that is not known" in error.what
-            assert ".jsonl, .ndjson, .json, .csv, .tsv" in error.hint
+            assert "has an unknown suffix" in error.what
+            assert ".jsonl, .ndjson, .json, .csv and .tsv, also with .gz" in error.hint
 
     def test_a_missing_file_and_the_nearest_name(self, tmp_path: Path) -> None:
         (tmp_path / "tickets.jsonl").touch()
@@ -161,8 +161,8 @@ class TestIterables:
             ([1, 2], "not an object but a list"),
             (7, "not an object but a number"),
             (None, "not an object but null"),
-            ({"a": object()}, "not JSON: a key or value of type object has no JSON form"),
-            ({(1, 2): 3}, "not JSON: a key or value of type tuple has no JSON form"),
+            ({"a": object()}, "not JSON: a key or value of type object is not JSON serializable"),
+            ({(1, 2): 3}, "not JSON: a key or value of type tuple is not JSON serializable"),
         ],
     )
     def test_bad_items(self, item: object, problem: str) -> None:

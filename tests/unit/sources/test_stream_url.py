@@ -62,12 +62,12 @@ def test_other_inputs_are_no_streams(place: object) -> None:
 
 WRONG = {
     "redis://host:99999/s?group=g": "has an invalid port",
-    "redis://[host/s?group=g": "cannot be read",
+    "redis://[host/s?group=g": "is not valid",
     "redis://host?group=g": "names no stream",
     "redis://host/0?group=g": "names no stream",
     "redis://host/s#x?group=g": "names no stream",
-    "redis://host/s": "names no group of consumers",
-    "redis://host/s?group=": "names no group of consumers",
+    "redis://host/s": "names no consumer group",
+    "redis://host/s?group=": "names no consumer group",
     "redis://host/s?group=g&gruop=h": "unknown option of redis://host/s: gruop",
     "redis://host/s?group=g&ssl_password=s3cret": "unknown option of .*: ssl_password",
     "redis://host/s?group=g&idle=1ms": "idle of redis://host/s must be a time",
@@ -80,7 +80,7 @@ WRONG = {
     f"redis://me:{SECRET}/@host/s?group=g": "an @ after the host",
     f"redis://me:{SECRET}?@host/s?group=g": "an @ after the host",
     f"redis://me:{SECRET}#@host/s?group=g": "an @ after the host",
-    f"redis://me:{SECRET}@host/s": "names no group",
+    f"redis://me:{SECRET}@host/s": "names no consumer group",
 }
 
 
@@ -93,7 +93,7 @@ def test_a_wrong_url_is_refused_and_its_password_not_shown(place: str) -> None:
 
 
 def test_a_stream_is_no_input_that_is_read_twice() -> None:
-    with pytest.raises(ConfigError, match="are handed out once, to a run that answers them"):
+    with pytest.raises(ConfigError, match="is a stream, which only a run can read"):
         open_source("redis://host/s?group=g")
 
 

@@ -79,7 +79,7 @@ def test_an_only_column_is_tagged_by_any_name(column: str) -> None:
 def test_nobody_can_tell_which_column(columns: list[str], example: str) -> None:
     with pytest.raises(ConfigError) as caught:
         prompt_of(dict.fromkeys(columns, "x"), "in.csv", None)
-    assert caught.value.hint.startswith(f"name it with --prompt {example}; the columns are: ")
+    assert caught.value.hint.startswith(f"choose it with --prompt {example}; the columns are: ")
 
 
 def test_a_pipe_is_not_looked_into() -> None:

@@ -36,8 +36,8 @@ def output(tmp_path: Path) -> Output:
     made = [(1, text()), (2, text("near_duplicate", "too_short")), (3, text("cut"))]
     output.path.write_bytes(b"".join(line(output, n, outcome) for n, outcome in made))
     failures = [
-        (3, failed(NotKept("no text to keep"), "cut")),
-        (4, failed(NotKept("no text to keep"), "near_duplicate", "near_duplicate")),
+        (3, failed(NotKept("no text was accepted"), "cut")),
+        (4, failed(NotKept("no text was accepted"), "near_duplicate", "near_duplicate")),
         (5, failed(Rejected("HTTP 400", status=400), "too_long")),
     ]
     output.failed_path.write_bytes(b"".join(line(output, n, outcome) for n, outcome in failures))

@@ -145,7 +145,7 @@ def test_what_is_not_judged_costs_nothing() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"metric": "judge"}, "the metric judge needs the settings of a judge"),
+        ({"metric": "judge"}, r"the metric `judge` needs a table \[judge\]"),
         ({"metric": "exact", "judge": JudgeSettings(model="m")}, "takes no judge"),
         ({"metric": "judge", "judge": JudgeSettings(model="m", prompt="{{")}, "template"),
     ],

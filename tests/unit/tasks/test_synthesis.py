@@ -102,7 +102,7 @@ async def test_what_is_not_to_be_kept_is_dropped_with_its_reason(
     assert outcome.fields == {"dropped": [kind, kind]}
     assert outcome.error is not None
     assert outcome.error.kind == "not_kept"
-    assert outcome.error.what.startswith("no text to keep in 2 tries; the last: ")
+    assert outcome.error.what.startswith("no text was accepted in 2 tries; reason for the last: ")
     assert outcome.error.hint
 
 

@@ -144,7 +144,9 @@ def test_another_file_is_refused_and_stays_as_it_is(tmp_path: Path, data: bytes)
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.trace"
     path.write_bytes(b'{"kind":"run","v":2,"at":"another form"}\n')
-    with pytest.raises(ConfigError, match="version 2, and this redline reads versions up to 1"):
+    with pytest.raises(
+        ConfigError, match="version 2, but this version of redline reads only versions up to 1"
+    ):
         read_trace(path, 1)
 
 
@@ -153,7 +155,9 @@ def test_a_newer_version_of_a_later_run_is_refused(tmp_path: Path) -> None:
     written(path, 1)
     with path.open("ab") as file:
         file.write(b'{"kind":"run","v":2,"at":1.0}\n')
-    with pytest.raises(ConfigError, match="version 2, and this redline reads versions up to 1"):
+    with pytest.raises(
+        ConfigError, match="version 2, but this version of redline reads only versions up to 1"
+    ):
         read_trace(path, 1)
 
 

@@ -65,7 +65,7 @@ def judge(
     message = _quote(said.message)
     what = f"HTTP {status}" + (f": {message}" if message else "")
     if status >= 500 and ENGINE_FAILED in said.codes:
-        hint = "fix that cause, then run the same command again"
+        hint = "fix the cause in that message, then run the same command again"
         return NoEndpoint(f"the model is no longer available: {message}", hint=hint)
     meaning = meaning_of(status, said)
     is_limited = meaning is not None and meaning.error is RateLimited

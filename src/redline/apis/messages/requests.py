@@ -253,7 +253,7 @@ def _converted(body: Any, kind: Any) -> Any:
     param = found[1] if found else None
     value = _VALUE.match(message)
     if param is not None and value is not None and param.endswith((".type", ".role")):
-        message = f"`{param}`: `{value[1]}` cannot be translated for a chat server"
+        message = f"`{param}`: `{value[1]}` has no equivalent in the Chat Completions API"
     else:
         message = f"The body of the request is not valid: {message.replace('`$.', '`')}"
     raise UntranslatableError(message, param)
@@ -263,7 +263,7 @@ def _refuse(body: Object) -> None:
     for name, reason in _REFUSED.items():
         if body.get(name):
             raise UntranslatableError(
-                f"`{name}` cannot be translated for a chat server: {reason}", name
+                f"`{name}` has no equivalent in the Chat Completions API: {reason}", name
             )
 
 
@@ -395,11 +395,11 @@ def _lines(blocks: Iterable[_Text]) -> str:
 def _function(tool: _Tool, index: int) -> Object:
     if tool.type not in (None, "custom"):
         where = f"tools[{index}].type"
-        message = f"`{where}`: `{tool.type}` cannot be translated for a chat server"
+        message = f"`{where}`: `{tool.type}` has no equivalent in the Chat Completions API"
         raise UntranslatableError(f"{message}: give the tool an `input_schema` of its own", where)
     if tool.input_schema is None:
         where = f"tools[{index}]"
-        message = f"`{where}` has no `input_schema`, which names the tool's parameters"
+        message = f"`{where}` has no `input_schema`, which describes the tool's parameters"
         raise UntranslatableError(message, where)
     function: Object = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:

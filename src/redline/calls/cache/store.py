@@ -292,5 +292,5 @@ def _unsealed(key: bytes, sealed: object) -> bytes | None:
 def _unusable(folder: Path, reason: str) -> ConfigError:
     return ConfigError(
         f"answers cannot be stored in {folder}: {reason}",
-        hint="name another folder (--cache-dir; for serve, --state), or run without the cache",
+        hint="choose another folder (--cache-dir; for serve, --state), or run without the cache",
     )

@@ -160,7 +160,7 @@ class BatchApi:
             return msgspec.json.decode(self.mask.body(reply.body), type=kind)
         except msgspec.DecodeError as error:
             raise BadReply(
-                f"the answer is not what {request.url.partition('?')[0]} promises: {error}",
+                f"the answer does not match the format of {request.url.partition('?')[0]}: {error}",
                 where=f"endpoint {outcome.endpoint}",
                 hint="--via batch needs an endpoint with OpenAI's Batch API",
             ) from error

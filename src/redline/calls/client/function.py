@@ -220,7 +220,7 @@ def function_limiter(limits: Limits, label: str, clock: Clock) -> RateLimiter:
         )
     if AUTO in (limits.rate, limits.concurrency):
         raise ConfigError(
-            "limits cannot be found by a search for a function of your own",
-            hint="state them, or give an endpoint instead of a function",
+            "redline cannot search for the limits of your own function",
+            hint="set the limits, or pass an endpoint instead of a function",
         )
     return open_limiter(limits, label, clock)

@@ -308,6 +308,6 @@ def _no_price(model: object) -> Unpriced:
     if isinstance(model, str):
         return Unpriced(unpriced(model), hint=how_to_price(model))
     return Unpriced(
-        "a budget in money needs the model of each row, and this one names none",
-        hint="name it with --model",
+        "a budget in dollars needs a model for every row, and this row has none",
+        hint="set one with --model",
     )

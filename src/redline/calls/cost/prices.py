@@ -145,7 +145,7 @@ def _in(table: Mapping[str, Price], model: str) -> Price | None:
 
 def unpriced(model: str) -> str:
     """Returns the message for a model without a price."""
-    return f"a budget in money needs the price of {model}, which is not known"
+    return f"a budget in dollars needs the price of {model}, which is not known"
 
 
 def how_to_price(model: str) -> str:

@@ -258,7 +258,7 @@ class HttpBackend:
             state = Health.GONE if outage.is_over(now_s) else Health.DEGRADED
             binds = "the endpoint is out of reach"
         elif parked_until_s > now_s:
-            binds = "the endpoint asked to wait"
+            binds = "the endpoint asked redline to wait"
         elif not slots.is_free:
             binds = f"{slots.count} calls in flight"
         elif room_s > 0 and not never:

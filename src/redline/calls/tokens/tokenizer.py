@@ -123,4 +123,4 @@ def _check_file(encoding: str) -> None:
         folder = os.environ.get(variable, folder)
     # If the variable is empty, tiktoken stores no files.
     if not folder or hashlib.sha256(Path(folder, name).read_bytes()).hexdigest() != digest:
-        raise LookupError(f"the file of {encoding} is missing or damaged")
+        raise LookupError(f"the vocabulary file of {encoding} is missing or damaged")

@@ -521,13 +521,15 @@ class Connection(asyncio.Protocol):
         if status == 101:
             raise BadReply("the server switched to another protocol (HTTP 101)")
         if status < 100:
-            raise BadReply(f"the answer is not HTTP: its status is {status}")
+            raise BadReply(f"the response is not valid HTTP: its status is {status}")
         if self._interim > _MOST_INTERIM:
-            raise BadReply(f"no final answer after {self._interim} interim ones (HTTP {status})")
+            raise BadReply(
+                f"no final response after {self._interim} interim responses (HTTP {status})"
+            )
 
     def _check_version(self, version: str, headers: Mapping[str, str]) -> None:
         if version != "1.0":
-            raise BadReply(f"the answer is HTTP/{version}, not HTTP/1.1")
+            raise BadReply(f"the response is HTTP/{version}, not HTTP/1.1")
         if "transfer-encoding" in headers:
             # A proxy may have forwarded the coding without decoding it (RFC 9112, 6.1).
             self._is_reusable = False
@@ -541,7 +543,7 @@ class Connection(asyncio.Protocol):
             return
         size = self._size = self._size + len(data)
         if size > self._most_bytes:
-            self._refusal = BadReply(f"the answer is longer than {self._most_bytes:,} bytes")
+            self._refusal = BadReply(f"the response is longer than {self._most_bytes:,} bytes")
             raise self._refusal
         if self._is_streamed and not self._parts:
             # Only if no earlier bytes wait for the reader.
@@ -608,11 +610,11 @@ def _fault(error: Exception) -> str:
     if isinstance(error, httptools.HttpParserUpgrade):
         return "the server switched to another protocol without being asked"
     reason = " ".join(str(error).split())
-    return f"the answer is not HTTP: {reason}"
+    return f"the response is not valid HTTP: {reason}"
 
 
 def _too_long_headers() -> BadReply:
-    return BadReply(f"the answer's headers are longer than {MOST_HEADER_BYTES:,} bytes")
+    return BadReply(f"the response headers are longer than {MOST_HEADER_BYTES:,} bytes")
 
 
 def _broken(error: Exception | None, *, has_begun: bool) -> Disconnected:

@@ -178,7 +178,7 @@ class Dialer:
             whose, where = ("proxy", SETTINGS) if is_proxy else ("server", "--base-url")
             hint = f"the {whose}'s certificate is not trusted: check {where}"
         elif isinstance(error, ssl.SSLError) and is_proxy:
-            hint = "write its URL with http://, which most proxies need also for https endpoints"
+            hint = "write its URL with http://, which most proxies need even for https endpoints"
         elif isinstance(error, ssl.SSLError):
             hint = "if the server does not use TLS, write http:// in --base-url"
         elif isinstance(error, socket.gaierror) and not is_proxy:

@@ -155,7 +155,7 @@ def check_path(path: str) -> None:
     """Raises ConfigError unless `path`, the url of a request, is a path."""
     if not path.startswith("/") or path.startswith("//") or not path.isprintable():
         raise ConfigError(
-            f"not a path: {path}", hint="a url is a path such as /v1/chat/completions"
+            f"not a path: {path}", hint="`url` must be a path, such as /v1/chat/completions"
         )
 
 

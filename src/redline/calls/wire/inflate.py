@@ -35,13 +35,14 @@ def inflate_for(headers: Mapping[str, str]) -> Inflate | None:
 
 def cut_short() -> BadReply:
     """Returns the error for a body that ends before its compressed data does."""
-    return BadReply("the compressed answer is cut short")
+    return BadReply("the compressed response is truncated")
 
 
 def damaged(error: ValueError) -> BadReply:
     """Returns the error for a body with invalid compressed data."""
-    return BadReply(f"the answer's compression is broken: {error}")
+    return BadReply(f"the response cannot be decompressed: {error}")
 
 
 def _unasked(coding: str) -> BadReply:
-    return BadReply(f"the answer is compressed as {ascii(coding[:40])[1:-1]}, without being asked")
+    shown = ascii(coding[:40])[1:-1]
+    return BadReply(f"the response has Content-Encoding {shown}, which was not requested")

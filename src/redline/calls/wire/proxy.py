@@ -191,13 +191,13 @@ def unauthorized(status: int, offers: str, proxy: Proxy) -> Refused:
     schemes = _SCHEME.findall(_QUOTED.sub("", offers))
     if schemes and "basic" not in map(str.lower, schemes):
         what = f"asks for {' or '.join(schemes)[:_MOST_REASON]}"
-        hint = "redline can send it a user and a password (Basic) only"
+        hint = "redline supports only Basic authentication for proxies"
     elif proxy.has_credentials:
         what = "refuses the user or the password"
         hint = f"correct them in {SETTINGS}; write @ and : in them as %40 and %3A"
     else:
         what = "asks for a user and a password"
-        hint = f"write them into {SETTINGS}: http://USER:PASSWORD@HOST:PORT"
+        hint = f"add them to {SETTINGS}: http://USER:PASSWORD@HOST:PORT"
     return Refused(f"the proxy {proxy.server} {what}: HTTP {status}", hint=hint, status=status)
 
 

@@ -31,11 +31,11 @@ def request_head(method: str, target: str, host: str, headers: Mapping[str, str]
     BadRow for an invalid method or header, and for a header that frames the message.
     """
     if not method.isascii() or not method.isalpha() or method == "CONNECT":
-        raise BadRow(f"the request cannot be sent: not a method: {method}", hint="GET or POST")
+        raise BadRow(f"the request cannot be sent: invalid method: {method}", hint="GET or POST")
     for name, value in headers.items():
         if not _TOKEN.fullmatch(name) or _UNSENDABLE.search(value):
             raise BadRow(
-                f"the request cannot be sent: not a header: {name!r}",
+                f"the request cannot be sent: invalid header: {name!r}",
                 hint="check its method and headers",
             )
         if is_framing(name):

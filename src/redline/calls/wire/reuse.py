@@ -102,7 +102,7 @@ class Reuse:
             self._check_refusal(answer, connection)
         if connection.unasked and is_kept:
             self._set(-math.inf)
-            raise Repeat(BadReply("a second answer came on a reused connection"))
+            raise Repeat(BadReply("an unexpected second response arrived on a reused connection"))
         if self._credit < _MOST_CREDIT:
             self.answered()
 

@@ -131,7 +131,7 @@ def _synthetic(
     try:
         one(1, bound.tokens)
     except (BadRow, BadTemplate) as error:
-        raise ConfigError(f"no request can be made of a synthetic prompt: {error}") from None
+        raise ConfigError(f"no request can be made from a synthetic prompt: {error}") from None
     if sizes is not None:
         return Asked(requests(), "synthetic prompts and answers as long as those recorded")
     words = f"synthetic prompts of about {counted(tokens, 'token')}"

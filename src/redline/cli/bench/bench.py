@@ -55,9 +55,9 @@ _OWN = (
         "replay",
         "TRACE",
         "Send requests at the arrival times that redline run --trace TRACE recorded; without "
-        "--rows, also with their lengths.",
+        "--rows, prompts and answers also have the recorded lengths.",
     ),
-    whole("seed", "Seed of random arrivals and synthetic prompts. Default 0.", least=0),
+    whole("seed", "Seed for random arrivals and synthetic prompts. Default 0.", least=0),
     switch(
         "find_concurrency",
         "Try 1, 2, 4, ... users, at most -c N (default 256), while throughput rises; report the "
@@ -67,7 +67,7 @@ _OWN = (
         "slo",
         "LIST",
         "Count requests that meet these objectives as goodput: ttft<500ms,latency<3s; tpot is "
-        "possible, too.",
+        "also accepted.",
     ),
     flag("rows", "FILE", "Send these rows, in turn, as redline run would.", section="Requests"),
     whole(
@@ -104,7 +104,7 @@ PARAMS = (
 
 
 def bench(ctx: Context, targets: list[str] | None) -> int:
-    r"""Measure the throughput and latency of a target under a load that you state.
+    r"""Measure the throughput and latency of a target under a load that you choose.
 
     By default, 16 users (-c N) each send the next request when the last answer is complete. Answers
     are streamed, which shows the times to the first token and between tokens. Nothing is retried,

@@ -293,7 +293,7 @@ def _place(text: str) -> Path:
         if not (is_own or is_empty):
             raise ConfigError(
                 f"{text} contains something other than figures of redline bench",
-                hint="choose another -o; a file of figures is replaced",
+                hint="choose another -o; only a file that redline bench wrote is overwritten",
             )
     return path
 

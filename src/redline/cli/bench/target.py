@@ -99,7 +99,7 @@ def target_of(
         if len(names) > 1:
             raise ConfigError(
                 f"{handlers[0]} cannot be combined with other targets",
-                hint="name it alone; only endpoints form a pool",
+                hint="pass it alone; only endpoints can form a pool",
             )
         return _handler_target(handlers[0], rows, given, configuration)
     for name in names:
@@ -160,7 +160,8 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
     for key in _keys(_PROMPTING):
         if takes_rows and key in given:
             raise ConfigError(
-                f"{flag_of(key)} makes requests for an endpoint, and {name} gets the rows",
+                f"{flag_of(key)} builds requests for an endpoint, but {name} receives the rows "
+                "themselves",
                 hint="leave it out, and let the function build its own request",
             )
     return Target(label=name, job=job, handler=handler, takes_rows=takes_rows)

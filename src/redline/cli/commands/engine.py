@@ -22,7 +22,7 @@ _FAILED = 1
 
 PARAMS = (
     Word(
-        "model", "MODEL", "A folder that save_pretrained wrote, or a model of the Hugging Face hub."
+        "model", "MODEL", "A folder that save_pretrained wrote, or a model on the Hugging Face Hub."
     ),
     whole(
         "port", "Port to listen on. Default 0: a free one.", least=0, most=65_535, section="Address"
@@ -44,8 +44,8 @@ PARAMS = (
 def engine(ctx: Context, model: str) -> int:
     """Serve a local causal language model with the OpenAI API.
 
-    Requests are computed in batches, which each request joins and leaves at any token. The base URL
-    is the first line on stdout. Ctrl-C ends the server. GET /metrics shows its state, under vLLM's
+    Continuous batching: a request can join or leave the batch at any token. The base URL is the
+    first line on stdout. Ctrl-C ends the server. GET /metrics shows its state, under vLLM's
     names. The extra `engine` is required: make install-engine.
 
         redline engine models/tiny --draft-model models/tiny-draft --port 8000

@@ -46,7 +46,7 @@ _OWN = (
         least=0,
         most=1000,
     ),
-    flag("shots_file", "FILE", "File of the example rows for --shots."),
+    flag("shots_file", "FILE", "File with the example rows for --shots."),
 )
 PARAMS = (
     Word(
@@ -116,7 +116,7 @@ def _evaluation(named: list[str], given: Flags) -> Evaluation:
         )
     if len(named) > 1:
         raise ConfigError(
-            f"one argument too many: {named[1]}", hint="name the questions by --data FILE"
+            f"one argument too many: {named[1]}", hint="pass the questions with --data FILE"
         )
     evaluation = built_in(named[0]) if path is None else load(Path(path))
     stated = given.keys() & {"shots", "shots_file"}

@@ -4,7 +4,7 @@ COMMANDS = {
     "up": ("fleet_up", "Start a fleet, and serve it behind one URL."),
     "status": ("fleet_status", "Show the replicas of a running fleet."),
 }
-HELP = """Serve a model with replicas that come and go with the load.
+HELP = """Serve a model with replicas that scale with the load.
 
     A file states the command that starts a replica, and how many replicas there may be:
 

@@ -76,7 +76,7 @@ def _page(where: str) -> str:
         front = front_of(Path(where))
         host, port = front.host, front.port
         if not port:
-            raise ConfigError(f"{where} sets no port", hint="name the URL of the fleet instead")
+            raise ConfigError(f"{where} sets no port", hint="pass the fleet's URL instead")
     connection = connect(host, port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", "/fleet")

@@ -1,4 +1,4 @@
-"""`redline fleet up`: replicas that come and go with the load, behind one URL."""
+"""`redline fleet up`: replicas that scale with the load, behind one URL."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def fleet_up(ctx: Context, file: str) -> int:
     """Start a fleet of model servers, and serve it behind one URL.
 
     The URL is the first line on stdout. Replicas are started and stopped as the load requires;
-    calls wait while there is none. Each change is shown on stderr with its reason. Ctrl-C lets the
-    calls in flight finish and then stops the replicas; a second Ctrl-C ends everything at once.
+    calls wait while no replica is running. Each change is shown on stderr with its reason. Ctrl-C
+    lets the calls in flight finish and then stops the replicas; a second Ctrl-C stops everything
+    immediately.
 
     With the file
 

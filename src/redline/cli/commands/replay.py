@@ -26,12 +26,12 @@ def replay(ctx: Context, trace: str) -> None:
     """Score every strategy on the calls of TRACE, in virtual time.
 
     The pool and its strategies are those of a run. Each server is simulated from its recorded
-    calls: the time of a call is fitted to its tokens and to the calls in flight. The output states
-    these fits.
+    calls: the time of a call is modelled as a function of its tokens and of the calls in flight.
+    The output shows the fitted functions.
 
         redline route replay calls.trace
 
-    Exit status: 0 done; 2 the trace does not allow a conclusion.
+    Exit status: 0 done; 2 the trace cannot be used, or bad usage.
     """
     given = read_flags(ctx, PARAMS)
     found = replayed(local_path(trace), most=given.get("calls", MOST_CALLS))

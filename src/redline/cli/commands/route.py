@@ -1,7 +1,7 @@
 """`redline route`: its commands."""
 
 COMMANDS = {"replay": ("replay", "Score every strategy on a recorded run.")}
-HELP = """Compare ways to balance calls over endpoints.
+HELP = """Compare strategies for balancing calls across endpoints.
 
     A run with --trace FILE records its calls. How would other strategies have handled them?
 

@@ -28,8 +28,9 @@ PARAMS = (
         "INPUT",
         "A .jsonl, .csv, .tsv or .parquet file (text may be .gz or .zst), or its URL, such as "
         "s3://bucket/rows.jsonl; a folder of the datasets library; - for stdin; or a stream: "
-        "redis://host:6379/0/tickets?group=labels. With --prompt or --body, a row has any "
-        "columns; otherwise it has messages, prompt or input, or url and body (OpenAI Batch).",
+        "redis://host:6379/0/tickets?group=labels. With --prompt or --body, a row may have "
+        "any columns; otherwise it must have messages, prompt or input, or url and body (OpenAI "
+        "Batch).",
     ),
     *_FLAGS,
 )
@@ -41,10 +42,10 @@ def run_flags(*left_out: str) -> list[Option]:
 
 
 def run(ctx: Context, rows: str) -> int:
-    r"""Send every row of INPUT to an endpoint, at its limits, and lose none.
+    r"""Send every row of INPUT to an endpoint, as fast as its limits allow, without losing any.
 
-    If it is interrupted at any point, the same command continues. With -o labels.jsonl, rows that
-    fail are in labels.failed.jsonl, with the reason.
+    If the run is interrupted at any point, the same command continues it. With -o labels.jsonl,
+    rows that fail are in labels.failed.jsonl, with the reason.
 
         redline run tickets.jsonl --prompt 'Classify: {{ text }}' \
             --model gpt-4o-mini --rpm 500 --tpm 200k -o labels.jsonl

@@ -46,7 +46,7 @@ _OWN = (
     flag(
         "config",
         "FILE",
-        f"File of settings. Default {_FILE} in this folder, if it exists.",
+        f"Settings file. Default {_FILE} in this folder, if it exists.",
         section="Address",
     ),
     flag("host", "HOST", "Address to listen on. Default 127.0.0.1: this machine only."),
@@ -69,7 +69,7 @@ _OWN = (
     flag(
         "keys",
         "FILE",
-        "Require a key from this file, to which redline keys add writes.",
+        "Require a key from this file, which `redline keys add` writes.",
         read=values.path,
     ),
     time(
@@ -85,8 +85,8 @@ _OWN = (
     flag("state", "DIR", "Folder for state that outlives the process. Default: redline.serve."),
     switch(
         "cache",
-        "Keep answers and reuse them for equal calls of the same tenant. Only deterministic ones: "
-        "with temperature 0 or a seed, or embeddings.",
+        "Cache answers, and reuse them for identical calls by the same tenant. Only deterministic "
+        "ones: with temperature 0 or a seed, or embeddings.",
     ),
     time("cache_ttl", "How long an answer is kept. Default: as long as there is room."),
     flag(
@@ -98,11 +98,11 @@ _OWN = (
     ),
     switch("cache_sampled", "Also keep sampled answers.", field="includes_sampled"),
     switch("check", "Check the settings, print what would be served, and exit."),
-    switch("schema", "Print the JSON Schema of the file of settings, for editors."),
+    switch("schema", "Print the JSON Schema of the settings file, for editors."),
     flag(
         "function",
         "MODULE:NAME",
-        "Serve a Python function that takes a list, instead of endpoints; calls are batched.",
+        "Instead of endpoints, serve a Python function that takes a list; calls are batched.",
         section="A function of your own",
     ),
     whole("max_batch_size", "Maximum items in one call of the function. Default 32."),
@@ -125,8 +125,8 @@ def serve(ctx: Context) -> int:
 
     Each call goes to the endpoint that can answer it first, within the limits of each. If a server
     dies, calls that it had not begun to answer are sent to another. The base URL is the first line
-    on stdout. Ctrl-C or SIGTERM lets the calls in flight finish, and a second one ends all at once;
-    SIGHUP reads the settings again.
+    on stdout. Ctrl-C or SIGTERM lets the calls in flight finish, and a second signal stops
+    everything immediately; SIGHUP reads the settings again.
 
         redline serve --endpoint http://10.0.0.5:8000/v1 \
             --endpoint http://10.0.0.6:8000/v1
@@ -267,9 +267,9 @@ def _refuse_unreachable(tenants: Collection[str], file: str) -> None:
     for name in tenants:
         if name != DEFAULT_TENANT:
             raise ConfigError(
-                f"the limits of tenant {name} apply to no call: no file of keys is set",
+                f"the limits of tenant {name} apply to no call: no key file is set",
                 where=f"{file}, [tenants.{name}]",
-                hint='write keys = "keys.jsonl" into [serve], or name the tenant default',
+                hint='set keys = "keys.jsonl" under [serve], or rename the tenant to default',
             )
 
 

@@ -1,4 +1,4 @@
-"""`redline sim`: a simulated provider for trials."""
+"""`redline sim`: a simulated provider for testing."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ PARAMS = (
     ),
     whole(
         "seed",
-        "Seed of latencies, faults and jitter, in order of arrival, and of stories. Default 0.",
+        "Seed for latencies, faults and jitter, in order of arrival, and for stories. Default 0.",
         least=-(10**15),
     ),
     flag(
@@ -100,7 +100,7 @@ PARAMS = (
     switch(
         "stories",
         "Answer with made-up stories that depend on the prompt and the request's seed; without "
-        "a seed, each answer is another story.",
+        "a seed, each answer is a different story.",
     ),
     flag(
         "near_duplicates",

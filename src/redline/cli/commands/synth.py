@@ -34,7 +34,7 @@ def _similarity(text: str, flag: str) -> float | None:
     if not _LEAST_SIMILARITY <= share <= 1:
         raise ConfigError(
             f"{flag} must be {_LEAST_SIMILARITY} to 1, or off, not {text}",
-            hint="1 replaces only texts of the same words",
+            hint="1 replaces only texts with identical wording",
         )
     return share
 
@@ -90,8 +90,8 @@ PARAMS = (
 def synth(ctx: Context) -> int:
     r"""Generate texts from a prompt, without near-duplicates.
 
-    The prompt may use n (from 1), seed, and the columns of --vary and --rows-from. If it is
-    interrupted, the same command continues; a larger --count adds to the existing texts.
+    The prompt may use n (from 1), seed, and the columns of --vary and --rows-from. If the run
+    is interrupted, the same command continues it; a larger --count adds to the existing texts.
 
         redline synth --count 1000 --prompt 'Write a story about {{ topic }}.' \
             --vary topic=@topics.txt --vary temperature=0.7,1 \
@@ -119,7 +119,7 @@ def _carry_out(session: Session) -> int:
     has_seeds = given.get("first_seed", 0) is not None
     if not has_seeds and job.cache is not None and job.cache.includes_sampled:
         raise ConfigError(
-            "without seeds, --cache-sampled would give the same text for each equal request",
+            "without seeds, --cache-sampled would return the same text for all identical requests",
             hint="leave out --cache-sampled or --first-seed off",
         )
     if not rows.has_columns:

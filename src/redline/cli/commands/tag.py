@@ -72,8 +72,8 @@ PARAMS = (
     Word(
         "rows",
         "INPUT",
-        "Rows as for `redline run`. Without --prompt, the column text is tagged, or the only "
-        "column.",
+        "Rows as for `redline run`. Without --prompt, the column named text is tagged, or, "
+        "without one, the only column.",
     ),
     *_OWN,
     # Tagging sets the other flags itself, or does not use them.

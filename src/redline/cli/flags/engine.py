@@ -69,7 +69,7 @@ ENGINE_FLAGS = (
     ),
     switch(
         "no_prefix_reuse",
-        "Compute a prefix that prompts share again for each prompt.",
+        "Recompute shared prefixes for every prompt, instead of reusing their KV cache.",
         field="reuses_prefixes",
         read=_is_off,
     ),
@@ -82,7 +82,8 @@ ENGINE_FLAGS = (
     ),
     switch(
         "lookup",
-        "Draft tokens by lookup: those that followed when the latest tokens last occurred.",
+        "Prompt lookup: draft the tokens that followed the previous occurrence of the latest "
+        "tokens.",
         field="has_lookup",
     ),
     _number(

@@ -25,7 +25,7 @@ def add_key(ctx: Context, tenant: str) -> None:
     """Make a key for a tenant, and print it once.
 
     The key is the only line on stdout. The file keeps only a hash of it, so the key cannot be shown
-    again. Clients send it as the SDKs of OpenAI and Anthropic send any key.
+    again. Clients send it the way the OpenAI and Anthropic SDKs send their keys.
 
         redline keys add team-a > team-a.key
         redline keys add team-a --expires 90d --note 'nightly jobs'
@@ -40,5 +40,6 @@ def add_key(ctx: Context, tenant: str) -> None:
     note, lasts_s = given.get("note", ""), given.get("expires_s")
     key, secret = keys.add_key(path, tenant, lasts_s=lasts_s, note=note)
     until = f", until {key.expires:%Y-%m-%d %H:%M} UTC" if key.expires is not None else ""
-    tell(f"key {key.id} of tenant {key.tenant}{until}, kept in {path} as a hash: copy it now\n")
+    what = f"key {key.id} of tenant {key.tenant}{until}"
+    tell(f"{what}: copy it now, because {path} keeps only its hash\n")
     say(f"{secret}\n")

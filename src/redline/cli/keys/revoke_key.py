@@ -17,7 +17,8 @@ PARAMS = (
 def revoke_key(ctx: Context, key_id: str) -> None:
     """Refuse a key from now on. Its line stays in the file, so `redline keys list` shows it.
 
-    A running gateway refuses the key once it has read the file again, at once after a SIGHUP.
+    A running gateway refuses the key as soon as it rereads the file; SIGHUP makes it do so at
+    once.
 
         redline keys revoke k-7f3a9c1d
 

@@ -20,7 +20,7 @@ from redline.store import local_path, url_of
 # The flag `--seed` of commands that draw a sample.
 SEED = whole(
     "seed",
-    "Seed of the sample: the same seed always draws the same rows. Default: 0.",
+    "Seed for the sample: the same seed always draws the same rows. Default: 0.",
     least=0,
     most=2**63 - 1,
 )
@@ -65,7 +65,7 @@ def open_results(name: str) -> Iterator[Opened]:
     with fetched(url) as copy:
         if not copy.path.exists():
             raise ConfigError(
-                f"{url.name} does not exist", hint="name the URL given to the run as -o"
+                f"{url.name} does not exist", hint="pass the URL that the run was given with -o"
             )
         with opened(copy) as found:
             problem = found.problem.replace(f"{copy.path.parent}/", url.beside("").name)

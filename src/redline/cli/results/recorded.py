@@ -10,7 +10,7 @@ from redline.journal import Output, is_held
 from redline.store import url_of
 from redline.timeline import NAME, Timeline, read_timeline
 
-_HINT = "name the file given to the run as -o"
+_HINT = "pass the file that the run was given with -o"
 
 
 def read_recorded(output: Output) -> tuple[Timeline, bool]:
@@ -28,7 +28,7 @@ def read_recorded(output: Output) -> tuple[Timeline, bool]:
         raise _unknown(output) from None
     if not timeline.runs:
         if timeline.damaged or timeline.is_cut:
-            hint = "move it away: the next run begins a new timeline"
+            hint = "move the file aside: the next run begins a new timeline"
             raise ConfigError(f"{path} is not a timeline", hint=hint)
         raise ConfigError(f"{path} holds no run", hint="a run is recorded as soon as it begins")
     return timeline, _is_running(output, timeline)
@@ -64,6 +64,7 @@ def _unknown(output: Output) -> ConfigError:
         results_path(str(output.path))
         return ConfigError(f"{output.name} is not the output of a run", hint=_HINT)
     return ConfigError(
-        f"{output.name} has no timeline: an older redline wrote it",
-        hint="redline verify says whether it is complete; the next run of it records a timeline",
+        f"{output.name} has no timeline: an older version of redline wrote it",
+        hint="redline verify reports whether it is complete; the next run with this output records "
+        "a timeline",
     )

@@ -19,12 +19,12 @@ PARAMS = (Word("results", "OUT", "The results file of a run."),)
 
 
 def repair(ctx: Context, results: str) -> None:
-    """Move the lines that a run refuses out of OUT and its failures.
+    """Clean OUT and its failures: move aside every line that a run would refuse.
 
     These are lines that are damaged or cut short, lines that redline did not write, and repeated
     lines for a row of OUT, whose first line stays. They are moved to a file beside the original,
-    such as labels.damaged-1.jsonl; all other lines stay, byte for byte. Then give the command of
-    the run again: rows that have no line now are sent again, and may be billed again.
+    such as labels.damaged-1.jsonl; all other lines stay, byte for byte. Then run the
+    original command again: rows that no longer have a line are sent again, and may be billed again.
 
         redline repair labels.jsonl
 
@@ -34,11 +34,11 @@ def repair(ctx: Context, results: str) -> None:
     if url is not None:
         copy = url.copy_path()
         raise ConfigError(
-            f"{url.name} is in an object store, and repair works on local files",
+            f"{url.name} is in an object store, but redline repair works only on local files",
             hint=(
-                f"give the command of the run again: it copies the object to {copy} and reports "
-                f"what is wrong; then redline repair {shlex.quote(str(copy))}, and give it once "
-                "more"
+                f"run the original command again: it copies the object to {copy} and reports what "
+                f"is wrong; then run redline repair {shlex.quote(str(copy))}, and the original "
+                "command once more"
             ),
         )
     repairs = take_out(Output.at(results_path(results)))
@@ -48,7 +48,7 @@ def repair(ctx: Context, results: str) -> None:
         out = " and ".join(counted(number, kind) for kind, number in counts if number)
         say(f"repair: {out} of {done.path} moved to {done.aside}, {done.kept:,} kept\n")
     if changed:
-        say("next: give the command of the run again; it sends the rows that have no line now\n")
+        say("next: run the original command again; it sends the rows that no longer have a line\n")
     else:
         kept = sum(done.kept for done in repairs)
         say(f"repair: nothing to repair, {counted(kept, 'sound line')}\n")

@@ -1,4 +1,4 @@
-"""`redline report`: a report of a job that can be shared, as a page, text, data or a chart."""
+"""`redline report`: a shareable report on a job, as a page, text, data or a chart."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from redline.journal import Output
 from redline.process import write_file
 
 _SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".json": "json", ".svg": "svg"}
-_HINT = "name a file such as page.html, report.md, report.json or chart.svg"
+_HINT = "choose a file name such as page.html, report.md, report.json or chart.svg"
 
 
 def _chart(reports: Sequence[JobReport]) -> str:
@@ -51,7 +51,7 @@ PARAMS = (
 
 
 def report(ctx: Context, results: Sequence[str] | None) -> None:
-    """Report on a job: what bound it, how fast it was, what it cost, and what failed.
+    """Report on a job: what limited it, how fast it was, what it cost, and what failed.
 
     A page is self-contained and can be sent to anyone. It quotes the prompt and a few errors, but
     no key. If the job is running, the report shows its present state.
@@ -70,11 +70,13 @@ def report(ctx: Context, results: Sequence[str] | None) -> None:
         raise ConfigError("OUT is missing", hint="redline report labels.jsonl -o page.html")
     if len(results) > MOST_JOBS:
         raise ConfigError(
-            f"{len(results)} files are too many for one report", hint=f"name at most {MOST_JOBS}"
+            f"{len(results)} files are too many for one report", hint=f"pass at most {MOST_JOBS}"
         )
     form = _format(given.get("format"), given.get("output"))
     if form == "svg" and len(results) > 1:
-        raise ConfigError("a chart shows one job", hint="name one, or make a page: -o page.html")
+        raise ConfigError(
+            "a chart shows one job", hint="pass one file, or make a page: -o page.html"
+        )
     path = None if "output" not in given else _checked_path(given["output"], form)
     reports = [_read(Output.at(name), points_each(len(results))) for name in results]
     text = _FORMATS[form](reports)
@@ -101,7 +103,7 @@ def _format(stated_format: str | None, output: str | None) -> str:
     form = _SUFFIXES.get(Path(output).suffix.lower())
     if form is None:
         raise ConfigError(
-            f"the suffix of {output} is not that of a format", hint=f"{_HINT}, or add --format"
+            f"no report format has the suffix of {output}", hint=f"{_HINT}, or add --format"
         )
     return form
 

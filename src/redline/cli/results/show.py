@@ -41,7 +41,7 @@ PARAMS = (
     flag(
         "row",
         "N",
-        "Show the row with this number in the input, from 1, or this custom_id, in full.",
+        "Show one row in full, by its number in the input (counting from 1) or its custom_id.",
     ),
     whole(
         "sample",
@@ -131,11 +131,11 @@ def _missing(found: Opened, row: str) -> ConfigError:
     if number is not None and rows is not None and number > rows:
         hint = f"its input has {counted(rows, 'row')}"
     elif found.lines.damaged:
-        hint = "a damaged line may be that row's: redline verify names the missing rows"
+        hint = "a damaged line may belong to that row: redline verify lists the missing rows"
     elif rows is None or found.lines.rows < rows:
         hint = "it may not be done yet; rows are numbered from 1, as in the input"
     else:
-        hint = "name it by its number in the input, from 1, or by its custom_id"
+        hint = "give the row's number in the input, counting from 1, or its custom_id"
     return ConfigError(f"{name} has no row {row}", hint=hint)
 
 

@@ -48,7 +48,7 @@ def _verify_object(url: ObjectUrl, rows: str | None, limit: int | None) -> Verif
     with fetched(url) as copy:
         if not copy.path.exists() and not copy.failed_path.exists():
             raise ConfigError(
-                f"{url.name} does not exist", hint="name the URL given to the run as -o"
+                f"{url.name} does not exist", hint="pass the URL that the run was given with -o"
             )
         return check(copy, rows, limit)
 
@@ -63,15 +63,15 @@ def results_path(name: str) -> Path:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         if (owner := _owner_of_state(path)) is not None:
-            raise ConfigError(f"{path} holds the state of {owner}", hint=f"name {owner}")
+            raise ConfigError(f"{path} holds the state of {owner}", hint=f"pass {owner}")
         raise ConfigError(
-            f"{path} {what}", hint=_near(path) or "name the file given to the run as -o"
+            f"{path} {what}", hint=_near(path) or "pass the file that the run was given with -o"
         )
     failed = owner_of_failures(path)
     if failed is not None and failed.path.exists():
         raise ConfigError(
             f"{path} holds the failures of {failed.path}",
-            hint=f"name {failed.path}: the failures are read with it",
+            hint=f"pass {failed.path}: its failures are read along with it",
         )
     return path
 

@@ -153,11 +153,13 @@ def _flaw_lines(report: Report, argv: Sequence[str]) -> Iterator[str]:
 
 
 def _endpoint_lines(report: Report) -> Iterator[str]:
-    """Yields the endpoints that answered, those that were taken out, and each one's downtime."""
+    """Yields the endpoints that answered, those that were removed, and each one's downtime."""
     each = report.endpoints
     if any(one.answered for one in each):
         yield f"answered by: {', '.join(f'{one.name} {one.answered:,}' for one in each)}"
-    yield from [f"endpoint {one.name} was taken out: {one.out}" for one in each if one.out]
+    yield from [
+        f"endpoint {one.name} was removed from the run: {one.out}" for one in each if one.out
+    ]
     outages = [one.outages for one in each] if each else [report.outages]
     told = [troubles.outages_ended(one) for one in outages]
     told += [troubles.failing_ended(one.failing) for one in each]
@@ -183,7 +185,7 @@ def _cache_lines(report: Report) -> Iterator[str]:
 
 def _trace_lines(report: Report) -> list[str]:
     """Returns the records of the run that are incomplete or were not delivered, with reasons."""
-    ends = "ends early, results are not affected:"
+    ends = "is incomplete (results are not affected):"
     lines = (
         report.not_traced and f"the trace {ends} {report.not_traced}",
         report.not_recorded and f"the timeline {ends} {report.not_recorded}",
@@ -203,8 +205,8 @@ def _batch_lines(report: Report) -> Iterator[str]:
     if use.running:
         yield (
             f"still at the provider: {counted(use.running, 'batch', 'batches')}, "
-            f"{counted(use.rows, 'row')} in all; the same command collects the answers, and with "
-            "--via live it cancels instead"
+            f"{counted(use.rows, 'row')} in all; run the same command again to collect the "
+            "answers, or with --via live to cancel the batches"
         )
 
 
@@ -216,7 +218,7 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
     parts += _untried(plan.untried_rows)
     lines = [f"{counted(plan.rows, 'row')} = {' + '.join(parts)}"]
     if plan.first_problem:
-        lines.append(f"the first that cannot be sent: {plan.first_problem}")
+        lines.append(f"the first row that cannot be sent: {plan.first_problem}")
     if plan.sent_rows:
         tokens = plan.input_tokens + plan.output_tokens
         off = f" (±{100 * plan.input_error:.0f} %)" if plan.input_error else ""
@@ -235,7 +237,8 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
         elif plan.least_s < plan.limit_s:
             least = f"at least {duration(plan.least_s)}, and " if plan.least_s else ""
             lines.append(
-                f"{least}{duration(plan.limit_s)} if answers are that long, bound by {plan.bound}"
+                f"{least}{duration(plan.limit_s)} if every answer has the maximum length; "
+                f"bound by {plan.bound}"
             )
         else:
             lines.append(f"at least {duration(plan.limit_s)}, bound by {plan.bound}")

@@ -316,7 +316,7 @@ def _server(name: str, configuration: Configuration) -> _Server:
         raise ConfigError(
             f"unknown endpoint: {name}",
             hint=nearest(name, (*configuration.endpoints, SIM))
-            or "name a URL such as http://127.0.0.1:8000/v1, an endpoint of redline.toml, sim, or "
+            or "use a URL such as http://127.0.0.1:8000/v1, an endpoint from redline.toml, sim, or "
             "engine:MODEL",
         )
     origin = configuration.where_endpoint(name)
@@ -340,6 +340,6 @@ def _check_key(endpoint: Endpoint) -> None:
     if endpoint.base_url == OPENAI and endpoint.api_key is None:
         raise ConfigError(
             f"there is no API key for {OPENAI}",
-            hint=f"set {KEY_VARIABLE} or --api-key-env, name another server with --base-url, or "
+            hint=f"set {KEY_VARIABLE} or --api-key-env, choose another server with --base-url, or "
             "try things out with --endpoint sim",
         )

@@ -259,7 +259,7 @@ def _check_bytes(name: str, text: str, max_model_len: int, token_bytes: int) -> 
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise Rejected(f"`{name}` holds half a surrogate pair, which is not text") from None
+        raise Rejected(f"`{name}` contains a lone surrogate, which is not valid text") from None
     most = max_model_len * token_bytes
     if size > most:
         what = f"`{name}` has {size:,} bytes, but max_model_len ({max_model_len:,} tokens) allows"
@@ -275,7 +275,8 @@ def _check(
         raise Rejected(f"`{name}` is empty: there is no token to continue from")
     if not 0 <= min(prompt) <= max(prompt) < vocabulary:
         wrong = next(token for token in prompt if not 0 <= token < vocabulary)
-        raise Rejected(f"`{name}` has the token {wrong}; the model has 0 to {vocabulary - 1}")
+        what = f"`{name}` contains the token id {wrong}"
+        raise Rejected(f"{what}; the model's token ids are 0 to {vocabulary - 1}")
     if size > max_model_len - 1:
         what = f"`{name}` has {size:,} tokens, but max_model_len allows at most"
         raise Rejected(f"{what} {max_model_len - 1:,}", hint=_SHORTEN)

@@ -90,7 +90,7 @@ class Loaded:
         fitting = slots * free // needed
         fewer = f"give --max-batch-size {fitting} or less, or " if fitting else "give "
         raise ConfigError(
-            f"keys and values of {slots:,} sequences of {capacity:,} tokens need "
+            f"the KV cache for {slots:,} sequences of {capacity:,} tokens needs "
             f"{needed / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB of memory are free",
             where=str(self.device),
             hint=f"{fewer}a lower --max-model-len",
@@ -112,7 +112,8 @@ def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
         kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
         why = " ".join(str(error).split())[:_LONGEST_REASON_CHARS]
         if _CUSTOM_CODE in str(error):
-            kind, why, hint = "", "it has code of its own, which the engine does not run", OTHERS
+            why = "it needs custom code (trust_remote_code), which the engine does not run"
+            kind, hint = "", OTHERS
         elif error.args == (NAME,):  # looked up among the model's own kinds of attention
             kind, why, hint = "", "its attention cannot be replaced by the engine's", OTHERS
         raise ConfigError(f"{failure} {name}: {kind}{why}", hint=hint or _hint(name)) from error
@@ -184,7 +185,7 @@ def model_len(wanted: int | None, config: Any, name: str) -> int:
         words = f"sliding-window attention over {window:,} tokens"
         raise ConfigError(
             f"the model in {name} ({config.model_type}) has {words}, which the engine does not "
-            f"run for sequences of {length:,}",
+            f"support for sequences of {length:,} tokens",
             hint=f"give --max-model-len {window} or less; --launcher vllm runs longer sequences",
         )
     return length

@@ -36,7 +36,9 @@ import sys
 from redline.engine.parallel.rank import main
 main([int(fd) for fd in sys.argv[1:]])
 """
-_HINT = "start the engine again; if memory is short, the system ends processes with SIGKILL"
+_HINT = (
+    "start the engine again; if memory ran out, the OOM killer may have ended the process (SIGKILL)"
+)
 
 
 def make_computer(settings: EngineSettings, config: Any, *, capacity: int, device: str) -> Computer:

@@ -90,7 +90,7 @@ def weight_files(name: str) -> list[str]:
             names = set(json.loads(Path(index).read_bytes())["weight_map"].values())
             return [str(cached_file(name, each)) for each in sorted(names)]
     raise ConfigError(
-        f"{name} has no *.safetensors, from which several processes could read their parts",
+        f"{name} has no *.safetensors files, which each process needs to read its own part",
         hint="load it with transformers and save it with save_pretrained, or use one process",
     )
 
@@ -191,7 +191,9 @@ def _plan(
             what = f"self_attn has {field} = {getattr(config, field)}"
             raise _indivisible(source, what, part.shares)
     if not config.base_model_tp_plan:
-        raise ConfigError(f"transformers has no plan to split {source.name} ({config.model_type})")
+        raise ConfigError(
+            f"transformers has no tensor-parallel plan for {source.name} ({config.model_type})"
+        )
     whole = {**(plan or {}), _EMBEDDING: "words", _HEAD: "words"}
     for layer, style in whole.items():
         if style not in _DIMENSIONS:

@@ -111,7 +111,9 @@ class Grammars:
             matcher = self._compiled(msgspec.json.encode(schema))
         except (ValueError, RecursionError) as error:
             what = f"the schema in `response_format` cannot be followed: {_on_one_line(str(error))}"
-            hint = "leave out what it names, and check that in the answer yourself"
+            hint = (
+                "remove the part that the message names, and check the answer against it yourself"
+            )
             raise Rejected(what, hint=hint) from error
         return Guide(matcher.deep_copy())
 

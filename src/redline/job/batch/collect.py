@@ -142,7 +142,7 @@ class Collector:
                 raise
             if not (may_wait or self.is_leaving):
                 raise ConfigError(
-                    f"the provider does not show the results of the batch {batch.id}: {error.what}",
+                    f"the provider does not return the results of batch {batch.id}: {error.what}",
                     hint="the same command tries again; --via live sends its rows live",
                 ) from error
             return False

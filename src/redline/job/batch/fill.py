@@ -146,5 +146,8 @@ def _route(request: Request) -> Route:
     """
     body = request.body
     if request.method != "POST" or not isinstance(body, dict):
-        raise BadRow("the Batch API takes POST requests of a JSON object", hint="use --via live")
+        raise BadRow(
+            "the Batch API takes only POST requests with a JSON object as the body",
+            hint="use --via live",
+        )
     return request.url, str(body.get("model", ""))

@@ -95,13 +95,13 @@ def outcome_of(
     response, error = line.response, line.error
     try:
         if line.problem:
-            raise BadReply(f"the row's line of the results cannot be read: {line.problem}")
+            raise BadReply(f"the row's line in the results cannot be read: {line.problem}")
         if response is None or not is_answered(line):
             raise unfinished(error.code, error.message) if error is not None else unfinished()
         body = bytes(response.body)
         status = number(response.status_code)
         if status is None:
-            raise BadReply("the row's line of the results has no status")
+            raise BadReply("the row's line in the results has no status")
         if not 200 <= status < 300:
             raise judge(status, {}, body, wall_s)
         reply = apis.read(url, body, output_path, asked, wall_s=wall_s)

@@ -290,7 +290,7 @@ class BatchRunner:
                 return Batch(id=batch_id, status="cancelled")
             raise ConfigError(
                 f"the provider no longer knows the batch {batch_id}: {error.what}",
-                hint="give the key that created it; --via live sends its rows again, live",
+                hint="use the API key that created it; --via live sends its rows again, live",
             ) from error
         if not batch.is_over:
             part.silent_since_s = None
@@ -504,13 +504,13 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
     if is_anew:
         raise ConfigError(
             f"{what}, and would be lost",
-            hint="cancel them first, by a run with --via live and without --restart",
+            hint="cancel them first: run with --via live and without --restart",
         )
     if not job.via:
         raise ConfigError(
             what,
-            hint="--via batch waits for the answers, --via live cancels and sends the other rows "
-            "live",
+            hint="--via batch waits for the answers; --via live cancels the batches and sends "
+            "their remaining rows live",
         )
     if ledger.place != place_of(job):
         raise ConfigError(f"{what}: {ledger.place}", hint="give the same --base-url")
@@ -529,8 +529,8 @@ def goes_by_batches(job: Job, ledger: Ledger) -> bool:
         raise ConfigError(
             "batches of this output are still at a provider, and a run with several endpoints "
             "cannot end them",
-            hint="first run with that endpoint alone: --via batch finishes them, --via live "
-            "cancels them",
+            hint="first run with only the endpoint that has the batches: --via batch finishes "
+            "them, --via live cancels them",
         )
     return job.endpoint is not None and (job.via in BATCHING or bool(ledger.parts))
 

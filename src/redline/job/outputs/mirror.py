@@ -183,7 +183,7 @@ class Mirror:
         if self._store.find(older) is not None:
             raise ConfigError(
                 f"{self._url(self.output.state_path).name} belongs to {older.name}, which an older "
-                "redline began",
+                "version of redline began",
                 hint="choose another -o",
             )
 
@@ -286,8 +286,8 @@ class Mirror:
         return kind(
             f"{self.url.name} was changed by something else, and has content that {path} lacks",
             hint=f"both are kept: to continue from the object, move {path.parent}/{path.stem}* "
-            "away; "
-            "to continue from the file, move the object away; then run the same command again",
+            "aside; "
+            "to continue from the file, move the object aside; then run the same command again",
         )
 
     def _load(self) -> None:
@@ -299,7 +299,7 @@ class Mirror:
         if state.url != self.url.name:
             raise ConfigError(
                 f"{self.output.path} belongs to {state.url}, not to {self.url.name}",
-                hint=f"move {self.output.path.parent} away, or run redline in another folder",
+                hint=f"move {self.output.path.parent} aside, or run redline in another folder",
             )
         self._state = state
 

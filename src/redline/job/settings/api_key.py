@@ -73,7 +73,7 @@ def key_in(variable: str, said: str, environ: Mapping[str, str], hint: str = "")
             f"{said} names {variable}, which is not set", hint=f"export {variable}=...{hint}"
         )
     raise ConfigError(
-        f"{said} takes the name of a variable that is set, and no variable has this name",
+        f"{said} takes the name of an environment variable, and no variable with this name is set",
         hint=f"export a variable that holds the key, and give its name, such as {KEY_VARIABLE}",
     )
 

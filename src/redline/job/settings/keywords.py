@@ -39,7 +39,8 @@ class Keywords(TypedDict, total=False):
         model: The model to ask, for rows that name none.
         params: Other fields of the body, such as temperature and max_tokens.
         output_path: Where a plain JSON answer holds the output, such as result.items.0.text.
-        constant_prompt: Allow a prompt that uses no column, so that every row asks the same.
+        constant_prompt: Allow a prompt that uses no column, so that every row sends the
+            same request.
         call: A coroutine function that takes a row and returns the answer, in place of an endpoint.
         endpoint: A URL, an Endpoint, "sim" (a built-in simulated server), a LocalEngine, or a list
             of URLs and Endpoints.
@@ -55,7 +56,7 @@ class Keywords(TypedDict, total=False):
         concurrency: Maximum requests in flight, at all endpoints together; "auto" searches for the
             best number for each server.
         rate: "auto" finds the limits that you do not set, in the server's headers or by a search.
-        cache: Keep answers and reuse them for identical requests: True, a folder, or a Cache.
+        cache: Cache answers, and reuse them for identical requests: True, a folder, or a Cache.
         output: File or URL of the results, which the same call continues.
         format: "redline", or "batch" for lines of the OpenAI Batch API.
         ordered: Put the finished file in input order.
@@ -85,7 +86,8 @@ class Keywords(TypedDict, total=False):
             Retry-After, in seconds.
         retry_failed: Send only the rows that failed before.
         restart: Start over; the old files are kept.
-        force: Continue an output even if it was begun with another prompt, model or parameter.
+        force: Continue an output even if it was begun with a different prompt, model or
+            parameter.
         before: Function that takes the row and returns the row to send.
         after: Function that takes the output and returns the output to keep.
         executor: Runs before and after. Default: threads.

@@ -195,8 +195,8 @@ class Options:
     max_tokens: int | None = _whole("Maximum tokens per answer.", python="params")
     params: dict[str, Any] | None = _flag(
         "NAME=VALUE",
-        "Any other field of the request body, such as seed=7; the value is JSON, otherwise text. "
-        "Repeatable.",
+        "Any other field of the request body, such as seed=7; the value is read as JSON if it is "
+        "valid JSON, otherwise as text. Repeatable.",
         key="param",
         read=values.pairs,
         kind=Kind.LIST,
@@ -222,11 +222,11 @@ class Options:
         "where the API puts it, or the whole of a plain JSON answer.",
     )
     constant_prompt: bool | None = _switch(
-        "Allow a prompt or body that uses no column, so that every row asks the same."
+        "Allow a prompt or body that uses no column, so that every row sends the same request."
     )
     endpoint: Endpoint | Embedded | str | Sequence[Endpoint | str] | None = _flag(
         "NAME",
-        "A URL, a name from redline.toml, sim (a built-in simulated server, for trials), or "
+        "A URL, a name from redline.toml, sim (a built-in simulated server, for testing), or "
         "engine:MODEL (a built-in local model). Repeatable: with several URLs or names, each "
         "row goes to one of them.",
         read=values.one_or_more,
@@ -286,7 +286,7 @@ class Options:
     )
     rate: str | None = _of_each(
         "auto",
-        "Find the limits that you do not state: in the server's headers, or by a search if it "
+        "Discover the limits that are not set: from the server's headers, or by a search if it "
         "sends none.",
         read=partial(values.choice, known=RATES),
         complete=RATES,
@@ -300,7 +300,7 @@ class Options:
     )
     headroom: float | None = _of_each(
         "SHARE",
-        "Share of each rate to use: 0.8 leaves a fifth to others.",
+        "Share of each rate to use: 0.8 leaves a fifth for others.",
         read=values.share,
         python="limits",
     )
@@ -320,7 +320,7 @@ class Options:
     )
     share: str | None = _of_each(
         "FILE|URL",
-        "Share the limits with all processes that name the same file, or the same redis:// server.",
+        "Share the limits with all processes that use the same file or redis:// server.",
         python="limits",
     )
     budget: int | None = _flag(
@@ -343,7 +343,7 @@ class Options:
         "if no batch is open.",
     )
     cache: bool | None = _switch(
-        "Keep answers and reuse them for equal requests, in this run and in later ones. Only "
+        "Cache answers, and reuse them for identical requests, in this run and in later ones. Only "
         "deterministic ones: with --temperature 0 or a seed, or embeddings.",
         section=_CACHE,
     )
@@ -364,11 +364,11 @@ class Options:
         python="cache",
     )
     cache_sampled: bool | None = _switch(
-        "Also keep sampled answers: equal requests then get the same answer.", python="cache"
+        "Also keep sampled answers: identical requests then get the same answer.", python="cache"
     )
     output: str | os.PathLike[str] | None = _flag(
         "FILE",
-        "File of results, one JSON line each. The same command continues it. A URL such as "
+        "Results file: one JSON line per row. The same command continues it. A URL such as "
         "s3://bucket/labels.jsonl is uploaded when the run ends; until then the results are in "
         "s3.redline/. Default: stdout, which cannot be continued.",
         read=values.place,
@@ -395,10 +395,10 @@ class Options:
     )
     retry_failed: bool | None = _switch("Send only the rows that failed before.", section=_AGAIN)
     restart: bool | None = _switch(
-        "Start over. The old files are renamed, such as to labels.old-1.jsonl."
+        "Start over. The old files are renamed, for example to labels.old-1.jsonl."
     )
     force: bool | None = _switch(
-        "Continue an output even if it was begun with another prompt, model or parameter."
+        "Continue an output even if it was begun with a different prompt, model or parameter."
     )
     max_retries: int | None = _whole(
         "Attempts at a row after the first. Default 8; ten times as many after HTTP 429.",

@@ -39,7 +39,7 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
             _check_endpoint(self.endpoint)
         if len(self.service_name) > _LONGEST_NAME or not self.service_name.isprintable():
             raise ConfigError(
-                f"service_name is not a text of at most {_LONGEST_NAME} characters",
+                f"service_name must be a string of at most {_LONGEST_NAME} printable characters",
                 hint='write it like service_name = "labels"',
             )
         if not _LEAST_EVERY_S <= self.every_s <= _MOST_EVERY_S:
@@ -92,7 +92,9 @@ def _check_endpoint(url: str) -> None:
     if parts.query or parts.fragment:
         raise ConfigError("endpoint must not have a query or fragment", hint=_URL_HINT)
     if parts.path.rstrip("/").endswith(("/v1/traces", "/v1/metrics", "/v1/logs")):
-        raise ConfigError("endpoint must not have the path of one signal", hint=_URL_HINT)
+        raise ConfigError(
+            "endpoint must not end in the path of a signal, such as /v1/traces", hint=_URL_HINT
+        )
 
 
 def fits_header(value: str) -> bool:

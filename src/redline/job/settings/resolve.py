@@ -147,7 +147,7 @@ def no_embedded(name: str) -> ConfigError:
     """Returns the error for an embedded server that is chosen as one of several endpoints."""
     return ConfigError(
         f"{name} is started for one run, and cannot be one of several endpoints",
-        hint="start it as a server of its own (redline sim, redline engine), and name its URL",
+        hint="start it as a separate server (redline sim, redline engine), and pass its URL",
     )
 
 

@@ -86,7 +86,7 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
         if self.url is not None and not self.url.startswith(("/", "{")):
             raise ConfigError(
                 f"not a path: {self.url}",
-                hint="a path begins with /, as in /v1/embeddings; the base URL states the server",
+                hint="a path begins with /, as in /v1/embeddings; the base URL selects the server",
             )
 
 
@@ -304,12 +304,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("batches need an output file", hint="name one: -o labels.jsonl")
         if self.via == "auto" and self.deadline_s is None:
             raise ConfigError(
-                "via auto needs a deadline, near which it sends the rest live",
+                "via auto needs a deadline: shortly before it, the rest is sent live",
                 hint="set one: --deadline 6h",
             )
         if self.task is not None and not getattr(self.task, "asks_once", False):
             raise ConfigError(
-                "a task that may ask again for a row cannot use batches",
+                "a task that may send a row more than once cannot use batches",
                 hint="leave out --via",
             )
         for what, stated in (
@@ -372,7 +372,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         if (what := taken.get(_real(self.trace))) is not None:
             raise ConfigError(
                 f"the trace {self.trace} is the run's {what}",
-                hint="name another file: --trace calls.trace",
+                hint="choose another file: --trace calls.trace",
             )
 
     def _check_output(self) -> None:
@@ -424,5 +424,5 @@ def _real(path: Path) -> str:
     except OSError as error:
         raise ConfigError(
             f"the current folder cannot be used: {error.strerror}",
-            hint="change to a folder that exists, or give whole paths",
+            hint="change to a folder that exists, or use absolute paths",
         ) from error

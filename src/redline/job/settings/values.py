@@ -117,7 +117,7 @@ def share(text: str, flag: str) -> float:
     if not 0 < found <= 1:
         raise ConfigError(
             f"{flag} must be above 0 and at most 1, not {found:g}",
-            hint="0.8 uses 80 % of each rate and leaves the rest to others",
+            hint="0.8 uses 80 % of each rate and leaves the rest for others",
         )
     return found
 

@@ -18,7 +18,7 @@ _LEAST_WAIT_S = 1.0
 _LEAST_SILENCE_S, _SILENCE_FACTOR = 10.0, 2
 # Kinds of notices that mean that the run is at a standstill.
 STANDSTILL = frozenset({"ending", "outage", "failing", "silence", "waiting"})
-# Prefixes of the kinds of notices that are shown once: an endpoint was taken out; the receiver of
+# Prefixes of the kinds of notices that are shown once: an endpoint was removed; the receiver of
 # telemetry is out of reach, or is back.
 OUT, TELEMETRY = "out ", "telemetry "
 ONCE = (OUT, TELEMETRY)
@@ -93,7 +93,7 @@ def waiting(for_s: float, count: int) -> str | None:
     if for_s < _LEAST_WAIT_S:
         return None
     which = "both" if count == 2 else f"all {count:,}"
-    return f"{which} endpoints asked to wait; the next call is sent in {duration(for_s)}"
+    return f"{which} endpoints asked redline to wait; the next call is sent in {duration(for_s)}"
 
 
 def failing_endpoint(failing: Outages | None, failing_now: int, count: int) -> str | None:
@@ -102,7 +102,9 @@ def failing_endpoint(failing: Outages | None, failing_now: int, count: int) -> s
         return None
     what = f"endpoint {failing.endpoint} has failed for {duration(failing.down_s)}: "
     what += f"{failing.reason.rstrip('.')}; it gets few calls until it recovers"
-    return what if failing_now < 2 else f"{what}; {failing_now:,} of {count:,} endpoints fail"
+    return (
+        what if failing_now < 2 else f"{what}; {failing_now:,} of {count:,} endpoints are failing"
+    )
 
 
 def failing_ended(failing: Outages | None) -> str | None:
@@ -118,7 +120,7 @@ def failing_ended(failing: Outages | None) -> str | None:
 def taken_out(endpoint: str, reason: str, left: int, of: int) -> str:
     """Returns a notice that an endpoint of several gets no more calls."""
     are = "is" if left == 1 else "are"
-    return f"endpoint {endpoint} is taken out: {reason}; {left:,} of {of:,} {are} left"
+    return f"endpoint {endpoint} was removed from the run: {reason}; {left:,} of {of:,} {are} left"
 
 
 def failing(failures: int, failing_s: float) -> str | None:

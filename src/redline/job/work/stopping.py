@@ -97,10 +97,10 @@ def longest_wait(
     if wait_s <= most_s or not math.isfinite(wait_s):
         return None
     is_parked = load.parked_until_s >= load.next_s or soonest_s > load.next_s
-    why = "the endpoint asked to wait" if is_parked else "a limit is used up"
+    why = "the endpoint asked redline to wait" if is_parked else "a limit is used up"
     return WaitTooLong(
-        f"{why}: no call can be sent for {duration(wait_s)}, longer than the {duration(most_s)} "
-        "of --longest-wait",
+        f"{why}: no call can be sent for {duration(wait_s)}, which is longer than --longest-wait "
+        f"({duration(most_s)})",
         wait_s=wait_s,
         hint="run the same command after that time to continue",
     )

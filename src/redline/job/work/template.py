@@ -172,7 +172,8 @@ class Renderer:
             )
         raise BadRow(
             f"the row has no `messages`, `prompt` or `input`; its columns are: {listed(row)}",
-            hint="state how a row becomes a prompt, for instance --prompt 'Classify: {{ text }}'",
+            hint="say how to turn a row into a prompt, for instance "
+            "--prompt 'Classify: {{ text }}'",
         )
 
     def _shape(self, content: Any, url: str) -> Columns:
@@ -221,7 +222,7 @@ class Renderer:
         if main.braced is not None:
             meant = f"did you mean {{{{ {main.braced} }}}}?"
         raise ConfigError(
-            f"the {name} uses no column, so every row would ask the same",
+            f"the {name} uses no column, so every row would send the same request",
             hint=f"{meant} If every row is meant to send the same request, add "
             "--constant-prompt (constant_prompt=True in Python)",
         )

@@ -60,8 +60,8 @@ class FoundRates:
             self._beside.unlink()
         except OSError as error:
             raise ConfigError(
-                f"found rates cannot be saved in {path}: {error.strerror}",
-                hint="choose a file in a folder that can be written",
+                f"the rates that were found cannot be saved in {path}: {error.strerror}",
+                hint="choose a file in a writable folder",
             ) from error
 
     def recall(self, endpoint_url: str, key: str, model: str) -> Rate | None:

@@ -72,7 +72,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 < self.headroom <= 1:
             raise ConfigError(
                 f"headroom must be above 0 and at most 1, not {self.headroom:g}",
-                hint="0.8 uses 80 % of each rate and leaves the rest to others",
+                hint="0.8 uses 80 % of each rate and leaves the rest for others",
             )
         if self.guard_s is not None and not 0 <= self.guard_s <= MAX_GUARD_S:
             raise ConfigError(f"the guard must be 0 to 10 s, not {self.guard_s:g}")
@@ -89,7 +89,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         if self.share and self.rate == AUTO:
             raise ConfigError(
                 "limits that are searched for cannot be shared",
-                hint="state them, for instance with --requests 500/60s, or leave out --share",
+                hint="set the limits, for instance with --requests 500/60s, or leave out --share",
             )
 
     def __repr__(self) -> str:

@@ -120,7 +120,7 @@ class FileLedger:
         except OSError as error:
             raise ConfigError(
                 f"the shared limits cannot be saved in {self._path}: {error.strerror or error}",
-                hint="name a file in a folder that exists and can be written",
+                hint="choose a file in a folder that exists and is writable",
             ) from error
         finally:
             self._file.close()
@@ -128,7 +128,7 @@ class FileLedger:
         if state is not None and state.limits != limits and now_s - state.touched_s < STALE_S:
             raise ConfigError(
                 f"{self._path} is in use for {state.limits}, not for {limits}",
-                hint="state the same limits everywhere, or share another file",
+                hint="set the same limits in every process, or pass another file to --share",
             )
 
     def _lock(self) -> bool:
@@ -185,7 +185,7 @@ class FileLedger:
         elif magic != _MAGIC:
             raise ConfigError(
                 f"{self._path} is not a file of shared limits",
-                hint="name another file, or one that does not exist yet",
+                hint="choose another file, or one that does not exist yet",
             )
         headers = [os.pread(self._file.fd, _HEADER.size, _offset(place)) for place in (0, 1)]
         written = [_HEADER.unpack(header) for header in headers if len(header) == _HEADER.size]

@@ -45,7 +45,7 @@ def open_ledger(target: str, limits: Limits, name: str, clock: Clock = SYSTEM) -
     """
     if not rated(limits):
         raise ConfigError(
-            "there is no limit to share", hint="state one, for instance with --requests 500/60s"
+            "there is no limit to share", hint="set one, for instance with --requests 500/60s"
         )
     if "://" not in target:
         return FileLedger(Path(target), name, described(limits), clock)
@@ -58,7 +58,7 @@ def open_ledger(target: str, limits: Limits, name: str, clock: Clock = SYSTEM) -
 
 def _check_url(url: str) -> None:
     """Raises ConfigError, which shows no part of the URL, unless it names a Redis."""
-    what, hint = "the URL of the shared limits cannot be read", "write it like redis://host:6379/0"
+    what, hint = "the URL of the shared limits is not valid", "write it like redis://host:6379/0"
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -362,7 +362,7 @@ class SharedLimiter(RateLimiter):
                 raise NoEndpoint(
                     f"other processes share these limits as {lease.others}, this one as "
                     f"{self._words}",
-                    hint="state the same limits everywhere",
+                    hint="set the same limits in every process",
                 )
             self._book(lease, request, first)
         except NoEndpoint as error:

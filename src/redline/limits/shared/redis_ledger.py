@@ -89,8 +89,9 @@ class RedisLedger:
                 answer = await _reply(self._client.eval(SCRIPT, 1, self._key, blob))
         except (RedisError, OSError, TimeoutError) as error:
             raise NoEndpoint(
-                f"the shared limits in {self._where} do not answer: {_said(error)}",
-                hint="check that Redis runs, then run the command again",
+                f"the Redis server of the shared limits, {self._where}, does not answer: "
+                f"{_said(error)}",
+                hint="check that Redis is running, then run the command again",
             ) from error
         lease = _DECODER.decode(answer)
         ended_s = self._clock.now_s()
@@ -130,7 +131,8 @@ class RedisLedger:
         except (RedisError, OSError, ValueError) as error:
             raise ConfigError(
                 f"limits cannot be shared through {self._where}: {_said(error)}",
-                hint="check the URL, redis://host:6379/0, and that Redis runs there",
+                hint="check that the URL has the form redis://host:6379/0, and that Redis is "
+                "running there",
             ) from error
         if blob is None:
             return
@@ -138,7 +140,7 @@ class RedisLedger:
         if others != limits and seconds + micros / 1e6 - touched_s < STALE_S:
             raise ConfigError(
                 f"{self._where} is in use for {others}, not for {limits}",
-                hint="state the same limits everywhere, or share another database",
+                hint="set the same limits in every process, or pass another database to --share",
             )
 
 

@@ -140,5 +140,5 @@ def compared(better: Scored, worse: Scored, figure: str) -> Compared:
 def too_few(calls: int) -> ConfigError:
     return ConfigError(
         f"the trace has {calls:,} answered calls, too few to estimate how long servers take",
-        hint=f"at least {LEAST_CALLS} are needed, and some hundreds to distinguish strategies",
+        hint=f"at least {LEAST_CALLS} are needed, and a few hundred to distinguish strategies",
     )

@@ -152,7 +152,8 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
     balance = last.balance or STRATEGIES[0]
     if balance not in STRATEGIES:
         raise ConfigError(
-            f"the trace was recorded with a strategy that this redline does not know: {balance}",
+            f"the trace was recorded with a strategy that this version of redline does not know: "
+            f"{balance}",
             hint="replay it with the version of redline that recorded it",
         )
     found = _Recorded(last.endpoints, services, answered, workers, balance)

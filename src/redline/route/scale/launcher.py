@@ -279,7 +279,7 @@ class _Process:
             await asyncio.wait_for(asyncio.shield(self._ended), END_S)
         except TimeoutError:
             raise RedlineError(
-                f"one of its processes has not ended within {END_S:g} s", where=str(self.log)
+                f"one of its processes did not exit within {END_S:g} s", where=str(self.log)
             ) from None
 
     def tail(self) -> str:

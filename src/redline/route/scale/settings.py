@@ -53,7 +53,7 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.min_replicas < 0:
             raise ConfigError(
                 f"min_replicas must be at least 0, not {self.min_replicas}",
-                hint="0 stops the fleet when it has no calls",
+                hint="0 lets the fleet scale to zero when it has no calls",
             )
         if self.max_replicas < max(1, self.min_replicas):
             raise ConfigError(
@@ -88,7 +88,7 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.tick_s > self.panic_window_s / 10:
             raise ConfigError(
                 f"tick_s must be at most a tenth of panic_window_s, not {self.tick_s:g}",
-                hint="a panic is noticed within a few samples",
+                hint="the panic window must contain at least ten samples",
             )
 
     def _check_time(self, name: str) -> None:

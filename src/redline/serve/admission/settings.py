@@ -35,7 +35,8 @@ class ClassSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"reserved must be 0 or more and below 1, not {self.reserved:g}",
                 where=where,
-                hint="0.1 keeps a tenth of what the class leaves free of lower classes",
+                hint="0.1 reserves a tenth of the slots that this class and higher ones leave "
+                "unused on average: lower classes cannot use them",
             )
         if self.most_waiting < 0 or self.most_waiting_each < 0:
             raise ConfigError("a number of waiting calls cannot be below 0", where=where)

@@ -270,13 +270,13 @@ class Batches:
         except OSError as error:
             raise ConfigError(
                 f"the state cannot be saved in {self._state}: {error.strerror}",
-                hint="name a folder that can be written: --state",
+                hint="choose a writable folder: --state",
             ) from error
         if not lock.try_lock():
             lock.close()
             raise ConfigError(
-                f"{self._state} is in use by another redline serve",
-                hint="stop that one, or name another folder for the state: --state",
+                f"{self._state} is in use by another redline serve process",
+                hint="stop that process, or choose another folder for the state: --state",
             )
         self._lock = lock
         try:

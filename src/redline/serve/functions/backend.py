@@ -148,13 +148,13 @@ def function_backend(settings: FunctionSettings) -> ServedFunction:
     name = spec.rpartition(":")[2].rpartition(".")[2]
     if isinstance(function, type):
         raise ConfigError(
-            f"{spec} is a class, and not a function",
-            hint=f"make an object of it that can be called, such as `answer = {name}()`",
+            f"{spec} is a class, not a function",
+            hint=f"create a callable instance, such as `answer = {name}()`",
         )
     if not callable(function):
         raise ConfigError(
             f"{spec} cannot be called: its type is {type(function).__name__}",
-            hint="name a function that takes a list and returns a list of the same length",
+            hint="pass a function that takes a list and returns a list of the same length",
         )
     return ServedFunction(
         function, name, max_batch_size=settings.max_batch_size, max_wait_s=settings.max_wait_s

@@ -84,7 +84,7 @@ def read(request: Request, form: Form, name: str, takes: frozenset[str] | None) 
         raise Rejected(f"`{form.items}` is missing", status=400)
     items = _items(given.pop(form.items), form)
     if given.get("n", 1) != 1:
-        raise Rejected(f"`n` must be 1: {name} gives one answer to an item", status=400)
+        raise Rejected(f"`n` must be 1: {name} returns one answer per item", status=400)
     options = {k: v for k, v in given.items() if k not in _IDLE and k not in form.own}
     for key in options:
         if takes is not None and key not in takes:
@@ -110,7 +110,8 @@ def _items(value: Any, form: Form) -> list[Any]:
         return [value]
     if len(value) > MOST_ITEMS:
         raise Rejected(
-            f"`{form.items}` has {len(value):,} items, at most {MOST_ITEMS:,} are taken", status=400
+            f"`{form.items}` has {len(value):,} items; at most {MOST_ITEMS:,} are accepted",
+            status=400,
         )
     return value
 
@@ -129,11 +130,11 @@ def _checked(vector: Any) -> list[float]:
     is_vector = isinstance(vector, list | tuple) and bool(vector)
     if not is_vector or not all(type(one) in (float, int) for one in vector):
         raise BadReply(
-            f"the function's answer is {type(vector).__name__} and not a vector of numbers",
-            hint="ask POST /v1/NAME for answers that are not vectors",
+            f"the function's answer is {type(vector).__name__}, not a vector of numbers",
+            hint="use POST /v1/NAME for answers that are not vectors",
         )
     if not all(map(math.isfinite, vector)):
-        raise BadReply("the function's answer is a vector with an infinite number or none at all")
+        raise BadReply("the function's answer is a vector with an infinite value or a NaN")
     return list(vector)
 
 
@@ -154,8 +155,8 @@ def _texts(asked: Asked, replies: Sequence[Reply]) -> bytes:
     for reply in replies:
         if not isinstance(reply.output, str):
             raise BadReply(
-                f"the function's answer is {type(reply.output).__name__} and not a text",
-                hint="ask POST /v1/NAME for answers that are not text",
+                f"the function's answer is {type(reply.output).__name__}, not a string",
+                hint="use POST /v1/NAME for answers that are not text",
             )
     tokens = tokens_of(replies)
     whole = Reply(

@@ -102,9 +102,9 @@ def refuse_other_site(exchange: Exchange, *, serves_here_only: bool) -> None:
         )
     if serves_here_only and host is not None and not _leads_here(host):
         raise _elsewhere(
-            "A gateway without keys that listens on this machine only is not known as "
-            f"`{shortened(host)}`: give it keys with `redline keys add`, or send the header "
-            "`Host: localhost`."
+            "A gateway that has no keys and listens only on this machine does not accept requests "
+            f"for the host `{shortened(host)}`: give it keys with `redline keys add`, or send the "
+            "header `Host: localhost`."
         )
 
 

@@ -64,7 +64,7 @@ def binding_of(facts: Facts) -> Binding:
             advice="Check the reasons below, and the last calls that failed.",
         )
     if not facts.working:
-        states = ", ".join(sorted({one.value for one in facts.states})) or "none is there"
+        states = ", ".join(sorted({one.value for one in facts.states})) or "none exists"
         return Binding(
             cause="down",
             sentence=f"No endpoint works: {states}. {_waiting(facts)}",
@@ -74,7 +74,7 @@ def binding_of(facts: Facts) -> Binding:
         return Binding(
             cause="gateway",
             sentence=f"The gateway's own process is busy {facts.busy:.0%} of the time.",
-            advice="Start it with one more of --workers: a process uses one core.",
+            advice="Increase --workers by one: each process uses one core.",
         )
     if not facts.waiting and min(one.room_s for one in facts.working) < _SOON_S:
         return Binding(cause="nothing", sentence="Nothing: every call starts at once.")
@@ -82,8 +82,8 @@ def binding_of(facts: Facts) -> Binding:
     if until_s > facts.now_s:
         return Binding(
             cause="parked",
-            sentence=f"Every endpoint has asked to wait, the first one for another "
-            f"{duration(until_s - facts.now_s)}. {_waiting(facts)}",
+            sentence=f"Every endpoint has asked the gateway to wait; the first is available "
+            f"again in {duration(until_s - facts.now_s)}. {_waiting(facts)}",
             advice="Another endpoint or key would take these calls now.",
         )
     return _full(facts)
@@ -93,7 +93,7 @@ def _full(facts: Facts) -> Binding:
     """The binding cause when the endpoints work but have no room."""
     working = len(facts.working)
     more = facts.answers_per_s / working
-    gain = f"about {more:,.1f} answers/s more, by a rule of thumb" if more else "as much again"
+    gain = f"roughly {more:,.1f} answers/s" if more else "as much again"
     if facts.is_full:
         # A pool whose endpoints are all about to leave may be full, and no longer says so.
         most = next((f": {one.binds}" for one in facts.loads if one.binds.endswith(_SLOTS)), "")
@@ -109,7 +109,7 @@ def _full(facts: Facts) -> Binding:
         return Binding(
             cause="limit",
             sentence=f"The rate limit {binds} holds the next call. {_waiting(facts)}",
-            advice=f"One more key or endpoint with the same limit would bring {gain}.",
+            advice=f"One more key or endpoint with the same limit would add {gain}.",
         )
     if facts.warming:
         return _warming(facts, gain)
@@ -119,7 +119,7 @@ def _full(facts: Facts) -> Binding:
     return Binding(
         cause="endpoints",
         sentence=f"{taken if is_taken else none} {_waiting(facts)}",
-        advice=f"One more endpoint like these would bring {gain}.",
+        advice=f"One more endpoint like these would add {gain}.",
     )
 
 
@@ -135,9 +135,9 @@ def _warming(facts: Facts, gain: str) -> Binding:
     return Binding(
         cause="endpoints" if others else "warming",
         sentence=f"{sentence} {_waiting(facts)}",
-        advice=f"One more endpoint like these would bring {gain}."
+        advice=f"One more endpoint like these would add {gain}."
         if others
-        else "Nothing needs to be changed: an endpoint that answers takes all calls soon.",
+        else "No change is needed: an endpoint takes more calls once it has answered some.",
     )
 
 
@@ -155,7 +155,10 @@ def state_of(member: PoolMember, load: Load, now_s: float) -> tuple[str, str]:
     """The state of an endpoint and why, if it is not ready."""
     health = member.health(now_s, load)
     if health in (Health.READY, Health.WARMING) and load.parked_until_s > now_s:
-        return "parked", f"it asked to wait for another {load.parked_until_s - now_s:.0f} s"
+        return (
+            "parked",
+            f"it asked the gateway to wait for another {load.parked_until_s - now_s:.0f} s",
+        )
     if member.error is not None:
         return health.value, member.error.what
     if health is Health.DEGRADED:

@@ -169,7 +169,8 @@ class Served(msgspec.Struct, eq=False):
             for klass in (tenant.default_class, *tenant.classes):
                 if klass not in known:
                     raise ConfigError(
-                        f"tenant {name} uses the class {klass}, which needs a restart",
+                        f"tenant {name} uses the class {klass}, which the running gateway "
+                        "does not have",
                         hint="restart the gateway to add a class",
                     )
 

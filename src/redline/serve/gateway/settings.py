@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # As large as the bound on all held bodies together.
 _MOST_BODY_BYTES = 2**30
-_STATE_HINT = "name a folder that can be written: --state"
+_STATE_HINT = "choose a writable folder: --state"
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"the certificate cannot be used: {error.strerror or error}",
                 where=f"{self.chain}, {self.key}",
-                hint="both are PEM files; the key has no passphrase",
+                hint="both must be PEM files, and the key must not have a passphrase",
             ) from error
         return context
 
@@ -147,8 +147,8 @@ def _check_share(share: str) -> None:
         return
     raise ConfigError(
         f"the shared limits cannot be saved in {share}: {folder} "
-        + ("cannot be written" if folder.exists() else "does not exist"),
-        hint="name a file in a folder that exists and can be written",
+        + ("is not writable" if folder.exists() else "does not exist"),
+        hint="choose a file in a folder that exists and is writable",
     )
 
 
@@ -156,7 +156,7 @@ def _check_folder(folder: Path) -> None:
     """Raises ConfigError if neither it nor its nearest parent that exists can be written."""
     found = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not found.is_dir() or not os.access(found, os.W_OK | os.X_OK):
-        reason = "cannot be written" if found.is_dir() else "is not a folder"
+        reason = "is not writable" if found.is_dir() else "is not a folder"
         raise ConfigError(
             f"the state cannot be saved in {folder}: {found} {reason}", hint=_STATE_HINT
         )
@@ -196,7 +196,7 @@ def parse_classes(tables: object, file: str) -> tuple[ClassSettings, ...]:
     for name, one in found.items():
         if (other := names.setdefault(one.priority, name)) != name:
             raise ConfigError(
-                f"the classes {other} and {name} have the priority {one.priority}",
+                f"the classes {other} and {name} both have priority {one.priority}",
                 where=f"{file}, [serve.classes.{name}]",
                 hint="give each its own: the lower number goes first",
             )

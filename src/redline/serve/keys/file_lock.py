@@ -28,7 +28,7 @@ def locked(path: Path) -> closing[LockedFile]:
         except OSError as error:
             raise ConfigError(
                 f"cannot write {path}: {error.strerror}",
-                hint="name a file in a folder that exists and can be written",
+                hint="choose a file in a folder that exists and is writable",
             ) from error
         try:
             # The file was replaced meanwhile: its lock protects nothing.

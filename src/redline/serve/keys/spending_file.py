@@ -74,8 +74,8 @@ class SpendingFile(msgspec.Struct, frozen=True):
         folder = self.path.parent
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigError(
-                f"cannot write {self.path}: {folder} cannot be written",
-                hint="keep the keys in a folder that can be written",
+                f"cannot write {self.path}: {folder} is not writable",
+                hint="keep the keys in a writable folder",
             )
         if self.path.exists():
             self.add(int(SYSTEM.wall_s() // DAY_S), {})

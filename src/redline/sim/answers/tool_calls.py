@@ -34,7 +34,7 @@ def forced_calls(body: chat.Request, question: str) -> list[ToolCall]:
         wanted = body.tool_choice.function.name
         tools = [tool for tool in tools if tool.name == wanted]
         if not tools:
-            raise BadCall(f"'tool_choice' names no tool that is offered: {wanted}")
+            raise BadCall(f"'tool_choice' names a tool that is not in 'tools': {wanted}")
     elif body.tool_choice != "required":
         return []
     if body.parallel_tool_calls is False:

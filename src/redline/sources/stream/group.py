@@ -224,7 +224,7 @@ class Group:
                 if SYSTEM.now_s() + wait_s > ends_s:
                     raise Away(
                         f"{self._url.name} does not answer: {_said(error)}",
-                        hint="check the URL, and that Redis runs there",
+                        hint="check the URL, and that Redis is running there",
                     ) from error
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)

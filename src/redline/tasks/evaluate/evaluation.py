@@ -75,9 +75,9 @@ class Grading:
         judge = evaluation.judge
         if (evaluation.metric == "judge") != (judge is not None):
             raise ConfigError(
-                f"the metric {evaluation.metric} takes no judge"
+                f"the metric `{evaluation.metric}` takes no judge"
                 if judge
-                else "the metric judge needs the settings of a judge",
+                else "the metric `judge` needs a table [judge]",
                 hint='metric = "judge", and below it [judge] with model = "..."',
             )
         self._judge = None if judge is None else Judge(judge)
@@ -162,7 +162,7 @@ class Grading:
             raise Rejected(
                 f"the question has no column {self._gold} with its right answer; its columns are: "
                 f"{listed(row)}",
-                hint="name the column with gold = in the task's file",
+                hint='set the column in the task file: gold = "COLUMN"',
             )
         return row[self._gold]
 

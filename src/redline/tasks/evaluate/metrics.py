@@ -86,14 +86,14 @@ def metric_of(
     distinct or not from A to Z, and for a pattern or fields that the metric does not take.
     """
     if pattern is not None and name != "regex":
-        raise ConfigError(f"the metric {name} takes no pattern", hint='metric = "regex" does')
+        raise ConfigError(f"the metric `{name}` takes no pattern", hint='metric = "regex" does')
     if fields and name != "json":
-        raise ConfigError(f"the metric {name} takes no fields", hint='metric = "json" does')
+        raise ConfigError(f"the metric `{name}` takes no fields", hint='metric = "json" does')
     match name:
         case "regex":
             if pattern is None:
                 example = r"pattern = 'Label: (\w+)'"
-                raise ConfigError("the metric regex needs a pattern", hint=example)
+                raise ConfigError("the metric `regex` needs a pattern", hint=example)
             return _AnyOf(_Regex(pattern), str)
         case "json":
             return _Json(fields)

@@ -159,7 +159,7 @@ class Synthesis:
                 outcome.status = "rejected"
                 tries = counted(self._tries, "try", "tries")
                 outcome.error = NotKept(
-                    f"no text to keep in {tries}; the last: {judgement.reason}",
+                    f"no text was accepted in {tries}; reason for the last: {judgement.reason}",
                     hint=_HINTS.get(judgement.kind, "change the prompt, or raise --tries"),
                 )
                 return _with_fields(outcome, used, dropped)

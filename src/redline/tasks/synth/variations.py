@@ -90,7 +90,7 @@ class Variations:
             for name in row:
                 if name in taken:
                     raise ConfigError(
-                        f"the rows already have a column {name}, which a synthesis adds",
+                        f"the rows already have a column {name}, which redline synth adds",
                         hint="rename the column of the rows",
                     )
 

@@ -69,7 +69,7 @@ def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> st
     raise ConfigError(
         "which column should be tagged?",
         where=rows,
-        hint=f"name it with --prompt {example}; the columns are: {listed(row)}",
+        hint=f"choose it with --prompt {example}; the columns are: {listed(row)}",
     )
 
 

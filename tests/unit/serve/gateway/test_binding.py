@@ -12,7 +12,7 @@ NOW_S = 100.0
 READY = Load(slots=4, in_flight=2)
 FULL = Load(slots=4, in_flight=4, room_s=math.ulp(0.0), binds="4 calls in flight")
 LIMITED = Load(slots=4, room_s=0.5, binds="50/1s requests")
-PARKED = Load(room_s=9, parked_until_s=NOW_S + 9, binds="the endpoint asked to wait")
+PARKED = Load(room_s=9, parked_until_s=NOW_S + 9, binds="the endpoint asked redline to wait")
 # Between two of its own tries to connect, and at the moment of one.
 LOST = Load(
     state=Health.DEGRADED,
