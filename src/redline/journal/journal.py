@@ -134,7 +134,7 @@ class Journal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether so many bytes are unsynced that no new rows may begin. Thread-safe."""
+        """Whether too many bytes are unsynced for new rows to begin. Thread-safe."""
         group = self._group
         lines_bytes = self._written_bytes() - group.begin_bytes
         return lines_bytes + len(group.rows) * KEPT_ROW_BYTES >= MOST_UNSYNCED_BYTES
@@ -412,7 +412,7 @@ def _refuse(result: Result) -> bytes:
 
 
 class NotKept:
-    """Stands in for the journal in a run without an output: acknowledges each row at once."""
+    """Replaces the journal in a run without an output: acknowledges each row at once."""
 
     failure: JournalError | None = None
 
