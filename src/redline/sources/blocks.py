@@ -96,7 +96,7 @@ class FileBlocks(Blocks):
             self._poll.register(fd, select.POLLIN)
 
     def read(self, most_bytes: int) -> bytes:
-        """Returns the next bytes, from a pipe as soon as it has some; b"" at the end or once closed.
+        """Returns the next bytes, without waiting for more; b"" at the end, or once closed.
 
         Raises CorruptInput if the file was truncated or replaced since it was opened, or if its
         bytes have changed when its end is reached.
