@@ -1,4 +1,4 @@
-"""Find and describe the flaws of successes: answers that are cut, empty or refusals.
+"""Find and describe the flaws of successes: answers that are cut short or empty, and refusals.
 
 A flaw is one of the reasons that `fail_on` takes. The answer's finish reason shows it; if an
 answer has several choices, the first flawed choice counts.
@@ -113,7 +113,7 @@ def flaws_text(flaws: Mapping[str, int]) -> str:
 
 
 def all_flawed(answers: int, flaws: Mapping[str, int]) -> str | None:
-    """Returns the warning that every answer of a run is flawed so far; None if it is not due."""
+    """Returns a warning if every answer of the run so far is flawed; None otherwise."""
     if answers < _TELLING_ANSWERS or sum(flaws.values()) < answers:
         return None
     words = " or ".join(_WORDS[flaw] for flaw in flaws)

@@ -156,7 +156,7 @@ class KeySet:
         return key in self and not is_other(mark, self.mark_of(key))
 
     def foresee(self, share: float) -> None:
-        """Estimates that the keys so far are this share of the final number: above 0, at most 1.
+        """Sets the estimated share of the final keys that are in the set so far, above 0 to 1.
 
         With an estimate, the keys are moved into a larger array half as often. If the estimate is
         wrong, the array may be twice as large as needed.
@@ -313,8 +313,8 @@ class Identified(NamedTuple):
 class Identifier:
     """Makes the keys of rows in one pass over the input, in input order.
 
-    done: the keys of rows that are done; no key may be added from now on. An input row with one of
-    these keys sets a flag there, instead of being stored a second time.
+    done: the keys of rows that are done; no key may be added to it from now on. An input row with
+    one of these keys only sets a flag for the key, which is not stored a second time.
     """
 
     def __init__(self, done: KeySet | None = None) -> None:
@@ -322,7 +322,7 @@ class Identifier:
         self._copies: dict[int, int] = {}
 
     def foresee(self, share: float) -> None:
-        """Estimates that the rows so far are this share of the input: above 0, at most 1."""
+        """Sets the estimated share of the input that has been identified so far, above 0 to 1."""
         self._taken.others.foresee(share)
 
     def keys(self, rows: Sequence[Row]) -> Identified:

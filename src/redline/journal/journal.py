@@ -12,7 +12,7 @@ written to the open file, which gets a name again at the end; only then are they
 
 Files, for an output `labels.jsonl`:
   labels.jsonl          one line per success
-  labels.failed.jsonl   one line per failure, created with the first
+  labels.failed.jsonl   one line per failure, created with the first failure
   labels.redline/       manifest.json (settings that decide results), lock, spent (account.py)
 A row with a line in both files is a success: it was retried, and the run ended before the failure
 was removed.
@@ -82,7 +82,7 @@ class Journal:
         self._line_of = line_writer(output)
         self._failure_of = failure_writer(output)
         self._acknowledge = acknowledge
-        # Called when a group begins to be synced, when one is acknowledged, and on a failure.
+        # Notified when `is_behind` may have changed, when a group was synced, and on a failure.
         self.changes = Changes()
         self._syncing: _Group | None = None
         self._wake = asyncio.Event()
@@ -93,13 +93,13 @@ class Journal:
         self._unplaced: list[Brief] = []
         self._before_sync: Callable[[], None] | None = None
         self.sync_s = 0.0  # total time of the fsyncs, in their thread
-        self._is_flush_due = False  # in this turn of the loop
-        self._has_lines = False  # to be flushed
-        self._has_woken = False  # the syncer, for the present group
+        self._is_flush_due = False  # whether a flush is scheduled in this turn of the loop
+        self._has_lines = False  # whether there are lines to flush
+        self._has_woken = False  # whether the syncer was woken for the current group
         self._syncer: asyncio.Task[None] | None = None
         self._failures: ResultsFile | None = None
         self._has_mended = False  # whether some failures were superseded by a later line
-        # A thread of its own: user functions may fill the default pool.
+        # A separate thread, because user functions may fill the default pool.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="redline-journal")
         self._results = ResultsFile(output.path, self._on_successes)
         try:
@@ -192,7 +192,7 @@ class Journal:
         self._group.rows.append(result.in_brief())
 
     def flush(self) -> None:
-        """Writes the lines taken. Call it before sending a request; `append` raises its error."""
+        """Writes the lines taken. Call it before sending; a later `append` raises its error."""
         if self._has_lines:
             self._has_lines = False
             try:

@@ -24,7 +24,7 @@ from redline.sources import Row, plain_form
 from redline.waist import Status
 
 VERSION = 1
-# The errors that encoding a value without a JSON form raises, such as an arbitrary object.
+# The errors raised by encoding a value without a JSON form, such as an arbitrary object.
 UNWRITABLE = (TypeError, ValueError, ArithmeticError, RecursionError, msgspec.MsgspecError)
 # The fields that the line of a success has only if they are set.
 _NOT_ALWAYS = ("cached", "batched", "input", "response")

@@ -62,7 +62,7 @@ def make(rows: object, settings: dict[str, Any]) -> Manifest:
         except UnicodeEncodeError as error:
             raise ConfigError(f"{name} is not UTF-8", hint="write it in UTF-8") from error
         if value:
-            # As it will be loaded: JSON has no tuples, and its keys are strings.
+            # Stored as it will be loaded: JSON has no tuples, and its keys are strings.
             kept[name] = msgspec.json.decode(data)
     return Manifest(input=path, settings=kept)
 

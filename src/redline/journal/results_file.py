@@ -30,7 +30,7 @@ from redline.process import (
 
 _BLOCK_BYTES = 1 << 20
 _ZERO = b"\0"
-# The size of the part of a line's end that identifies it: it contains the checksum.
+# How many bytes of a line's end are compared: they contain the line's checksum.
 _TAIL_BYTES = 32
 
 
@@ -330,12 +330,12 @@ class ResultsFile:
 
 
 def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None) -> Path:
-    """Moves bytes of `path` to a new file, and returns its path: `aside`, or the first free name.
+    """Moves bytes of `path` to a new file, and returns the path of the new file.
 
-    A free name is like labels.damaged-1.jsonl. A crash leaves the old file or the new one, and
-    loses no byte. fd: a descriptor of `path`; it still reads the old file afterwards. bounds:
-    offsets begin, end, begin, end, ... Raises JournalError; nothing has then changed, unless only
-    the last sync failed.
+    A crash leaves the old file or the shortened one, and loses no byte. fd: a descriptor of `path`;
+    it still reads the old file afterwards. bounds: offsets begin, end, begin, end, ... aside: the
+    path of the new file; None for the first free name like labels.damaged-1.jsonl. Raises
+    JournalError; nothing has then changed, unless only the last sync failed.
     """
     aside = aside or free_name(path, "damaged")
     kept = array("Q", [0, *bounds, os.fstat(fd).st_size])

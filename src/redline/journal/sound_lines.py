@@ -40,7 +40,7 @@ _KEY_FROM, _KEY_TO = len(_KEYED[0]), len(_KEYED[0]) + 16
 _TAIL, _TAIL_END = b',"crc":"', b'"}\n'
 _TAIL_BYTES = len(_TAIL) + 8 + len(_TAIL_END)
 _MOST_KEY = 2**64 - 1
-# Before the checksum of a named row's line.
+# These enclose the mark, which comes before the checksum in a named row's line.
 _MARK, _MARK_END = b',"row_hash":"', b'"'
 _MARK_BYTES = len(_MARK) + 8 + len(_MARK_END)
 _INPUT, _NAMELESS = b',"input":{', b'"custom_id":null'

@@ -298,9 +298,9 @@ def _read(answer: Answer, result: Any, *, is_of_lists: bool) -> None:
 
 
 def _tokens(part: Any) -> tuple[int, int] | None:
-    """Returns the input and output tokens of a Reply, or of an answer with a `usage` as OpenAI's.
+    """Returns the input and output tokens of a Reply, or of an answer with a `usage` like OpenAI's.
 
-    None if the answer has neither.
+    None for any other answer.
     """
     if isinstance(part, Reply):
         return part.input_tokens or 0, part.output_tokens or 0

@@ -13,7 +13,8 @@ from redline.timeline import Quantiles
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
     """The failed requests of one kind.
 
-    kind: an error's kind, such as `rate_limited`, or an exception's name. example: the text of one.
+    kind: an error's kind, such as `rate_limited`, or an exception's name. example: the text of one
+    of the errors.
     """
 
     kind: str
@@ -37,7 +38,7 @@ class ClientUse(msgspec.Struct, frozen=True, kw_only=True):
 
     cpu: the share of a core that the event loop's thread used; process_cpu: the share that all
     threads used together. loop_lag_s: the delay of the event loop, 99th percentile. late_s: how
-    late calls were made that did not have to wait for others to end, 99th percentile; 0 for a
+    late calls were made, 99th percentile, without calls that had to wait for others to end; 0 for a
     closed loop. bottleneck: why the figures show this client's performance rather than the
     target's; "" if they show the target's.
     """
@@ -54,8 +55,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     load: a description in words. concurrency: the most calls in flight. seconds: the length of the
     measured window, without the warm-up. scheduled: the requests due in the window: the sum of
-    succeeded, failed, unsent (never made) and cut (ended by an interrupt). warm_up: the requests
-    before the window.
+    succeeded, failed, unsent (never made) and cut (cancelled before their answer). warm_up: the
+    requests before the window.
 
     input_tokens_per_s, output_tokens_per_s, tokens_per_s: None if answers do not report their
     usage. is_token_count_estimated: the chunks of some answers were counted as tokens, and their

@@ -20,7 +20,7 @@ from redline.measure.tally import Ended, Tally
 _HOPELESS = 20
 # A call that is due within this time is made at once: event loops wake to the nearest millisecond.
 _DUE_S = 0.0005
-# At most this many requests of a schedule are counted as unsent, so that the count takes no time.
+# At most this many requests of a schedule are counted as unsent, so that the load ends at once.
 _MOST_COUNTED = 1_000_000
 
 
@@ -32,8 +32,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     `concurrency` users makes the next call when the previous one has ended.
 
     concurrency: the most calls in flight; on a schedule, further calls wait, and their latency
-    counts from when they were due. duration_s: how long calls are made; the first warm_up_s of it
-    are not measured. most: the most requests; None for no limit but the duration.
+    counts from when they were due. duration_s: how long calls are made; its first warm_up_s are not
+    measured. most: the most requests; None for no limit but the duration.
     """
 
     concurrency: int
@@ -89,7 +89,7 @@ class Load:
     async def run(self) -> Ended:
         """Makes the calls, and returns when all of them have ended.
 
-        Does not handle signals. If a call raises an exception, which it should not, raises it.
+        Does not handle signals. Raises an exception that a call raises, though calls should not.
         """
         plan = self._plan
         if plan.schedule is None:

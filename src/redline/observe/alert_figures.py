@@ -108,7 +108,7 @@ def budget_burn(seen: Seen, span_s: float) -> float | None:
 
 
 def _lately(windows: Sequence[Window], span_s: float, before_s: float = 0.0) -> list[Window]:
-    """Returns the windows of the `span_s` that ended `before_s` ago; none if too few cover it."""
+    """Returns the windows of the span that ended `before_s` ago; none if they cover too little."""
     end_s = windows[-1].end_s - before_s
     begin = bisect_right(windows, end_s - span_s, key=lambda window: window.end_s)
     end = bisect_left(windows, end_s, key=lambda window: window.begin_s)

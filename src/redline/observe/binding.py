@@ -45,7 +45,8 @@ _MOST_OF = 0.5
 _LEAST_SHARE = 1 / 3
 # The client binds if the event loop's thread runs, or waits for a CPU, for this share of the time.
 _BUSY = 0.85
-# It also binds at this CPU use of all threads, which share one interpreter, if samples are as late.
+# It also binds if all threads, which share one interpreter, use this much CPU, and samples are late
+# by this many seconds.
 _CPU, _LAG_S = 0.9, 0.05
 # A limit is nearly as strict as the strictest limit if it held calls back in this share of that
 # limit's samples, or if its used share is this share of that limit's used share.
@@ -219,7 +220,7 @@ class _Run:
         return None
 
     def _without_gain(self, level: int) -> int | None:
-        """Returns another level whose rate of answers is about the same, so that calls queue."""
+        """Returns another level with about the same rate, which shows that calls queue, or None."""
         if level not in self._sums:
             return None
         for other in sorted(self._sums, key=lambda one: -abs(one - level)):
@@ -311,7 +312,7 @@ def _most(window: Window) -> tuple[Holder | None, float]:
 
 
 def _halted(window: Window) -> Found | None:
-    """Returns that the process was stopped, or that writes blocked it; None otherwise."""
+    """Returns the finding that the process was stopped, or blocked by writes; None otherwise."""
     if window.stopped_s >= _MOST_OF * window.span_s:
         evidence = f"the process did not run for {window.stopped_s:.1f} of {window.span_s:.1f} s"
         return Cause.CLIENT, "the client, which was stopped", evidence
@@ -322,7 +323,7 @@ def _halted(window: Window) -> Found | None:
 
 
 def _busy_client(window: Window) -> Found | None:
-    """Returns that the client's CPU is busy, or its event loop blocked; None otherwise."""
+    """Returns the finding that the client's CPU is busy or its loop is blocked; None otherwise."""
     is_late = window.cpu >= _CPU and window.lag_s >= _LAG_S
     if window.busy >= _BUSY or is_late:
         evidence = f"the event loop was busy for {100 * min(1.0, window.busy):.0f} % of the time"
@@ -390,7 +391,7 @@ def _growth(first: Sketch, later: Sketch, q: float) -> tuple[float, float, float
 
     The last value is _ERRORS standard errors. With few first calls, their quantile is the nearest
     order statistic, and the quantile of the later calls is taken for the same probability. The
-    spread is measured on the later latencies: without a queue, the first ones have the same.
+    spread is measured on the later latencies: without a queue, the first ones have the same spread.
     """
     count = first.count
     place = max(1, round((count + 1) * q))

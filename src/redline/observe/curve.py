@@ -7,8 +7,8 @@ stays constant or falls. The curve has these two asymptotes:
 
 k is the knee, the number of calls at which the asymptotes cross. p is the sharpness of the bend: 1
 fits a server whose answers take t0 + n t1, for example one that computes in batches; a large p fits
-k servers that each process one call at a time. d is the number of calls at which more of them slow
-each other down; infinite if they never do.
+k servers that each process one call at a time. d is the number of calls from which on further calls
+slow all of them down; infinite if they never do.
 
 A few levels do not determine these values well, so the model is not the best fit but all curves,
 each weighted by its likelihood and its prior probability. A priori, the logarithm of k is uniformly

@@ -19,7 +19,7 @@ from redline.timeline import Window, merged_sketches
 
 # The rate covers this share of the run, but at least this time and this number of rows.
 _SHARE, _LEAST_S, _LEAST_ROWS = 0.5, 20.0, 100
-# Shorter waves need no care: the span averages them out anyway.
+# Shorter waves are ignored: the span averages them out anyway.
 _LEAST_WAVE_S = 2.0
 # The duration of calls is taken from this many of the latest windows with answers.
 _CALL_WINDOWS = 5
@@ -171,10 +171,10 @@ def _ended_at(points: Sequence[_Point], at_s: float) -> float:
 
 
 def _limited_s(last: _Point, span_s: float) -> float:
-    """Returns the seconds for the remaining rows under limits with a window longer than the span.
+    """Returns the seconds that the remaining rows need under limits with long windows.
 
-    The past does not show the effect of such a limit yet: a daily quota holds nothing back until it
-    is used up.
+    Long windows are those above `span_s`. The past does not show the effect of such a limit yet: a
+    daily quota holds nothing back until it is used up.
     """
     totals, longest_s = last.window.totals, 0.0
     # The limits already count the calls in flight, whose rows have not ended.

@@ -44,7 +44,7 @@ class LimitStatus(msgspec.Struct, frozen=True):
 
 
 class BindingStatus(msgspec.Struct, frozen=True):
-    """What binds now, or what bound at the end. for_s: for how many seconds it has."""
+    """What binds now, or what bound at the end of the run. for_s: for how long, in seconds."""
 
     cause: Cause
     what: str
@@ -62,7 +62,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     time); sentence (describes the largest share); phases (see `time_by_phase`).
     runs: the number of known runs. totals: the rows of the whole input, and the attempts and tokens
     of the latest run; the number of rows is a lower bound unless `totals.is_exact`. left: the rows
-    without an outcome.
+    still to be processed.
     Of the last ten recorded seconds, or of the whole latest run if it has ended: rows_per_s,
     tokens_per_s, in_flight, slots, waiting, retrying, parked_s, limits; likewise, of the last
     minute, latency_p50_s and latency_p95_s, None without answers. eta_s: None while unknown.

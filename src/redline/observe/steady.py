@@ -19,7 +19,8 @@ from redline.timeline import Sketch, Window, errors_of, merged
 _SAME = math.log(1.25)
 _MOST_CALLS = 0.9
 _LEAST_S = 1.0
-# A steady window has at most this share of failed attempts, and of samples without a call to send.
+# A steady window has at most this share of failed attempts, and of samples in which no call could
+# be sent.
 _MOST_FAILED = _MOST_IDLE = 0.1
 _IDLE = ("parked", "down", "backoff", "rest", "batch")
 # Windows whose calls in flight are within this factor form one level, if they have enough answers.

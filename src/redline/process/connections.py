@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket
 
-# The options that the system has: idle seconds before the first probe (under its name on Linux and
-# on macOS), seconds between probes, and the number of lost probes that end the connection. By
+# The options that this system has: idle seconds before the first probe (two names: Linux's and
+# macOS's), seconds between probes, and the number of lost probes that end the connection. By
 # default, the idle time is two hours.
 _OPTIONS = [
     (getattr(socket, name), value)

@@ -40,7 +40,10 @@ class LockedFile:
         _OPEN.add(self)
 
     def try_lock(self) -> bool:
-        """Takes the lock; returns False if another process has it. Raises OSError without locks."""
+        """Takes the lock; returns False if another process has it.
+
+        Raises OSError if the file system does not support locks.
+        """
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

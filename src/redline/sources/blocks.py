@@ -57,8 +57,8 @@ class Blocks:
 class FileBlocks(Blocks):
     """The bytes of the file at `path`, or of stdin if `path` is None.
 
-    begins_at: the byte offset at which to begin if stdin is a file; the file position that other
-    processes share is then left unchanged. None to read from the current position.
+    begins_at: the byte offset at which to begin if stdin is a file; stdin's own file position then
+    stays unchanged. None to read from that position.
     """
 
     def __init__(self, path: Path | None, *, begins_at: int | None = None) -> None:
@@ -96,7 +96,7 @@ class FileBlocks(Blocks):
             self._poll.register(fd, select.POLLIN)
 
     def read(self, most_bytes: int) -> bytes:
-        """Returns the next bytes, without waiting for more; b"" at the end, or once closed.
+        """Returns the next bytes as soon as there are any; b"" at the end, or once closed.
 
         Raises CorruptInput if the file was truncated or replaced since it was opened, or if its
         bytes have changed when its end is reached.

@@ -22,7 +22,7 @@ _without_newline = itemgetter(slice(None, -1))
 
 
 class LongLine(NamedTuple):
-    """Replaces a line above the size limit by its digest and its size."""
+    """Replaces a line above the size limit: its digest and its size."""
 
     digest: bytes
     size_bytes: int

@@ -122,7 +122,7 @@ class ObjectStore:
 
 
 class S3Store(ObjectStore):
-    """A store with S3's protocol. The store itself refuses to replace an object but `seen`."""
+    """A store with S3's protocol, which itself refuses to replace any object but `seen`."""
 
     _has_conditions = True  # until the store reports that it does not support them
 

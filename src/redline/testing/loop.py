@@ -59,7 +59,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Runs a function in a thread; virtual time stops for it, up to THREAD_GRACE_S."""
+        """Runs a function in a thread.
+
+        Until it ends, virtual time stops, but for at most THREAD_GRACE_S seconds of real time.
+        """
         future = super().run_in_executor(executor, func, *args)
         self._jumping.threads.add(future)
         future.add_done_callback(self._jumping.threads.discard)

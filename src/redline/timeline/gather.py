@@ -157,7 +157,7 @@ class Gatherer:
                 self.due = 0
 
     def became_durable(self, now_s: float, complete_s: Sequence[float | None]) -> None:
-        """Counts rows whose lines are on disk since `now_s`.
+        """Counts rows whose lines have been on disk since `now_s`.
 
         complete_s: when the last attempt of each row ended; None for a row without an attempt,
         which is assumed to have waited as long as the others.

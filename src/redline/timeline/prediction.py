@@ -17,8 +17,8 @@ class Prediction(
 
     change: describes the change in words. Rates in answers per second: before_per_s, as observed;
     likely_per_s, the predicted median; low_per_s and high_per_s, the interval that should contain
-    the rate in 19 of 20 cases. unknown: why no interval can be predicted; "" if one is. Even then,
-    high_per_s may be known, as an upper bound.
+    the rate in 19 of 20 cases. unknown: why no interval can be predicted; "" if there is one. An
+    unknown rate may still have a high_per_s, as an upper bound.
     """
 
     change: str

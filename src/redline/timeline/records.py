@@ -21,8 +21,8 @@ class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     weight: its capacity relative to the other endpoints. slots: the most calls in flight; 0 if not
     configured. requests, tokens, input_tokens, output_tokens: its rate limits, such as 500/60s.
-    profile: the name of the rules by which it counts them. input_price, output_price: dollars per
-    million tokens of the run's model; None if unknown.
+    profile: the algorithm that enforces them, as in `Limits`. input_price, output_price: dollars
+    per million tokens of the run's model; None if unknown.
     """
 
     name: str

@@ -166,7 +166,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def left(self) -> int:
-        """The number of rows that have no outcome yet."""
+        """The number of rows still to be processed."""
         return max(0, self.rows - self.done - self.failed - self.untried)
 
 

@@ -1,8 +1,8 @@
-"""Measure the guard: how much later than the fastest request one may reach the server's limiter.
+"""Measure the guard: how late a request may reach the server's limiter, compared with the fastest.
 
 A reply proves something about its request. Let m be the shortest time from the write of a request
 to the first byte of its answer. If a reply took t, its request reached the server at most t - m
-later than the fastest request would have, whatever took the time. In a window of W,
+later than the fastest request would have, whatever took the time. So, for a window W:
 
   a send counts for W + (t - m) once it has its reply, and until then for W + guard;
   if nearly all replies take at most the prior longer than the fastest one, their spread bounds the
@@ -120,7 +120,7 @@ class Jitter:
             self._conclude()
 
     def was_short(self) -> None:
-        """Records that the guard was too short: the server counted more than one window's sends."""
+        """Records that the guard was too short: more was counted in a window than sent in it."""
         self._prior_s = min(_MOST_S, self._prior_s * 2)
         self._trusts_replies = False
         self._conclude()

@@ -32,7 +32,10 @@ MAX_WINDOW_S = 31 * 86_400
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """At most `count` requests or tokens in any `window_s` seconds. Raises ConfigError."""
+    """At most `count` requests or tokens in any `window_s` seconds.
+
+    Raises ConfigError if either number is out of range.
+    """
 
     count: int
     window_s: float
@@ -67,7 +70,7 @@ class Rate(msgspec.Struct, frozen=True):
 def parse_count(text: str, what: str = "count") -> int:
     """Parses a positive whole number such as `500`, `200k` or `1.5m`.
 
-    what: its name in the error. Raises ConfigError for anything else, including zero.
+    what: the name of the number in the error. Raises ConfigError for anything else, including zero.
     """
     value = _amount(text)
     if value is None:
@@ -106,7 +109,7 @@ def _amount(text: str) -> Decimal | None:
 def parse_rate(text: str, what: str = "rate") -> Rate:
     """Parses a Rate such as `2/1s`, `500/60s`, `200k/min` or `5/s`.
 
-    what: its name in the error. Raises ConfigError, which shows the right form.
+    what: the name of the rate in the error. Raises ConfigError, which shows the right form.
     """
     match = _RATE.fullmatch(text)
     if match is None:

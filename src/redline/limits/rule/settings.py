@@ -45,7 +45,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     the limit if there are none; without a `concurrency`, it searches for that as well.
     profile: the server's algorithm; `any` is safe for all of them, see docs/limits.md.
     headroom: the share of each rate that may be used, above 0 and at most 1.
-    guard_s: the seconds added to each window against jitter, 0 to 10; None measures them.
+    guard_s: the seconds added to each window against jitter, 0 to 10; None to measure the jitter.
     charge: which tokens the provider counts against a token limit. `actual`: the usage in the
     reply. `reserved`: prompt + max_tokens at admission, never refunded. `auto`: `reserved` for
     hosts that are known to do so, otherwise `actual`.
@@ -162,7 +162,10 @@ def last_send_s(before: float, rate: Rate, limits: Limits) -> float:
 
 
 def usable(rate: Rate, share: float) -> Rate:
-    """Returns `share` of the rate; below 1 per window, 1 per longer window, at most 31 days."""
+    """Returns `share` of the rate, above 0 and at most 1, rounded down.
+
+    If that is less than 1 per window, returns 1 in a longer window, of at most 31 days.
+    """
     if share == 1:
         return rate
     count = math.floor(rate.count * share)

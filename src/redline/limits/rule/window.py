@@ -6,13 +6,13 @@ Two rules apply (docs/architecture.md, Limits):
         implies the soft one; with a bucket, there is no hard rule. shape.py has b and T.
 
 In the hard rule, a send counts for W + u, where u is the guard without any measurement. Once its
-reply has proved how late the send can have reached the server at most (guard.py), it counts for W
-+ that lateness. A record stores how long its replies took; what this proves is computed only when
-the record is to leave the window, from what is known then.
+reply has proved how late the send can have reached the server at most (guard.py), the send counts
+for W plus that lateness. A record stores how long its replies took; what this proves is computed
+only when the record is to leave the window, from what is known then.
 
 The requests of a burst are not sent at once but W / 20 N apart, at most 5 ms: a server that gets
 six hundred requests at once lets the last of them wait for seconds, and counts them that much
-later. As each send waits for the send N before it, this costs time in the first window only.
+later. Because each send waits for the Nth send before it, this costs time in the first window only.
 
 Token amounts are estimates until they are settled. A margin is kept free for the amount by which
 the actual use may exceed them (see Doubt). Because amounts differ, a pace loses time whenever
@@ -102,9 +102,10 @@ class Doubt:
 class Record(msgspec.Struct, eq=False, gc=False):
     """The sends since the previous record, up to `sent_s`.
 
-    unproven: the number of its sends without a reply yet; while there are any, the record counts as
-    late as possible. took_s: how long the slowest reply took. doubt: the uncertainty of amounts
-    that are not settled yet: None without any, a Spread for one amount, a Doubt for several.
+    unproven: the number of its sends without a reply yet; while there are any, the record counts
+    with the largest possible lateness. took_s: how long the slowest reply took. doubt: the
+    uncertainty of amounts that are not settled yet: None without any, a Spread for one amount, a
+    Doubt for several.
     """
 
     number: int
@@ -260,7 +261,7 @@ class Window:
 
     @property
     def easy_amount(self) -> int:
-        """The most that delays later sends by no more than LATE_S; 0 if sends are not even."""
+        """The most tokens that delay later sends by at most LATE_S; 0 if tokens are not paced."""
         return int(LATE_S / self._unit_s) if self._calm < math.inf else 0
 
     def wait_s(self, amount: int, now_s: float, spread: Spread = CERTAIN) -> float:
@@ -576,7 +577,7 @@ class Window:
         return full_at_s - (self._burst - needed) * self._unit_s
 
     def _reshape_phases(self, shape: Shape) -> None:
-        """Updates the use of Phases, which a sliding-window counter makes necessary."""
+        """Starts, updates or ends the use of Phases after a change of the rules."""
         rate, phases = self.rate, self._phases
         if not shape.catch_up_s:
             self._phases, self._calm = None, math.inf
@@ -642,7 +643,7 @@ class Window:
         phases.amend(step, by, amount)
 
     def _move_in_phases(self, phases: Phases, booking: Booking, sent_s: float) -> None:
-        """Moves a booking in Phases to the time when it was sent, if that is much later."""
+        """Moves a booking in Phases to when it was sent, if that is more than LATE_S later."""
         step = booking.step
         if step is None or step[0] is not phases or sent_s - booking.booked_s > LATE_S:
             self._amend_phases(booking, -booking.amount, 0)

@@ -166,7 +166,10 @@ class Group:
             start = await self._turn("release", round(1000 * MOST_IDLE_S), start)
 
     async def left(self) -> Left:
-        """Counts the unfinished messages. Orphans: marked, and silent for ten times `idle_s`."""
+        """Counts the unfinished messages.
+
+        An orphan is a marked message whose consumer has been silent for ten times `idle_s`.
+        """
         return Left(*await self._turn("left", round(10_000 * self._url.idle_s)))
 
     async def _make(self) -> None:
