@@ -1,4 +1,4 @@
-"""Refuse an output whose files have the names of another output's files."""
+"""Refuses an output whose files have the names of another output's files."""
 
 from __future__ import annotations
 

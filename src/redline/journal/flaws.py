@@ -1,4 +1,4 @@
-"""Find and describe the flaws of successes: answers that are cut short or empty, and refusals.
+"""Finds and describes the flaws of successes: answers that are cut short or empty, and refusals.
 
 A flaw is one of the reasons that `fail_on` takes. The answer's finish reason shows it; if an
 answer has several choices, the first flawed choice counts.

@@ -1,4 +1,4 @@
-"""Identify rows by 64-bit keys, and keep sets of keys at 16 to 32 bytes per row.
+"""Identifies rows by 64-bit keys, and keeps sets of keys at 16 to 32 bytes per row.
 
 A row is identified by its `custom_id` if it has one, otherwise by its content and the number of
 identical rows before it, so rows may be added anywhere and the other rows keep their keys. Among 10

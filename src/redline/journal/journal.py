@@ -1,4 +1,4 @@
-"""Write results as rows finish, sync them in groups, and acknowledge each group once it is synced.
+"""Writes results as rows finish, syncs them in groups, and acknowledges each group once synced.
 
 A row's line goes through: taken -> written -> synced -> acknowledged. Lines that are taken in one
 turn of the event loop are written together, before any slot sends another request, so if the

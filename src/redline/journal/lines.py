@@ -1,4 +1,4 @@
-"""Make the lines of a results file, with a checksum by which `sound_lines` finds damaged lines.
+"""Makes the lines of a results file, with a checksum by which `sound_lines` finds damaged lines.
 
 A line is one JSON object whose last field is `crc`: the CRC-32 (ISO 3309, as in zlib) of the line
 up to the comma before that field, in eight hex digits. So each line shows by itself whether it was

@@ -1,4 +1,4 @@
-"""Lock an output, so that only one process at a time writes to it."""
+"""Locks an output, so that only one process at a time writes to it."""
 
 from __future__ import annotations
 

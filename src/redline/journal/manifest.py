@@ -1,4 +1,4 @@
-"""Store the settings behind the results, so that a resume with different settings is refused."""
+"""Stores the settings behind the results, so that a resume with different settings is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describe an output: where the results are, what a line contains, and the files beside it.
+"""Describes an output: where the results are, what a line contains, and the files beside it.
 
   results        failures                state
   labels.jsonl   labels.failed.jsonl     labels.redline/

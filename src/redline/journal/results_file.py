@@ -1,4 +1,4 @@
-"""Read, repair after a crash, write and sync one append-only file of lines with checksums."""
+"""Reads, repairs after a crash, writes and syncs one append-only file of lines with checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewrite whole finished files: drop resolved failures, put results in order.
+"""Rewrites whole finished files: drops resolved failures, puts results in order.
 
 Each function writes a new file beside the old one and renames it, so a crash at any moment leaves
 either the old or the new file.

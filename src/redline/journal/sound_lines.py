@@ -1,4 +1,4 @@
-"""Read back the lines of a results file: which are sound, and to which rows they belong.
+"""Reads back the lines of a results file: which are sound, and to which rows they belong.
 
 Lines are checked in two ways, with the same result. `_keys_of` checks all lines of a block at once,
 in half the time, and returns None unless each line is sound and of the common form. If it returns

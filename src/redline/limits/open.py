@@ -1,4 +1,4 @@
-"""Open the limiter that the settings describe."""
+"""Opens the limiter that the settings describe."""
 
 from __future__ import annotations
 

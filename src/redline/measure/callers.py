@@ -1,4 +1,4 @@
-"""Give the targets of a load one interface: a backend, a client, or a user's function."""
+"""Gives the targets of a load one interface: a backend, a client, or a user's function."""
 
 from __future__ import annotations
 

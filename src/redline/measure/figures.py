@@ -1,4 +1,4 @@
-"""Define the figures that a load measures."""
+"""Defines the figures that a load measures."""
 
 from __future__ import annotations
 

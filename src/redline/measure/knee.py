@@ -1,4 +1,4 @@
-"""Find the concurrency that is enough: the knee of throughput over calls in flight.
+"""Finds the concurrency that is enough: the knee of throughput over calls in flight.
 
 The knee is the smallest level whose throughput is within 5 % of the best throughput. Beyond it,
 throughput rises slowly and latency fast (Chiu and Jain, Analysis of the Increase and Decrease

@@ -1,4 +1,4 @@
-"""Make the calls of one load, each when it is due, or when the user's previous call has ended."""
+"""Makes the calls of one load, each when it is due, or when the user's previous call has ended."""
 
 from __future__ import annotations
 

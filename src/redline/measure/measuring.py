@@ -1,4 +1,4 @@
-"""Measure one load, or several loads with rising concurrency, from the plan to the figures."""
+"""Measures one load, or several loads with rising concurrency, from the plan to the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generate meaningless prompts of a given length, whose beginnings practically never repeat."""
+"""Generates meaningless prompts of a given length; from 8 tokens on, hardly any begin alike."""
 
 from __future__ import annotations
 

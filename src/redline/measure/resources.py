@@ -1,4 +1,4 @@
-"""Measure the resources that a load uses in its process, and how busy this machine's GPUs are."""
+"""Measures the resources that a load uses in its process, and how busy this machine's GPUs are."""
 
 from __future__ import annotations
 

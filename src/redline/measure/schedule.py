@@ -1,4 +1,4 @@
-"""Make schedules: the times at which requests are due, in seconds since the load began."""
+"""Makes schedules: the times at which requests are due, in seconds since the load began."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parse and check service level objectives, which an answer must meet to count as goodput.
+"""Parses and checks service level objectives, which an answer must meet to count as goodput.
 
 Goodput is the rate of answers that meet all objectives (Zhong et al., DistServe: Disaggregating
 Prefill and Decoding for Goodput-optimized Large Language Model Serving, OSDI 2024).

@@ -1,4 +1,4 @@
-"""Add up the calls of a load, and compute its figures."""
+"""Adds up the calls of a load, and computes its figures."""
 
 from __future__ import annotations
 

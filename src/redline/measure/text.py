@@ -1,4 +1,4 @@
-"""Format figures as lines of text."""
+"""Formats figures as lines of text."""
 
 from __future__ import annotations
 

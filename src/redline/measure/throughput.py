@@ -1,4 +1,4 @@
-"""Measure the throughput of anything that answers requests, from Python: `ThroughputMetrics`."""
+"""Measures the throughput of anything that answers requests, from Python: `ThroughputMetrics`."""
 
 from __future__ import annotations
 

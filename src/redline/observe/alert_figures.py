@@ -1,4 +1,4 @@
-"""Compute the figures that alert rules watch, each from the last windows of a run.
+"""Computes the figures that alert rules watch, each from the last windows of a run.
 
 A figure covers the last `span_s` seconds. It is None while there is too little data, or while it
 has no meaning: a run without rows to send is not slow.

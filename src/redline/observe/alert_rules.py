@@ -1,4 +1,4 @@
-"""Define the rules that raise alerts, and the advice that each rule gives.
+"""Defines the rules that raise alerts, and the advice that each rule gives.
 
 rule              figure                                    breached  usual  for
 error_rate        share of the attempts that failed         above     20 %   30 s

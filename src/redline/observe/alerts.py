@@ -1,4 +1,4 @@
-"""Find breached alert rules from the successive windows of a run.
+"""Finds breached alert rules from the successive windows of a run.
 
 rule is  when its figure                                what happens
 quiet    is within the threshold, or unknown            nothing

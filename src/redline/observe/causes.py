@@ -1,4 +1,4 @@
-"""Define the causes that can hold a job back.
+"""Defines the causes that can hold a job back.
 
 cause         binds when                                       what helps
 input         workers wait for rows                            a faster source

@@ -1,4 +1,4 @@
-"""Model how the rate of answers grows with the calls in flight, fitted to a few levels.
+"""Models how the rate of answers grows with the calls in flight, fitted to a few levels.
 
 At first the rate is proportional to the calls in flight. Then the endpoint is full, and the rate
 stays constant or falls. The curve has these two asymptotes:

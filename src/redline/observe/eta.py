@@ -1,4 +1,4 @@
-"""Estimate when a run will end, from the windows of its timeline; a pure function without a clock.
+"""Estimates when a run will end, from the windows of its timeline; a function without a clock.
 
 The remaining rows are assumed to finish at the rate of the last half of the run, which ignores a
 slow start and averages out chance. Rows often finish in waves, for example when a limit is used up
@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from redline.timeline import Window, merged_sketches
 
-# The rate covers this share of the run, but at least this time and this number of rows.
+# The rate covers this share of the run, but at least this time and this number of rows, as far as
+# the run has them.
 _SHARE, _LEAST_S, _LEAST_ROWS = 0.5, 20.0, 100
 # Shorter waves are ignored: the span averages them out anyway.
 _LEAST_WAVE_S = 2.0

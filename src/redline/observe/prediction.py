@@ -1,4 +1,4 @@
-"""Predict the effect of other settings, and check whether a run's prediction came true.
+"""Predicts the effect of other settings, and checks whether a run's prediction came true.
 
 The rate of answers is the minimum of what each constraint allows:
 

@@ -1,4 +1,4 @@
-"""Read the status of a job from its timeline, whether it is running, has ended or was killed."""
+"""Reads the status of a job from its timeline, whether it is running, has ended or was killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the steady windows of a run, and the rate of answers in them.
+"""Finds the steady windows of a run, and the rate of answers in them.
 
 If calls take many seconds, one second may bring no answer, and another the answers to all calls
 that were sent together. Therefore the rate of answers comes from Little's law (A Proof for the

@@ -1,4 +1,4 @@
-"""Set up TCP keep-alive, for connections that are silent for a long time."""
+"""Sets up TCP keep-alive, for connections that are silent for a long time."""
 
 from __future__ import annotations
 

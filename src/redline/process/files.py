@@ -1,4 +1,4 @@
-"""Write files that survive a crash: replaced atomically, made durable, locked by one process.
+"""Writes files that survive a crash: replaced atomically, made durable, locked by one process.
 
 A lock must end with the process that took it. But an flock belongs to an open file, which forked
 processes share: the workers of a pool may outlive a killed run and would keep its locks. So locked

@@ -1,4 +1,4 @@
-"""Load objects from the user's own modules by name."""
+"""Loads objects from the user's own modules by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raise the limit of open files: each connection is an open file, so concurrency needs it."""
+"""Raises the limit of open files: each connection is an open file, so concurrency needs it."""
 
 from __future__ import annotations
 

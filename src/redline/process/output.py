@@ -1,4 +1,4 @@
-"""Format and print text for people; a failure to print affects neither the work nor the exit code.
+"""Formats and prints text for people; a failure to print affects neither work nor exit code.
 
 Text from outside is made safe to print: it can neither move the cursor nor change the direction of
 the text.

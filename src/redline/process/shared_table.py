@@ -1,4 +1,4 @@
-"""Share numbers in memory between the processes of one command, under one lock.
+"""Shares numbers in memory between the processes of one command, under one lock.
 
 The memory has no name: processes inherit its descriptor, and the memory is freed with the last
 process that holds it. The lock is the kernel's (fcntl rather than flock, because all processes

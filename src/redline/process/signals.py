@@ -1,4 +1,4 @@
-"""Run a program until Ctrl-C or SIGTERM, and distinguish the end of a task from its failures."""
+"""Runs a program until Ctrl-C or SIGTERM, and distinguishes a task's end from its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run work in threads that do not delay the exit of the process, unlike the standard library's.
+"""Runs work in threads that do not delay the exit of the process, unlike the standard library's.
 
 A user's function may never return, and a name server may take minutes. If a run no longer waits for
 them, the program's exit must not wait for them either.

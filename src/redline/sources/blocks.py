@@ -1,4 +1,4 @@
-"""Read the raw bytes of an input: the interface of all kinds of input, and files and stdin."""
+"""Reads the raw bytes of an input: the interface of all kinds of input, and files and stdin."""
 
 from __future__ import annotations
 

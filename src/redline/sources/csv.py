@@ -1,4 +1,4 @@
-"""Read rows of CSV and TSV with a header row.
+"""Reads rows of CSV and TSV with a header row.
 
 A quote means different things in the two formats. In CSV (RFC 4180), a field that begins with a
 quote ends with a quote, and may contain newlines. TSV, as registered with IANA, has no quotes and

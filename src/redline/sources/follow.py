@@ -1,4 +1,4 @@
-"""Read rows of a file that is still being written: its existing lines, then each new line.
+"""Reads rows of a file that is still being written: its existing lines, then each new line.
 
 What may happen to the file, and what then happens to its rows:
 

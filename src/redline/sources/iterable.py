@@ -1,4 +1,4 @@
-"""Read rows from Python objects: any iterable, and any async iterable."""
+"""Reads rows from Python objects: any iterable, and any async iterable."""
 
 from __future__ import annotations
 

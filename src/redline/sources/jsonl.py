@@ -1,4 +1,4 @@
-"""Read rows of JSON Lines, and split any text into lines in bounded memory."""
+"""Reads rows of JSON Lines, and splits any text into lines in bounded memory."""
 
 from __future__ import annotations
 

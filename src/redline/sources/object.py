@@ -1,4 +1,4 @@
-"""Read the bytes of an object in a store, in ranges, so that it is never in memory as a whole.
+"""Reads the bytes of an object in a store, in ranges, so that it is never in memory as a whole.
 
 Each range is a separate request, so a run that reads for days does not keep a connection open. If a
 range breaks off, it is requested again, provided that the object is unchanged.

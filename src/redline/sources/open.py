@@ -1,4 +1,4 @@
-"""Open the right source for a path, a URL, stdin, or Python objects."""
+"""Opens the right source for a path, a URL, stdin, or Python objects."""
 
 from __future__ import annotations
 

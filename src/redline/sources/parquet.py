@@ -1,4 +1,4 @@
-"""Read rows of Parquet files and of Hugging Face dataset folders, both through Arrow."""
+"""Reads rows of Parquet files and of Hugging Face dataset folders, both through Arrow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repeat each row, to get several samples of its answer."""
+"""Repeats each row, to get several samples of its answer."""
 
 from __future__ import annotations
 

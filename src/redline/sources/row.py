@@ -1,4 +1,4 @@
-"""Define a row, and what all sources of rows have in common."""
+"""Defines a row, and what all sources of rows have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parse URLs of Redis streams and their groups: `redis://host:6379/0/tickets?group=labels`."""
+"""Parses URLs of Redis streams and their groups: `redis://host:6379/0/tickets?group=labels`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the text of an input as chunks of bytes: decompressed, and checked to be text.
+"""Reads the text of an input as chunks of bytes: decompressed, and checked to be text.
 
     blocks of a file, stdin or an object -> decompress gzip or zstd -> skip BOM, refuse binary
 

@@ -1,4 +1,4 @@
-"""Convert the errors of object store drivers to redline's own errors.
+"""Converts the errors of object store drivers to redline's own errors.
 
 Drivers are not imported here, and each has its own exceptions. So errors are recognized by their
 codes and statuses, by the names of their classes, and by the built-in exceptions that they extend.

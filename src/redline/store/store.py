@@ -1,4 +1,4 @@
-"""Access an object store through its fsspec driver.
+"""Accesses an object store through its fsspec driver.
 
 The driver's caches are not used: each query goes to the store, because other processes write to the
 store as well. fsspec and the driver are imported only when an ObjectStore is made.

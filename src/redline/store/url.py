@@ -1,4 +1,4 @@
-"""Parse URLs of objects in a store, such as `s3://bucket/dir/rows.jsonl`."""
+"""Parses URLs of objects in a store, such as `s3://bucket/dir/rows.jsonl`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Provide a backend with scripted answers, without a network, in the event loop's time."""
+"""Provides a backend with scripted answers, without a network, in the event loop's time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Provide clocks for tests: one that is advanced by hand, and one that follows an event loop."""
+"""Provides clocks for tests: one that is advanced by hand, and one that follows an event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Provide an event loop with virtual time, in which an hour of waiting takes milliseconds.
+"""Provides an event loop with virtual time, in which an hour of waiting takes milliseconds.
 
 When nothing is ready, the loop does not wait for its next timer but advances its time to that
 timer. Work outside the loop still takes real time:

@@ -1,4 +1,4 @@
-"""Record runs: the structs and files of traces (each call) and of timelines (windows of time)."""
+"""Records runs: the structs and files of traces (each call) and of timelines (windows of time)."""
 
 from redline.timeline.gather import Counters, Gatherer, Sample
 from redline.timeline.history import (

@@ -1,4 +1,4 @@
-"""Turn samples and ended calls into windows. Synchronous; the caller passes the time.
+"""Turns samples and ended calls into windows. Synchronous; the caller passes the time.
 
 Above about 1,000 calls per second, only one in several calls is recorded and counts as several:
 processing a call takes some microseconds, and keeping all calls until the next sample would fill

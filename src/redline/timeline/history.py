@@ -1,4 +1,4 @@
-"""Store the timeline of a job: one bounded file of JSON lines, to which each run appends.
+"""Stores the timeline of a job: one bounded file of JSON lines, to which each run appends.
 
 kind         meaning
 run          a run has begun; later records belong to it, with times in seconds since it began
@@ -87,7 +87,8 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="ki
 class RunHistory(msgspec.Struct, kw_only=True):
     """The recorded history of one run. end: None while the run is running, or if it was killed.
 
-    prediction: predicts this run; None if its settings are those of the previous run.
+    prediction: predicts this run, if its settings differ from those of the previous run; otherwise
+    None.
     """
 
     facts: RunFacts

@@ -1,4 +1,4 @@
-"""Read JSON Lines files to which runs append records of several kinds."""
+"""Reads JSON Lines files to which runs append records of several kinds."""
 
 from __future__ import annotations
 

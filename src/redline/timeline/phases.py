@@ -1,4 +1,4 @@
-"""Add up how long calls spent in each phase, from their start, their end and their attempts' marks.
+"""Adds up how long calls spent in each phase, from their start and end and their attempts' marks.
 
 The time from the beginning of a call to the first mark of its first attempt is the client's own, as
 is the time from the end of its last attempt to its outcome.

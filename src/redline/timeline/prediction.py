@@ -1,4 +1,4 @@
-"""Define the prediction for a run, which is made before the run and scored after it."""
+"""Defines the prediction for a run, which is made before the run and scored after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record the calls of a backend in a trace."""
+"""Records the calls of a backend in a trace."""
 
 from __future__ import annotations
 

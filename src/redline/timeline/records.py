@@ -1,4 +1,4 @@
-"""Define the records of a trace: JSON objects, one per line, each with its `kind`.
+"""Defines the records of a trace: JSON objects, one per line, each with its `kind`.
 
 kind     meaning
 run      a run has begun; later records belong to it, with times in seconds since it began

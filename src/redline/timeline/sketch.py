@@ -1,4 +1,4 @@
-"""Summarize many durations in a few numbers: sketches that give quantiles and can be merged.
+"""Summarizes many durations in a few numbers: sketches that give quantiles and can be merged.
 
 A bucket holds the values between two powers of GAMMA, so any quantile has a relative error of at
 most ERROR, even after merges: Masson, Rim and Lee, DDSketch: A Fast and Fully-Mergeable Quantile

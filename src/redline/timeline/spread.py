@@ -1,4 +1,4 @@
-"""Compute quantiles of durations: exactly up to 100,000 of them, beyond that with a sketch."""
+"""Computes quantiles of durations: exactly up to 100,000 of them, beyond that with a sketch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read a trace: the latest calls of its runs."""
+"""Reads a trace: the latest calls of its runs."""
 
 from __future__ import annotations
 

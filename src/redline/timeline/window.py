@@ -1,4 +1,4 @@
-"""Define the structs of a timeline, and merge windows into longer ones.
+"""Defines the structs of a timeline, and merges windows into longer ones.
 
 The state of a run is sampled ten times per second, and each second of samples becomes a Window.
 Everything that users see of a run is computed from windows.

@@ -1,4 +1,4 @@
-"""Write a trace file, to which each run appends."""
+"""Writes a trace file, to which each run appends."""
 
 from __future__ import annotations
 

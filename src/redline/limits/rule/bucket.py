@@ -1,4 +1,4 @@
-"""Compute when a bucket is full again."""
+"""Computes when a bucket is full again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the cost of one call against the limits, and the kinds of amounts that limits count."""
+"""Defines the cost of one call against the limits, and the kinds of amounts that limits count."""
 
 from __future__ import annotations
 

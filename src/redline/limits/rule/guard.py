@@ -1,4 +1,4 @@
-"""Measure the guard: how late a request may reach the server's limiter, compared with the fastest.
+"""Measures the guard: how late a request may reach the server's limiter, relative to the fastest.
 
 A reply proves something about its request. Let m be the shortest time from the write of a request
 to the first byte of its answer. If a reply took t, its request reached the server at most t - m

@@ -1,4 +1,4 @@
-"""Keep sends beyond the process, so that a run that is killed and restarted exceeds no limit.
+"""Keeps sends beyond the process, so that a run that is killed and restarted exceeds no limit.
 
 Each window has a small file with its pace, a claim, and a ring of its records, each (wall time,
 amount). The file is in the page cache, which survives the death of the process, but not of the

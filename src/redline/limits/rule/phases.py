@@ -1,4 +1,4 @@
-"""Bound what a sliding-window counter may read of our sends, wherever its windows begin.
+"""Bounds what a sliding-window counter may read of our sends, wherever its windows begin.
 
 Such a counter weights the previous window by the share of it that is still in view. Let A(s, t) be
 the amount that was sent after s and up to t. If the counter's current window began at p = t - uW,

@@ -1,4 +1,4 @@
-"""Parse and format rate limits: `2/1s`, `500/60s`, `200k/60s`."""
+"""Parses and formats rate limits: `2/1s`, `500/60s`, `200k/60s`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Combine all rate limits of one endpoint: a call books all of them or none. Synchronous."""
+"""Combines all rate limits of one endpoint: a call books all of them or none. Synchronous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the limits of an endpoint as the user sets them."""
+"""Defines the limits of an endpoint as the user sets them."""
 
 from __future__ import annotations
 

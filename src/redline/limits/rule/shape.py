@@ -1,4 +1,4 @@
-"""Compute the numbers of a rate under a profile: for windows, shared send times and forecasts.
+"""Computes the numbers of a rate under a profile: for windows, shared send times and forecasts.
 
 For N requests or tokens per window W, with the guard g, the pace has a burst b and an interval T:
 

@@ -1,4 +1,4 @@
-"""Decide when the next send may go under one rate limit, from the sends so far.
+"""Decides when the next send may go under one rate limit, from the sends so far.
 
 Two rules apply (docs/architecture.md, Limits):
   hard  the amount sent in any window + guard, by actual send times, never exceeds the count N;

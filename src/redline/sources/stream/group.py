@@ -1,4 +1,4 @@
-"""Act as one consumer of a consumer group of a Redis stream, in steps that are atomic in Redis.
+"""Acts as one consumer of a consumer group of a Redis stream, in steps that are atomic in Redis.
 
 The states of a message in Redis:
 

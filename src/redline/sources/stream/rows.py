@@ -1,4 +1,4 @@
-"""Read rows from a Redis stream, and acknowledge a message only once its outcome is durable.
+"""Reads rows from a Redis stream, and acknowledges a message only once its outcome is durable.
 
 The states of a message in one process, which is one consumer of the group:
 
