@@ -163,7 +163,7 @@ class SharedLimiter(RateLimiter):
         return list(self._rated) if self.waiting else []
 
     def park(self, until_s: float) -> bool:
-        """Gives no grants before `until_s` (monotonic); returns whether that is a new, later time.
+        """Gives no grants before `until_s` (monotonic); returns whether the park ends later now.
 
         Other processes learn of the park with their next lease.
         """

@@ -115,7 +115,7 @@ class Limiter(RateLimiter):
         return [(line.kind, line.stated, line.window.used(now_s)) for line in self.rules.lines]
 
     def park(self, until_s: float) -> bool:
-        """Gives no grants before `until_s` (monotonic); returns whether that is a new, later time."""
+        """Gives no grants before `until_s` (monotonic); returns whether the park ends later now."""
         self._free = None
         return super().park(until_s)
 

@@ -124,7 +124,7 @@ class RateLimiter(ABC):
         """
 
     def park(self, until_s: float) -> bool:
-        """Gives no grants before `until_s` (monotonic); returns whether that is a new, later time."""
+        """Gives no grants before `until_s` (monotonic); returns whether the park ends later now."""
         if until_s <= self._parked_until_s:
             return False
         self._parked_until_s = until_s

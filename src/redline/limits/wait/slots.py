@@ -35,7 +35,7 @@ class Slots:
         return self._queue.waiting
 
     def has_room(self, coming: int = 0) -> bool:
-        """Returns whether a slot, regardless of the queue, is free after `coming` others are taken."""
+        """Returns whether a slot is free after `coming` others are taken, ignoring the queue."""
         return self.in_use + coming < self.count
 
     def want(self) -> None:
