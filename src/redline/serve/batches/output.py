@@ -133,7 +133,7 @@ class Folder:
 def _why(failure: _Failure) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Returns the fields `response` and `error` of a failed line.
 
-    One of them is None: `error` if the endpoint's response made the line fail, else `response`.
+    If the endpoint's response made the line fail, `error` is None; otherwise `response` is.
     """
     answer, error = failure.response, failure.error
     if answer is not None:

@@ -41,7 +41,7 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Used(msgspec.Struct, frozen=True, gc=False):
-    """The tokens and the cost of one call; None where unknown."""
+    """The tokens and the cost of one call; None if unknown."""
 
     tokens: int | None
     picodollars: int | None
