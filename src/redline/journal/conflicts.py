@@ -9,7 +9,7 @@ from redline.journal.output import Output, has_old_files, is_state, stem_of
 from redline.journal.sound_lines import has_sound_line
 
 _HINT = "choose another -o"
-# The folders that an output's state folder may contain; any other folder is a copy of a bucket.
+# The folders in an output's state folder. A folder with another name is taken for a bucket's copy.
 _OWN_FOLDERS = ("limits", "batches")
 
 

@@ -103,7 +103,7 @@ def put_in_order(path: Path, keys: array[int]) -> None:
 
 
 def _keep(path: Path, fd: int, bounds: Iterable[Iterable[int]]) -> None:
-    """Replaces `path` with these lines of `fd`, in this order. bounds: each line's two offsets."""
+    """Replaces `path` with lines of `fd`, in this order. bounds: (begin, end) of each line."""
     replace_file(path, copier(fd, array("Q", chain.from_iterable(bounds))))
 
 

@@ -87,7 +87,7 @@ class Stretch(msgspec.Struct):
     def marks(self) -> Sequence[int]:
         """Returns for each key the mark of the row's content, as in `identity`; 0 if unknown.
 
-        The line of an unnamed row has no mark, nor has a line of a version older than marks.
+        Lines of unnamed rows have no mark, and neither have lines of older versions of redline.
         """
         if not self.keys:
             return []

@@ -1,7 +1,7 @@
 """Computes how much work falls within a window of time, and its rate with a confidence interval.
 
 A call counts in a window with the share of its duration that lies within the window. So calls that
-begin or end outside do not distort the rate, even if there are few calls, as long as the window.
+begin or end outside do not distort the rate, even if there are only a few long calls.
 """
 
 from __future__ import annotations

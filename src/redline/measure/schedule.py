@@ -26,6 +26,6 @@ def poisson(rate_per_s: float, seed: int) -> Iterator[float]:
 
 
 def recorded(arrivals_s: Sequence[float]) -> list[float]:
-    """Returns the recorded times in ascending order, relative to the first; one or more."""
+    """Returns the times in ascending order, relative to the first. arrivals_s: one or more."""
     ordered = sorted(arrivals_s)
     return [at_s - ordered[0] for at_s in ordered]

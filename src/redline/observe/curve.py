@@ -40,7 +40,7 @@ _MISFIT = 0.02
 _NEGLIGIBLE = 1e-4
 # A distribution is reduced to at most this many quantiles.
 _QUANTILES = 100
-# Three values and weights that represent a normal distribution (Gauss and Hermite).
+# Three values and weights that represent a normal distribution (Gauss-Hermite quadrature).
 _NODES = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
 
 Draws = list[tuple[float, float]]

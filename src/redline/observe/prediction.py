@@ -293,7 +293,10 @@ def _percent(factor: float) -> str:
 
 
 def _lately(windows: Sequence[Window]) -> list[Window]:
-    """Returns the windows of the last steady minute with about the calls in flight of its last."""
+    """Returns the windows of the last steady minute that have about the same calls in flight.
+
+    The number of calls in flight is compared with that of the minute's last window.
+    """
     found = steady(windows)
     since_s = found[-1].end_s - _LATELY_S if found else 0.0
     return [one for one in found if one.end_s > since_s and is_alike(one, found[-1])]

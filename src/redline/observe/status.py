@@ -24,7 +24,7 @@ from redline.timeline import (
 
 # Current figures cover the windows of the last seconds; latencies cover a longer span.
 _LATELY_S, _LATENCY_S = 10.0, 60.0
-# A run is taken to be silent after this long: it normally writes a window every second.
+# A run counts as silent if it has written nothing for this long: it writes a window every second.
 SILENT_S = 5.0
 
 State = Literal["running", "finished", "interrupted", "stopped", "dead"]

@@ -152,7 +152,7 @@ def replace_file(path: Path, write: Callable[[int], None]) -> None:
                 os.close(fd)
             os.replace(beside, _real(path))
         except OSError:
-            # The disk may be full, and the unfinished file takes up space.
+            # Removed, because the disk may be full and the unfinished file takes up space.
             beside.unlink(missing_ok=True)
             raise
         sync_name(path)

@@ -1,4 +1,4 @@
-"""Raises the limit of open files: each connection is an open file, so concurrency needs it."""
+"""Raises the limit of open files, because each connection in use is an open file."""
 
 from __future__ import annotations
 

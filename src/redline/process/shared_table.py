@@ -93,7 +93,7 @@ class SharedTable:
             fcntl.lockf(self.fd, fcntl.LOCK_UN)
 
     def region(self, name: str, size: int, kind: Kind = Kind.PLAIN) -> int:
-        """Returns the index of the first word of a region; adds the region, of zeros, if it is new.
+        """Returns the index of a region's first word; adds a new region, filled with zeros.
 
         name, size (in words) and kind must be the same in all processes. Raises RedlineError if
         the memory is full.

@@ -50,7 +50,7 @@ class Blocks:
         """Raises CorruptInput if a local file no longer contains what was read from it. Blocks."""
 
     def close(self) -> None:
-        """Makes a waiting `read` return soon; may be called from any thread."""
+        """Closes the input, in any thread; a waiting `read` then returns soon."""
         raise NotImplementedError
 
 

@@ -51,7 +51,10 @@ class AsyncRows(_ItemRows[AsyncIterable[object]]):
     """
 
     async def batches(self) -> AsyncIterator[list[Row]]:
-        """Yields lists of one row. Raises ConfigError without rows, and the iterable's errors."""
+        """Yields lists of one row.
+
+        Raises ConfigError if there is no row, and any error that the iterable raises.
+        """
         async for item in self._items:
             if self._is_closed:
                 return

@@ -22,7 +22,7 @@ _without_newline = itemgetter(slice(None, -1))
 
 
 class LongLine(NamedTuple):
-    """Replaces a line above the size limit: its digest and its size."""
+    """The digest and the size of a line above the size limit, in place of the line."""
 
     digest: bytes
     size_bytes: int

@@ -125,7 +125,7 @@ def _stdin_counts() -> Iterator[int] | None:
 
 
 def opened(rows: object) -> object:
-    """Returns the same rows; for the URL of an object, with the object opened, which blocks.
+    """Returns `rows`, or, for the URL of an object, the opened object; opening it blocks.
 
     Raises ConfigError as `open_source` does.
     """

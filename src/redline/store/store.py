@@ -103,7 +103,7 @@ class ObjectStore:
             self._fs.put_file(str(path), self._path(url), callback=callback)
 
     def copy(self, url: ObjectUrl, target: ObjectUrl) -> None:
-        """Copies an object inside the store."""
+        """Copies an object within the store."""
         with Asking(url):
             self._fs.copy(self._path(url), self._path(target))
 
@@ -242,7 +242,7 @@ def _found(info: dict[str, Any]) -> Found:
 
 
 def _callback(is_stopped: Callable[[], bool]) -> Any:
-    """Returns a progress callback for drivers, which ends the transfer once `is_stopped()`."""
+    """Returns a progress callback for drivers that ends a transfer once `is_stopped()` is true."""
 
     def stop(size: int | None, value: int, **_: object) -> None:
         if is_stopped() and (size is None or value < size):

@@ -52,12 +52,12 @@ class ObjectUrl(msgspec.Struct, frozen=True):
 
     @property
     def file(self) -> PurePosixPath:
-        """The object's name as a path, for its suffixes."""
+        """The object's name as a path, from which its suffixes can be read."""
         return PurePosixPath("/" + self._bare.partition("/")[2])
 
     @property
     def _bare(self) -> str:
-        """`path` without a query, or without the version of an object."""
+        """`path` without a web URL's query, or without an object's version."""
         if self.is_web:
             return re.split(r"[?#]", self.path, maxsplit=1)[0]
         return self.path.partition(_VERSION)[0]

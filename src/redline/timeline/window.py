@@ -146,10 +146,10 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The totals of the whole job, over all runs of its output, at the end of a window.
 
     rows: the number of rows in the input; if `is_exact` is False, there may be more. done, failed:
-    rows with a result or a failure. untried: rows that this run leaves out. done_here: rows done by
-    this run. attempts, input_tokens, output_tokens: of this run alone. spent_usd: of all runs if
-    there is a budget in money, otherwise of this run; None while unknown. spent_tokens: tokens
-    counted against a budget in tokens; None without one.
+    rows with a result or a failure. untried: rows that this run leaves out. done_here: rows that
+    succeeded in this run. attempts, input_tokens, output_tokens: of this run alone. spent_usd: of
+    all runs if there is a budget in money, otherwise of this run; None while unknown. spent_tokens:
+    what counts against a budget in tokens, from all runs; None without such a budget.
     """
 
     rows: int = 0

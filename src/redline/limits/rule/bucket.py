@@ -47,7 +47,7 @@ class BucketLevel:
         return entry
 
     def left(self, entry: Entry, at_s: float) -> None:
-        """Records that the entry's request was written at `at_s`, from when it counts."""
+        """Records that the entry's request was written at `at_s`; it counts from then."""
         if at_s - entry.at_s > LATE_S:
             entry.at_s = at_s
             self._known = None

@@ -58,7 +58,11 @@ def shape_of(rate: Rate, kind: Kind, profile: str, guard_s: float) -> Shape:
 
 
 def paid_at_s(full_at_s: float, from_s: float, amount: int, unit_s: float) -> float:
-    """Returns when the pace has paid for `amount` more, from full_at_s or from_s on if later."""
+    """Returns when the pace has paid for `amount` more.
+
+    It begins to pay at full_at_s, when it has paid for all earlier amounts, or at from_s if that is
+    later.
+    """
     return max(full_at_s, from_s) + amount * unit_s
 
 

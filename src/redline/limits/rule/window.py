@@ -378,7 +378,7 @@ class Window:
         return booking
 
     def sent(self, booking: Booking, now_s: float) -> None:
-        """Records that the booking's request was written at `now_s`, from when it counts."""
+        """Records that the booking's request was written at `now_s`; it counts from then."""
         if booking.record is not None or booking.is_released:
             return
         amount, records = booking.amount, self._records
@@ -569,7 +569,7 @@ class Window:
     def _refilled_s(self, needed: float) -> float:
         """Returns when the bucket holds the amount `needed`, which is at most its count.
 
-        An amount above the burst leaves no room for the guard, so it waits that much longer.
+        An amount above the burst leaves no room for the guard, so the wait is that much longer.
         """
         full_at_s = self._level.full_at_s(self._unit_s)
         if full_at_s is None:
