@@ -49,7 +49,8 @@ _BUSY = 0.85
 # by this many seconds.
 _CPU, _LAG_S = 0.9, 0.05
 # Another limit is nearly as strict as the strictest one if it held calls back in at least this
-# share of as many samples, or if its used part is at least this share of the strictest one's used part.
+# share of as many samples, or if its used part is at least this share of the strictest one's used
+# part.
 _NEAR_HELD, _NEAR_USED = 0.75, 0.95
 # A limit has capacity to spare if less than this share of it is used, it has room for this many
 # calls, and few calls wait for it (this share of the slots) with nearly all slots taken.
