@@ -1,4 +1,4 @@
-"""Reads the facts of each call that a strategy uses, if it needs any."""
+"""Reads those facts of each call that the strategy needs."""
 
 from __future__ import annotations
 

@@ -92,14 +92,14 @@ class Breaker:
 
     @property
     def is_working(self) -> bool:
-        """Whether it takes calls, or its health page has not been read yet."""
+        """Whether the endpoint takes calls, or its health page has not been read yet."""
         if self.state is Health.STARTING:
             return not self._bad_pages
         return self.state is not Health.DEGRADED
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is ready, without recent evidence against it."""
+        """Whether the endpoint is ready, without recent evidence against it."""
         return self.state is Health.READY and not self.evidence
 
     def ignore(self, is_ignored: bool) -> None:

@@ -70,7 +70,7 @@ class PoolMember(Figures):
         return self.is_leaving or self.error is not None
 
     def health(self, now_s: float, load: Load | None = None) -> Health:
-        """Returns the endpoint's state, from its breaker and its backend. load: the backend's."""
+        """Returns the endpoint's state. load: that of its backend; None to query the backend."""
         if self.error is not None:
             return Health.GONE
         if self.is_leaving:

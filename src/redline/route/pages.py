@@ -32,7 +32,7 @@ class Pages:
         self._health = _Page(endpoint, endpoint.probe, HEALTH, clock)
         self.has_metrics = bool(endpoint.metrics)
         self.has_health = bool(endpoint.probe)
-        # If a page is configured, no other one is tried.
+        # A configured health page is never replaced by another page.
         self._may_lack = endpoint.probe is True
 
     async def figures(self) -> ServerFigures | None:

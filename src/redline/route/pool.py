@@ -677,7 +677,7 @@ class Pool:
         return last.complete_s - last.sent_s >= self._usual_s(member)
 
     def _has_let_wait(self, member: PoolMember, call: Call, sent_s: float, now_s: float) -> bool:
-        """Returns whether the endpoint is to blame for a cancelled call without a byte of answer.
+        """Returns whether the endpoint is to blame for a cancelled call that got no byte.
 
         sent_s: when the call was written. The caller may be impatient, so the wait must be several
         times as long as an answer takes on average, and the endpoint must have answered no other
@@ -886,7 +886,7 @@ class Pool:
             self._look(member)
 
     def _reconsider(self) -> None:
-        """Shortens what waiting calls avoid if it includes every working endpoint.
+        """Allows working endpoints again to waiting calls that avoid all of them.
 
         Endpoints whose limits are too small for a call remain avoided.
         """

@@ -135,7 +135,7 @@ class _Round(msgspec.Struct, eq=False):
 
 
 class AdaptiveConcurrency:
-    """Moves the number of calls that may be in flight to one server to the knee. Never waits.
+    """Finds how many calls to one server may be in flight: moves `limit` to the knee. Never waits.
 
     least, most: bounds of `limit`, at least 1. first: the initial limit, moved into the bounds.
     Raises ConfigError for bounds that contradict each other.

@@ -29,8 +29,8 @@ _MOST_LINES = 8
 # Usage before a limit was known counts as if it had occurred when the limit became known, if the
 # window is at most this many seconds: in a longer one, it may come free much sooner.
 _MOST_WAIT_S = 60.0
-# A server counts calls that have reached it, this process calls that it has sent: counts that
-# differ by less than this share of the limit agree.
+# A server counts the calls that have reached it, and this process the calls that it has sent: counts
+# that differ by less than this share of the limit agree.
 _NOISE = 0.01
 # The belief, 0 to 1, that a limit refills steadily: above the first, it counts as a bucket, below
 # the second as a window; one observation changes the belief by the third share.
@@ -40,7 +40,7 @@ _STEADY_RATE = 0.2
 # A fixed window looks like a bucket for a moment: observations that fit a bucket count at most this
 # many times per window.
 _LOOKS = 16
-# A reset above this share of the window W proves nothing: a moving window, too, is full after W.
+# A reset above this share of W proves nothing: a moving window, too, is full again after nearly W.
 _TELLING = 0.9
 # Other clients may use half of a bucket before this process reacts, if the bucket takes at least
 # this many seconds to fill: their usage shows only in replies, too late for a faster bucket.
@@ -106,7 +106,10 @@ class Feedback:
         return is_changed
 
     def answered(self, now_s: float, *, is_limited: bool) -> bool:
-        """Counts an answer, and adjusts the used share of the limits. is_limited: for a 429."""
+        """Counts an answer, and adjusts the used share of the limits.
+
+        is_limited: whether the answer was a 429.
+        """
         if not is_limited and self.accepted(now_s):
             return False
         if not self._rules.lines:
@@ -465,7 +468,7 @@ class Pressure:
 
 
 def _likeness(line: LimitLine, one: Stated) -> _Likeness | None:
-    """Returns how `one`, of the same kind, resembles the limit of `line`; None if it is another."""
+    """Returns how `one`, of the same kind, resembles the limit of `line`; None if it does not."""
     has_count = line.stated.count == one.limit
     if one.window_s is None:
         is_alike = has_count or line.is_headed

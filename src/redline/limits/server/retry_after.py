@@ -130,7 +130,7 @@ def _dicts(values: object) -> Iterator[dict[Any, Any]]:
 
 
 def _body_s(body: bytes) -> float | None:
-    """Returns the longer wait of RetryInfo, which Gemini rounds down to a second, and sentence."""
+    """Returns the longer wait: of RetryInfo, which Gemini rounds down, or of the sentence."""
     waits = []
     if found := _RETRY_INFO.search(body):
         waits.append(float(found[1]))

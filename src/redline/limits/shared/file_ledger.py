@@ -115,7 +115,7 @@ class FileLedger:
 
     def _check(self, limits: str) -> None:
         try:
-            # If it is locked, then by a process that uses the ledger; the first turn waits for it.
+            # If the file is locked, a process is using the ledger, and the first turn waits for it.
             state = self._read()[0].states.get(self._name) if self._lock() else None
         except OSError as error:
             raise ConfigError(

@@ -358,7 +358,7 @@ class SharedLimiter(RateLimiter):
         self._changed[slot] = None
 
     def _note(self, slot: Slot) -> None:
-        """Notes a used slot, which the next request reports; if there is none, one is made soon."""
+        """Marks a used slot to be reported: with the next request, or soon if none is due."""
         self._changed[slot] = None
         if self._flush_s == math.inf:
             self._flush_s = self._clock.now_s() + max(self._lease_s, self._shortest_s / 4)
@@ -465,9 +465,9 @@ class SharedLimiter(RateLimiter):
 
 
 def _booked(cost: Cost, kind: Kind, rate: Rate) -> int:
-    """Returns the amount to book for a call: with a full margin, because the doubt is unknown.
+    """Returns the amount to book for a call, with the margin that a call needs by itself.
 
-    The doubt would be the uncertainty of the calls of all processes together.
+    A margin for the sum of all calls would be smaller, but other processes' calls are unknown here.
     """
     margin = Doubt().margin(cost.spread_of(kind))
     return max(cost.amount(kind), min(rate.count, cost.amount(kind) + math.ceil(margin)))

@@ -451,7 +451,7 @@ def _continued(state: State, rule: Rule, now_s: float) -> Book:
 
 
 def _doubt(state: State, request: LeaseRequest, now_s: float) -> None:
-    """Fills the books if the state lacks slots that this process was given: it is old or new."""
+    """Fills the books if the state, because it is old or new, lacks slots of this process."""
     longest_s = max((rule.window_s for rule in request.rules), default=0.0)
     # After a reboot, earlier times may be below 0.
     if not request.seen_s or state.last_s >= request.seen_s or now_s >= request.seen_s + longest_s:

@@ -1,4 +1,4 @@
-"""Applies the same rules to threads, which block until their turn."""
+"""Applies rate limits to threads, which block until their turn."""
 
 from __future__ import annotations
 

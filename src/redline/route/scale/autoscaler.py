@@ -49,7 +49,7 @@ DRAIN_SHARE = 0.5
 # most MOST_HOLDS scale-down windows.
 HOLDS = 4
 MOST_HOLDS = 16
-# A fleet should not have shrunk if it grows within this many times its wait.
+# If a fleet grows within this many times its wait after it shrank, it should not have shrunk.
 REGRET = 4
 # Weights of the newest measurement: of a replica's capacity and of its warm-up.
 CAPACITY_STEP = 0.1
@@ -158,7 +158,7 @@ class Autoscaler:
         return Decision(wanted, reason)
 
     def _observe(self, sample: Sample) -> float:
-        """Takes the sample into account; returns the steady demand in replicas."""
+        """Records the sample; returns the steady demand in replicas."""
         samples, longest_s = self._samples, max(*self._panic_s, self._stable_s)
         samples.append(sample)
         while len(samples) > 2 and samples[1].at_s <= sample.at_s - longest_s:
@@ -252,7 +252,7 @@ class Autoscaler:
         return fewer, f"demand was at most {highest:.1f} for {window_s:g} s"
 
     def _demand(self, span: _Span, sample: Sample) -> float:
-        """Returns the replicas that the arrivals of the span would use to the target."""
+        """Returns the number of replicas that the span's arrivals would use to the target."""
         calls = span.arrivals_per_s * self._call_s
         # Before the first answer, or without arrivals, only the calls in flight are known.
         calls = calls or float(sample.in_flight)
@@ -326,7 +326,7 @@ class Capacity:
         self.calls = max(1.0, min(self.calls, sample.slots or self.calls))
 
     def replicas(self, calls: float, sample: Sample) -> float:
-        """Returns the replicas that this many calls keep busy.
+        """Returns the number of replicas that this many calls keep busy.
 
         Each call is assumed to have as many tokens as the mean call of the sample.
         """

@@ -239,7 +239,7 @@ class _Waits:
         self._steps: deque[tuple[float, int, Counter[int]]] = deque()
 
     def add(self, at_s: float, begun: int, waits: Counter[int]) -> None:
-        """Adds the waits since the last call.
+        """Adds the waits since `add` was last called.
 
         begun: number of calls that have got a replica since the fleet began. waits: the buckets of
         the new ones that waited.

@@ -13,8 +13,8 @@ command. On Linux the guardian is a subreaper (prctl(2)): processes that leave t
 session, or whose parents die, remain below the guardian, which signals only processes below it.
 Elsewhere it signals the command's process group.
 
-The module uses little of the standard library and nothing else, because each replica has a
-guardian.
+The module imports only a few modules of the standard library: each replica has a guardian, which
+must stay small.
 """
 
 import errno
