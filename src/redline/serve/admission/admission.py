@@ -1,10 +1,10 @@
-"""Decides admission in plain functions that take the time and never wait.
+"""Decides admission in plain functions, which get the current time and never wait.
 
 A call of a class may start when all three hold:
 
 no call of its own or a higher class that could start is waiting ahead of it;
 the endpoints have room for it;
-the classes below each higher class have not used up the slots that the higher class leaves them.
+for each higher class, the classes below it have not used up the slots that it leaves to them.
 
 The third condition is trunk reservation. A class reserves a share of the slots that it and the
 higher classes leave unused on average over about MEAN_S seconds; no lower class may use that share.
@@ -153,8 +153,8 @@ class Admission:
     in flight in all processes that share the endpoints; None if only this process uses them.
 
     waiting, in_flight: the number of calls, over all classes. coming: the number of calls that may
-    start but have not reached the pool yet. is_held_by_coming: calls that are coming have held back
-    another one.
+    start but have not reached the pool yet. is_held_by_coming: whether these have held back a
+    waiting call.
     """
 
     def __init__(

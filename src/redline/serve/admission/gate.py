@@ -156,7 +156,7 @@ class Gate:
         return self._admission.classes(self._now_s())
 
     async def _turn(self, line: Line, waiter: Waiter, until_s: float) -> None:
-        """Waits until the call may start. Raises Overloaded when its time is over; Withdrawn."""
+        """Waits until the call may start. Raises Overloaded if it is late, Withdrawn on `move`."""
         loop, admission = asyncio.get_running_loop(), self._admission
         timer = None
         if until_s < math.inf:

@@ -44,8 +44,8 @@ _ASKED_BYTES = 256 * 2**10
 class BatchView(msgspec.Struct, frozen=True, kw_only=True):
     """A batch as the dashboard shows it.
 
-    state: its status, or the reason why it makes no progress. done: the number of lines with an
-    answer. failed: of lines with an error. total: of all lines.
+    state: its status, or the reason why it makes no progress. done, failed, total: the numbers of
+    lines with an answer, of lines with an error, and of all lines.
     """
 
     id: str
@@ -311,9 +311,9 @@ def _view(life: Life) -> BatchView:
 
 
 def _answering(handle: Callable[..., Awaitable[object]]) -> Answer:
-    """Makes a route's answer from a handler, and encodes what it returns, unless that is None.
+    """Makes the answer of a route from `handle`, whose result is sent as JSON unless it is None.
 
-    If the disk fails, the answer raises Refusal with 507.
+    The answer raises Refusal with 507 if the disk fails.
     """
 
     async def answer(exchange: Exchange, tenant: str, *ids: str) -> None:

@@ -65,7 +65,7 @@ def check_file(path: Path, endpoint: str, most_lines: int) -> Checked:
 def _is_too_deep(raw: bytes) -> bool:
     """Whether a line is nested so deeply that the job may be unable to parse it.
 
-    The nesting that Python can parse depends on the depth of the call stack, which is greater in
+    How deep a nesting Python can parse depends on the depth of the call stack, which is greater in
     the job.
     """
     if raw.count(b"[") + raw.count(b"{") < _DEEP:

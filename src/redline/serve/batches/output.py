@@ -27,8 +27,8 @@ _encode = msgspec.json.Encoder().encode
 class Written(msgspec.Struct, frozen=True):
     """The contents of the written files.
 
-    completed: the number of lines with an answer. failed: of lines with an error. usage: the sum of
-    tokens that answers report, as the API shows it.
+    completed, failed: the numbers of lines with an answer and with an error. usage: the sum of the
+    tokens that answers report, in the API's format.
     """
 
     completed: int

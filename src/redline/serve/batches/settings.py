@@ -30,10 +30,10 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     running: the most batches that run at once, with at most `tenant_running` of one tenant. Further
     batches wait, but the first batch of a tenant never does.
 
-    in_flight: the most calls of one tenant to one model that the backend gets at once; fewer if it
-    has fewer slots. priority: the priority of these calls; a gateway sets the one of its class for
-    batches. retry: how failed lines are retried. cancel_s: how long calls in flight may still take
-    if their batch is cancelled or expires; grace_s: the same at a shutdown.
+    in_flight: the most calls of one tenant to one model that the backend gets at once; fewer if the
+    backend has few slots. priority: the priority of these calls; a gateway sets the one of its
+    class for batches. retry: how failed lines are retried. cancel_s: how long calls in flight may
+    still take if their batch is cancelled or expires; grace_s: the same at a shutdown.
     """
 
     endpoints: tuple[str, ...] = tuple(api.path for api in APIS)
@@ -60,7 +60,7 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} of batches must be above 0, not {value:g}")
 
     def window_s(self, text: str) -> float | None:
-        """Parses a completion window such as `24h`, and returns seconds.
+        """Returns a completion window such as `24h`, in seconds.
 
         Returns None if the text is not a window, or if the window is 0 or too long.
         """

@@ -33,7 +33,8 @@ _TIERS = {"flex": "low", "priority": "high"}
 def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> Target:
     """Returns the target of a call with the body `raw`.
 
-    Raises Refusal if no endpoint has its model, or if the tenant may not use the model.
+    Raises Refusal if the body is invalid, if no endpoint has its model, or if the tenant may not
+    use the model.
     """
     if facts is NOT_JSON:
         raise not_json(raw)
@@ -70,9 +71,9 @@ def class_of(tenant: Tenant, asked: str | None, facts: BodyFacts) -> str:
 
 
 def removed_for(tenant: Tenant, facts: BodyFacts) -> dict[str, Any]:
-    """Returns the body fields to remove, which would make an endpoint prefer the call.
+    """Returns the body fields to remove: those that would make an endpoint prefer the call.
 
-    Each maps to UNSET. Empty for a tenant that may use the class `high`.
+    The result maps each to UNSET. It is empty for a tenant that may use the class `high`.
     """
     if _TIERS["priority"] in tenant.settings.classes:
         return {}
@@ -119,7 +120,7 @@ def _elsewhere(what: str) -> Refusal:
 
 
 def _may_ask(origin: str) -> bool:
-    """Whether the origin is this machine, or an application or extension, by its scheme."""
+    """Whether this Origin may call: it is this machine or, by its scheme, not a web page."""
     try:
         site = urlsplit(origin)
         return site.scheme not in ("", "http", "https") or is_here(site.hostname or "")

@@ -24,7 +24,7 @@ from redline.serve.dashboard import Binding
 from redline.waist import Health, Load
 
 BUSY = 0.9
-# Where calls would wait longer than this, they may be refused at once, so no waiting call shows it.
+# Calls that would wait longer may be refused at once; then no call waits, although room is missing.
 _SOON_S = 1.0
 # The end of `Load.binds` if slots hold the next call back.
 _SLOTS = "calls in flight"
@@ -143,7 +143,7 @@ def _warming(facts: Facts, gain: str) -> Binding:
 
 
 def _waiting(facts: Facts) -> str:
-    """Returns a sentence: the number of waiting calls, and their duration at the present rate."""
+    """Returns a sentence: how many calls wait, and how long they take at the present rate."""
     if not facts.waiting:
         return "No call waits."
     waits = counted(facts.waiting, "call waits", "calls wait")

@@ -122,7 +122,7 @@ class Gateway(Door):
         )
         self._dashboard = Dashboard(self.watch.of_all, self._check_admin)
         self._held = HeldBytes(bounds.most_held_bytes, has_tenants=keyring.is_asked)
-        # Unique over processes and restarts, and cheap.
+        # Makes ids that are unique across processes and restarts, and cheap.
         self._prefix, self._numbers = f"req_{os.urandom(6).hex()}", count(1)
 
     async def aclose(self) -> None:

@@ -190,7 +190,7 @@ class Lineup:
         return self._failovers + sum(way.failover.failovers for way in ways)
 
     def classes(self) -> list[ClassLoad]:
-        """Returns the state of each class in each way, and its totals of ways that have ended."""
+        """Returns the state of each class in each way, and the totals of ways that have ended."""
         ways = chain(self.ways, self._ending.values())
         return [*(one for way in ways for one in way.gate.classes()), *self._classes.values()]
 
@@ -224,7 +224,7 @@ class Lineup:
         return [*named] if self.ways else self.names
 
     def unnamed(self) -> list[Ask]:
-        """Returns functions that each send to one of the endpoints whose settings name no model."""
+        """Returns one sending function for each endpoint whose settings name no model."""
         return [
             partial(way.pool.ask, member)
             for way in self.ways
@@ -514,5 +514,5 @@ async def _remove(pool: Pool, name: str) -> None:
 
 
 def _keys(endpoint: Endpoint) -> frozenset[tuple[str, str]]:
-    """Returns what two endpoints may not have at the same time: a name, and a server with a key."""
+    """Returns what no two endpoints may share at a time: a name, and a server with its key."""
     return frozenset({("name", endpoint.label), ("account", account_of(endpoint))})

@@ -72,7 +72,7 @@ class Meter:
         self._prices = prices
 
     def estimate(self, facts: BodyFacts, raw: bytes, path: str) -> Estimate:
-        """Estimates a call with this body; a maximum of output tokens that it sets is respected."""
+        """Estimates a call with this body; its output tokens are bounded by the body's maximum."""
         size_bytes = len(raw)
         read = size_bytes // _BYTES_PER_TOKEN + 1
         # The messages of a Chat contain only text.
@@ -87,8 +87,8 @@ class Meter:
     def cut(self, limits: TenantLimits, facts: BodyFacts, raw: bytes, path: str) -> Estimate:
         """Estimates a call whose first estimate exceeds a limit, and cuts the result to the limit.
 
-        The result is at least what the call uses in any case, about half of its input tokens; in
-        money, it also includes the most that the answers may cost if the body sets a maximum.
+        The result has at least the tokens that the call uses in any case, about half of its input.
+        Its cost is at least that of these tokens plus the body's maximum of output tokens, if any.
         """
         most_tokens, most_picodollars = limits.most
         read, least = self._read(facts, raw, path)

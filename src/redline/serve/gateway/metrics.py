@@ -159,7 +159,10 @@ class GatewayMetrics(msgspec.Struct, eq=False):
 
 
 def _by(*labels: str, of: Mapping[Any, float]) -> list[tuple[dict[str, str], float]]:
-    """Makes samples. of: values by the value of the label, or by a tuple for several labels."""
+    """Makes samples from values.
+
+    of: the values, keyed by the label's value, or by a tuple of values for several labels.
+    """
     return [
         (dict(zip(labels, (key,) if isinstance(key, str) else key, strict=True)), value)
         for key, value in of.items()

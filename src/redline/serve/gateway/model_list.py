@@ -35,7 +35,7 @@ class ModelList:
         if SYSTEM.now_s() - self._asked_s > _FRESH_S:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.create_task(self._ask())
-            # Shielded: a client that leaves does not cancel the query for the others.
+            # Shielded: a client that disconnects must not cancel the query for other clients.
             await asyncio.shield(self._asking)
         stated = {name: model_entry(name, self._since) for name in self._lineup.aliases}
         return [*{**self._found, **stated}.values()]

@@ -40,7 +40,7 @@ from redline.serve.workers import Elsewhere, Fellows, Worker, supervise
 _LOOK_S = 1.0
 # Seconds between two attempts to use lost endpoints again.
 _RENEW_S = 60.0
-# More than all classes let wait, so that it is a class that refuses calls.
+# More than the calls that may wait in all classes, so that calls are refused by their class.
 _MOST_REQUESTS = 16_384
 # The settings that cannot change while the gateway serves.
 _FIXED = (
@@ -131,7 +131,7 @@ class Served(msgspec.Struct, eq=False):
     def change(self, settings: GatewaySettings) -> list[str]:
         """Applies new settings, and returns notes that describe the changes.
 
-        Raises ConfigError; nothing has changed then.
+        Raises ConfigError, and then changes nothing.
         """
         before, gateway = self.settings, self.gateway
         fixed = [name for name in _FIXED if getattr(settings, name) != getattr(before, name)]

@@ -40,7 +40,7 @@ class Durations:
         self._sum_s += value_s
 
     def histogram(self) -> Histogram:
-        """Returns the histogram in Prometheus' form: each count includes all smaller values."""
+        """Returns the histogram in Prometheus' form: each count includes the buckets below it."""
         return Histogram(tuple(accumulate(self.counts)), self._sum_s)
 
 
@@ -129,7 +129,7 @@ class Totals:
 
     @property
     def given(self) -> int:
-        """The number of finished calls, except for 429 and 503, which mean to retry later."""
+        """The number of finished calls, except those with 429 or 503, which should be retried."""
         later = sum(count for (*_, kind), count in self.answers.items() if kind in _LATER)
         return self.answers.total() - later
 

@@ -57,7 +57,7 @@ class _Look(msgspec.Struct, frozen=True):
     buckets: tuple[int, ...]
 
     def rates_since(self, before: _Look) -> tuple[float, float]:
-        """Answers per second and tokens per second."""
+        """Returns the answers and the tokens per second since `before`."""
         took_s = max(_LEAST_S, self.at_s - before.at_s)
         return (self.answers - before.answers) / took_s, (self.tokens - before.tokens) / took_s
 
@@ -230,7 +230,7 @@ class GatewayWatch:
         return self._looks[max(0, len(self._looks) - 1 - seconds)]
 
     def _rates(self) -> tuple[float, float]:
-        """Answers per second and tokens per second."""
+        """Returns the answers and the tokens per second, over the last _MEAN_S seconds."""
         return self._looks[-1].rates_since(self._before(_MEAN_S))
 
     def _busy(self) -> float:

@@ -10,9 +10,9 @@ class HeldBytes:
 
     Therefore a single tenant may hold half of `most`, and each of n tenants `most / (n + 1)`, so
     there is always room for one more tenant. This is the dynamic threshold of Choudhury and Hahne
-    (1998), which shares a buffer among an unknown number of users. If a tenant holds
-    only one body, only `most` bounds that body. has_tenants: False if all bodies belong to one
-    tenant, which may then hold `most` bytes.
+    (1998), which shares a buffer among an unknown number of users. If a tenant holds only one body,
+    only `most` bounds that body. has_tenants: False if all bodies belong to one tenant, which may
+    then hold `most` bytes.
     """
 
     def __init__(self, most: int, *, has_tenants: bool) -> None:

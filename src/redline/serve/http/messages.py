@@ -175,7 +175,7 @@ def _id_of(headers: Mapping[str, str], otherwise: str) -> str:
 
 
 def _refusal(error: CallError | NoEndpoint) -> Refusal:
-    """Returns the refusal for a failed call; it has the endpoint's own text for client errors."""
+    """Returns the refusal for a failed call: the endpoint's own error, if `own_status` has one."""
     status = own_status(error)
     if status is None or isinstance(error, NoEndpoint):
         return refusal_of(error)

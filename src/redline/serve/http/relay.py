@@ -73,7 +73,7 @@ class Relay(Door):
         raw = await self._body(exchange)
         facts = facts_of(raw)
         call = Call(priority=facts.priority or 0)
-        # Messages are translated by a more lenient parser.
+        # Messages are translated with a more lenient JSON parser.
         if facts is NOT_JSON and exchange.path not in MESSAGES_CALLS:
             raise not_json(raw)
         try:
@@ -215,7 +215,7 @@ def _type_line(content_type: str | None) -> bytes:
 
 
 def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -> None:
-    """Passes on the endpoint's error if the client caused it; otherwise raises Refusal."""
+    """Passes on the endpoint's error response if `own_status` has one; otherwise raises Refusal."""
     status = own_status(error)
     if stream.has_begun or status is None or isinstance(error, NoEndpoint):
         raise refusal_of(error)

@@ -1,4 +1,4 @@
-"""Finds the handler for a method and a path that is not a call's; parts of the path may be ids."""
+"""Finds the handlers of requests other than calls, by method and path; segments may be ids."""
 
 from __future__ import annotations
 
