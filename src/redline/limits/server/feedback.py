@@ -29,8 +29,8 @@ _MOST_LINES = 8
 # Usage before a limit was known counts as if it had occurred when the limit became known, if the
 # window is at most this many seconds: in a longer one, it may come free much sooner.
 _MOST_WAIT_S = 60.0
-# A server counts the calls that have reached it, and this process the calls that it has sent: counts
-# that differ by less than this share of the limit agree.
+# A server counts the calls that have reached it, and this process the calls that it has sent:
+# counts that differ by less than this share of the limit agree.
 _NOISE = 0.01
 # The belief, 0 to 1, that a limit refills steadily: above the first, it counts as a bucket, below
 # the second as a window; one observation changes the belief by the third share.
