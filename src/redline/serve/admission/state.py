@@ -11,9 +11,9 @@ import msgspec
 class ClassLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one class.
 
-    waiting, in_flight: calls now. admitted: calls started since the start. refused: calls refused
-    since the start, by reason: `tenant` (the tenant has its maximum number of waiting calls),
-    `class` (the class has), `wait` (the call would wait too long), `late` (it has waited too long).
+    waiting, in_flight: calls now. admitted: all calls that have started. refused: all calls that
+    were refused, by reason: `tenant` (the tenant had its maximum number of waiting calls), `class`
+    (the class had), `wait` (the call would have waited too long), `late` (it waited too long).
     oldest_wait_s: the longest wait so far of a waiting call; 0 if there is none.
     """
 

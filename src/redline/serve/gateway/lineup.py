@@ -514,5 +514,5 @@ async def _remove(pool: Pool, name: str) -> None:
 
 
 def _keys(endpoint: Endpoint) -> frozenset[tuple[str, str]]:
-    """Returns what no two endpoints may share at a time: a name, and a server with its key."""
+    """Returns what no two endpoints may have in common: the name, and the server with its key."""
     return frozenset({("name", endpoint.label), ("account", account_of(endpoint))})
