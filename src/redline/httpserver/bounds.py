@@ -1,4 +1,4 @@
-"""Set the bounds of a server on sizes, connections and waiting times."""
+"""Define a server's bounds on sizes, connections and waiting times."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class HttpBounds(msgspec.Struct, frozen=True, kw_only=True):
     around one chunk; up to 32 KiB more may be accepted. most_body_bytes: the size of one request's
     body, both compressed and decompressed. bodies_by_path: most_body_bytes for single paths.
 
-    head_s: from the first byte of a head to its end. body_s: from the time when the handler first
-    waits for the body to the body's end; longer in proportion on a path with larger bodies.
-    idle_s: until a request begins. unread_s: the time within which a client must read at least
-    64 KiB of the data buffered for it. wanted_s: the same, while other requests need the memory
-    that the client's response holds; at most unread_s.
+    head_s: the time from the first byte of a head to its end. body_s: the time for a body, which
+    starts when the handler first waits for it; longer in proportion on a path with larger bodies.
+    idle_s: the time until a request begins. unread_s: the time within which a client must read at
+    least 64 KiB of the data buffered for it. wanted_s: the same, while other requests need the
+    memory that the client's response holds; unread_s if that is shorter.
     """
 
     most_connections: int = 32_768

@@ -44,10 +44,10 @@ from redline.httpserver.framing import (
 from redline.httpserver.heads import date_line
 from redline.httpserver.request_form import RequestForm
 
-# The parser gets at most this many bytes at once, so only a few requests can follow the 16th.
+# The parser gets at most this many bytes at once, so few requests are parsed beyond _MOST_WAITING.
 _PIECE_BYTES = 16 * 1024
 _MOST_WAITING = 16
-# A client whose heads keep changing: after this many forms, llhttp parses all other requests.
+# After this many forms, the other requests of a client whose heads keep changing go to llhttp.
 _MOST_FORMS = 8
 _LINGER_S = 2.0
 _LOOK_S = 0.01
@@ -82,7 +82,7 @@ class Service:
         self._emptied = asyncio.Event()
 
     def begin_draining(self) -> None:
-        """Makes the next response on each connection its last."""
+        """Makes the next response on each connection the last one."""
         self.is_draining = True
 
     def sweep(self, now_s: float) -> None:
@@ -111,8 +111,8 @@ class Service:
     async def end(self, within_s: float) -> None:
         """Cancels every handler and closes every connection.
 
-        within_s: the time for handlers to end, and then again the time for sending data that was
-        written. Connections that are still open after that are aborted.
+        within_s: seconds for handlers to end, and again for written data to be sent. Connections
+        that are still open after that are aborted.
         """
         self.is_draining = self.is_over = True
         tasks = [c.task for c in self.connections if c.task is not None]
@@ -155,25 +155,19 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._queue: deque[Exchange] = deque()
         self._incoming: Exchange | None = None  # its body is incomplete
-        self._current: Exchange | None = None  # its handler runs
-        self._rest: Coroutine[Any, Any, None] | None = (
-            None  # the rest of its handler, which the task awaits
-        )
+        self._current: Exchange | None = None  # its handler is running
+        self._rest: Coroutine[Any, Any, None] | None = None  # of that handler, for the task
         self.task: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None  # the task waits for `_rest`
         self._drain: asyncio.Future[None] | None = None
         self._target = b""
         self._fields = Fields()
         self._bare_bytes = 0  # received since the last byte of a body, or since a request's end
-        self._framing = (
-            b""  # Content-Length or Transfer-Encoding of a request that offers an upgrade
-        )
+        self._framing = b""  # the length or coding line of a request that offers an upgrade
         self._unparsed = memoryview(b"")
         self._form: RequestForm | None = None
         self._form_bytes = 0  # the largest body that a request of that form may have
-        self._body_left = (
-            0  # of the body of a request of that form; llhttp does not get these bytes
-        )
+        self._body_left = 0  # bytes of such a body that are still to come; llhttp gets none of them
         self._forms_left = _MOST_FORMS
         self._is_read_paused = False
         self._is_in_head = False
@@ -236,8 +230,8 @@ class Connection(asyncio.Protocol):
             self._advance()
 
     def eof_received(self) -> None:
-        # A client that stops sending has left. The loop closes the transport after sending the
-        # data that was written.
+        # A client that stops sending has left. The loop closes the transport once all
+        # written data has been sent.
         self._lose()
         self._bound_writing()
 
@@ -263,7 +257,7 @@ class Connection(asyncio.Protocol):
     # What exchanges call.
 
     async def drained(self) -> None:
-        """Returns once the client has read most of the data that was written."""
+        """Returns once the client has read most of the written data."""
         while self.is_write_paused:
             self._drain = asyncio.Future()
             try:
@@ -278,7 +272,7 @@ class Connection(asyncio.Protocol):
         self._read_on()
 
     def close(self) -> None:
-        """Closes the connection once the data that was written has been sent."""
+        """Closes the connection once all written data has been sent."""
         if not self.is_lost and not self.transport.is_closing():
             self._is_ending = True
             self._bound_writing()
@@ -286,7 +280,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_silent(self) -> bool:
-        """Whether the client has, as far as is known, sent nothing yet."""
+        """Whether nothing seems to have come from the client yet."""
         has_learned = self._forms_left < _MOST_FORMS
         is_busy = self._queue or self._current or self._incoming or self._is_in_head
         return not (has_learned or is_busy or self._bare_bytes or self._is_ending or self.is_lost)
@@ -298,7 +292,7 @@ class Connection(asyncio.Protocol):
         return self._bounds.body_s * share
 
     def _bound_writing(self) -> None:
-        """Starts the deadline for the client to read the data that was written."""
+        """Starts the deadline for the client to read the written data."""
         self._unwritten = self.transport.get_write_buffer_size()
         now_s, bounds = self._loop.time(), self._bounds
         self._unread_by_s = now_s + bounds.unread_s
@@ -459,7 +453,7 @@ class Connection(asyncio.Protocol):
                 self.transport.resume_reading()
 
     def _refuse(self, fault: Fault) -> None:
-        """Stops parsing. A body that is being received fails; otherwise `fault` is the response."""
+        """Stops parsing. A body that is being received fails; otherwise the response is `fault`."""
         self._is_ending = True
         if self._incoming is not None:
             self._incoming.fail(fault.status, fault.reason)

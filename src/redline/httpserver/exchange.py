@@ -307,10 +307,10 @@ class Exchange:
 
     @property
     def outlet(self) -> Channel | None:
-        """The channel for the next chunks of the body; None before the head and without chunks.
+        """The channel for the next chunks of the body; None while no chunk can be sent.
 
-        Its `write` is None while the client's buffer is full, and after the client has left. Use
-        the channel only until `end`.
+        It is None before the head has been sent, after `end`, and for a client of HTTP/1.0. Its
+        `write` is None while the client's buffer is full, and after the client has left.
         """
         if self.state is not _STREAMING or self._unsent_head or not self._is_chunked:
             return None
@@ -334,7 +334,7 @@ class Exchange:
             channel.transport.write(framed)
 
     async def drained(self) -> None:
-        """Returns once the client has read all data but at most 64 KiB."""
+        """Returns once the client has read all but at most 64 KiB of the written data."""
         if self._channel.is_write_paused:
             await self._channel.drained()
 
@@ -347,7 +347,7 @@ class Exchange:
         self.is_wanted = is_wanted
 
     def break_off(self) -> None:
-        """Ends the connection so that the client can see that the response is not whole."""
+        """Ends the connection so that the client can see that the response is incomplete."""
         if self._unsent_head and not self._channel.is_lost:
             self._channel.transport.write(self._unsent_head)
         self.state = _OVER
@@ -358,7 +358,7 @@ class Exchange:
             self.reset()
 
     def close(self) -> None:
-        """Closes the connection normally, once the data that was written has been sent."""
+        """Closes the connection normally, once all written data has been sent."""
         self.state = _OVER
         self.is_kept = False
         self._channel.close()

@@ -19,7 +19,7 @@ _MOST_HEAD_BYTES = 4096
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
 _MOST_DIGITS = 9
 _HEAD_END = b"\r\n\r\n"
-# Most bodies have one of a few thousand lengths.
+# Enough for most bodies, because their lengths differ little.
 _MOST_LENGTHS = 4096
 # With one of these headers, only llhttp can determine how the body or the connection continues.
 _FRAMING = frozenset((b"transfer-encoding", b"content-encoding", b"upgrade", b"expect"))

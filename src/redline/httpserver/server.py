@@ -1,12 +1,12 @@
 """Run an HTTP server on its own address.
 
-state     from      a new request                     a request being answered
-open      start     is answered                       continues until its client leaves
-draining  aclose    is answered on an open            may finish within the time that `_drain`
-                    connection; a new connection      allows, and is the last one of its
-                    is refused                        connection
-closed    the end   cannot arrive: no connection      has been cancelled
-                    is open
+state     from            a new request                     a request being answered
+open      start           is answered                       continues until its client leaves
+draining  aclose          is answered on an open            may finish within the time that
+                          connection; a new connection      `_drain` allows, and is the last one
+                          is refused                        on its connection
+closed    aclose's end    cannot arrive: no connection      has been cancelled
+                          is open
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from redline.process import keep_alive
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-# Thousands of connections may be opened at once; the kernel lowers this to its own bound.
+# Thousands of connections may be opened at once; the kernel lowers this number to its own bound.
 _BACKLOG = 4096
 # Hints by errno, if the address cannot be used; for all other errors, the host is the cause.
 _HINTS = {

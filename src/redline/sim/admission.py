@@ -4,7 +4,7 @@ Nothing here waits, and the time is an argument, `now_s`, so that tests can set 
 
 | algorithm | a request is admitted while                                                          |
 |-----------|--------------------------------------------------------------------------------------|
-| `fixed`   | the window's count is below N; a window begins with the first hit after the last one |
+| `fixed`   | the window's count is below N; the first hit after a window begins the next window   |
 | `moving`  | the last W seconds contain fewer than N hits                                         |
 | `counter` | floor(previous window's count * its share of the last W seconds) + this window's     |
 |           | count is below N                                                                     |
@@ -102,7 +102,7 @@ class FixedWindow(Window):
 class MovingWindow(Window):
     """Admits at most N in any W seconds: a log keeps every hit for W seconds.
 
-    The log holds at most N hits, and also the answers that ended in the last W seconds.
+    The log holds at most N hits, plus an entry for each answer that ended in the last W seconds.
     """
 
     def __init__(self, rate: Rate) -> None:
@@ -223,8 +223,8 @@ _WINDOWS: dict[str, type[Window]] = {
 class Rejection(msgspec.Struct, frozen=True):
     """The limit that refused a request, and the time until the request would be admitted.
 
-    what: the kind of the limit. used, asked: the amounts counted so far and requested. wait_s:
-    seconds until the request fits; inf if it exceeds the limit by itself.
+    what: the kind of the limit. used: the amount counted so far. asked: the amount of the
+    request. wait_s: seconds until the request fits; inf if it exceeds the limit by itself.
     """
 
     what: str
@@ -240,7 +240,7 @@ class Rejection(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A provider's report of one limit: its size, the amount left, seconds until all is free."""
+    """A provider's report of one limit: its size, the amount left, seconds until a full reset."""
 
     what: str
     limit: int
@@ -270,7 +270,7 @@ Rates = Mapping[str, Sequence[Rate]]
 class Admission:
     """All limits of one account: a request is counted by all of them or by none.
 
-    rates: the limits by kind, which is one of KINDS. parked_until_s: monotonic; the caller must
+    rates: the limits by kind, one of KINDS. parked_until_s: monotonic; the caller must
     admit no request before this time.
     """
 

@@ -1,4 +1,4 @@
-"""Draw faults for requests by their shares: one seeded draw per admitted request.
+"""Draw faults according to their shares: one seeded draw per admitted request.
 
 | kind      | what the client sees                                                       |
 |-----------|----------------------------------------------------------------------------|

@@ -104,7 +104,7 @@ class ServedFunction(Around):
         )
 
     async def _ask(self, question: Question, request: Request, call: Call) -> list[Outcome]:
-        """Returns the outcomes of the items, up to the first failure. Raises CallError."""
+        """Returns at least one outcome: one per item, up to the first failure. Raises CallError."""
         size = len(request.raw or b"") // len(question.items)
         is_written = False
 

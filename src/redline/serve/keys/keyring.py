@@ -28,7 +28,7 @@ class InvalidKey(Refusal):
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):
-    """The tenant of a key, and when the key ends.
+    """The tenant of a key, and until when the key is accepted.
 
     until_s: Unix time; inf for a key that never expires, -inf for a revoked key. reason: the reason
     why the key is refused from then on.
@@ -72,9 +72,9 @@ class Keyring:
         return self.known(authorization, api_key).tenant
 
     def known(self, authorization: str | None, api_key: str | None = None) -> Known:
-        """Returns the tenant and the end of a request's key, found as by `tenant`.
+        """Returns what is known about the key of a request; see `tenant`. Raises InvalidKey.
 
-        The result is valid until `readings` changes or the key expires. Raises InvalidKey.
+        The result is valid until `readings` changes or the key expires.
         """
         if self._default is not None:
             return self._default

@@ -31,8 +31,8 @@ from redline.structs import mutable
 # The mean duration of calls is taken over about this many recent calls.
 _RECENT_CALLS = 8
 _FIRST_CALL_S = 1.0
-# Calls that yield, such as lines of batches, leave this part, one in ten, of each rate and of the
-# concurrency free, and at least 1.
+# Calls that yield, such as lines of batches, leave a tenth of each rate and of the concurrency
+# free, and at least 1.
 _SPARED_PART = 10
 # More than any number of tokens or picodollars.
 _NO_LIMIT = 2**63

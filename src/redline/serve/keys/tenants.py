@@ -37,7 +37,7 @@ class Tenant:
 
 
 class Tenants:
-    """Tenants by name: from the settings, or from a key, then without limits.
+    """Holds the tenants by name; a tenant that only a key names has no limits.
 
     A tenant and its counts stay until the process ends. store: where counts are kept. alone: the
     lock of the store.

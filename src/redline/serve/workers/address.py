@@ -14,8 +14,8 @@ from redline.httpserver import cannot_listen
 def reserved(host: str, port: int) -> Iterator[int]:
     """Reserves a port for this user's processes, which share it by SO_REUSEPORT; yields the port.
 
-    port: 0 for a free one. Nothing listens on the port until they do. Raises ConfigError if another
-    process listens on it, or if the system cannot share ports.
+    port: 0 for a free one. Does not listen on the port. Raises ConfigError if another process
+    listens on it, or if the system cannot share ports.
     """
     if not hasattr(socket, "SO_REUSEPORT"):
         raise ConfigError(

@@ -27,7 +27,7 @@ _NOT_GIVEN_BACK = frozenset(_HOP | {"date"})
 
 
 class Elsewhere:
-    """Routes that forward to another worker. door: its Unix socket. routes: its own routes."""
+    """Forwards requests to another worker. door: its Unix socket. routes: those that it owns."""
 
     def __init__(self, door: Path, routes: Sequence[Route]) -> None:
         self._door = door

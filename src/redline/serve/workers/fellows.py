@@ -59,7 +59,7 @@ class Fellows:
             beside.write_bytes(_ENCODE(published))
             os.replace(beside, self._own)
         except OSError:
-            # The other workers still show their own figures.
+            # The other workers then do without the latest figures of this one.
             return
 
     def added_to(self, own: Sequence[Family]) -> list[Family]:

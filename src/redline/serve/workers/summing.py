@@ -23,10 +23,10 @@ from redline.serve.dashboard import (
 
 V = TypeVar("V", ClassView, EndpointView, TenantView)
 
-# Metrics of which the highest value is that of the gateway; all others are added.
+# Metrics whose highest value applies to the whole gateway; all other metrics are added.
 _HIGHEST = frozenset({"redline_endpoint_state", "redline_build_info"})
-# Fields of which the highest value is that of the gateway; other numbers are added. Limits of
-# tenants are shared: each worker knows what a tenant runs and spends in all workers.
+# Fields whose highest value applies to the whole gateway; all other numbers are added. Limits of
+# tenants are shared, so each worker knows the calls and the spending of a tenant in all workers.
 _HIGHEST_OF: dict[type, set[str]] = {
     ClassView: {"oldest_s"},
     EndpointView: {"slots"},
@@ -68,7 +68,7 @@ def _sum(name: str, one: float | Histogram, other: float | Histogram) -> float |
 
 
 def together(snapshots: Sequence[Snapshot]) -> Snapshot:
-    """Returns the first snapshot with the figures of all added, except for its latencies."""
+    """Returns the first snapshot with the figures of all added; latencies are not combined."""
     own = snapshots[0]
     bound = max(snapshots, key=lambda one: (one.binding.cause != "nothing", one.waiting))
     return replace(
@@ -111,7 +111,7 @@ def _endpoint(one: EndpointView, other: EndpointView) -> EndpointView:
 
 
 def _summed(one: V, other: V) -> V:
-    """Returns the first view with the numbers of both added, or the highest of both."""
+    """Returns the first view; each number is the sum of both, or the higher if in _HIGHEST_OF."""
     highest, sums = _HIGHEST_OF[type(one)], {}
     for name in one.__struct_fields__:
         values = (getattr(one, name), getattr(other, name))
@@ -126,7 +126,7 @@ def _latest(parts: Iterable[Sequence[Event]]) -> list[Event]:
 
 
 def _history(snapshots: Sequence[Snapshot]) -> list[Second]:
-    """Returns the seconds of the first snapshot, each with the nearest second of others added."""
+    """Returns the first snapshot's seconds, each with the nearest second of the others added."""
     own, *others = (one.history for one in snapshots)
     return [reduce(_with_nearest, others, second) for second in own]
 

@@ -141,7 +141,7 @@ def slots_of(
 
 
 def this_worker() -> Worker | None:
-    """Returns the worker that this process is, on the first call; None if it is not a worker."""
+    """Returns this process's worker, on the first call only; None if it is not a worker."""
     text = os.environ.pop(_VARIABLE, None)
     if text is None:
         return None

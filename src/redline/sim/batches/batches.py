@@ -183,7 +183,7 @@ class Batches:
         return _as_object(self._looked(batch_id, now_s, wall_s).shown)
 
     def cancel(self, batch_id: str, now_s: float, wall_s: float) -> Object:
-        """Cancels a batch; it then ends at the next query, or fails without room for results.
+        """Cancels a batch: it ends at the next query, or fails at once without room for results.
 
         Raises BadCall if the batch has ended or does not exist.
         """

@@ -189,7 +189,7 @@ class Provider:
             self.stats.settle(ticket, "abandoned", None, self._clock.now_s())
 
     def _admitted(self, exchange: Exchange, ticket: Ticket, draft: Draft | BadCall) -> Draft | None:
-        """Returns the draft if the limits admit the request; otherwise sends a refusal."""
+        """Returns the draft of an admitted request; refuses any other request and returns None."""
         if isinstance(draft, BadCall):
             self._reply(exchange, ticket, refusal(draft), "refused")
             return None
