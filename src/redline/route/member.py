@@ -79,7 +79,7 @@ class PoolMember(Figures):
         return self.breaker.state if state is Health.READY else state
 
     def is_open(self, now_s: float, beside: int = 0) -> bool:
-        """Returns whether it can take a call now, besides the calls that are coming to it.
+        """Returns whether the endpoint can take a call now, besides the calls coming to it.
 
         beside: further calls that will come. Does not check whether the endpoint is out.
         """

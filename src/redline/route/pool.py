@@ -772,7 +772,10 @@ class Pool:
         now_s: float,
         but: Collection[Health] = (),
     ) -> bool:
-        """Returns whether another endpoint is neither barred, nor out, nor in a state of `but`."""
+        """Returns whether another endpoint may get calls.
+
+        This is an endpoint that is neither barred, nor out, nor in one of the states `but`.
+        """
         return any(
             one is not member
             and one.name not in barred
@@ -810,7 +813,10 @@ class Pool:
             _fail(ticket, copy.copy(error))
 
     def _lost(self, barred: Collection[str]) -> CallError | NoEndpoint | None:
-        """Returns the error that took out the last endpoint not barred; None if one is left."""
+        """Returns the error that took out the last endpoint that is not in `barred`.
+
+        None if such an endpoint is left.
+        """
         error: CallError | NoEndpoint | None = None
         for one in self._members:
             if one.name not in barred:
