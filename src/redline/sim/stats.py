@@ -54,7 +54,7 @@ class Ticket(msgspec.Struct, gc=False):
 
 
 class Stats:
-    """Counters, and the last 100,000 requests in the order in which they ended."""
+    """Keeps counters, and the last 100,000 requests in the order in which they ended."""
 
     def __init__(self) -> None:
         self._received = 0

@@ -1,8 +1,8 @@
 """Read and write the key file of `redline serve`: one JSON object per line, one line per key.
 
-The file contains no secrets, only their SHA-256 hashes. A secret has 256 random bits, so it cannot
-be guessed, however fast the hash is. Slow hashes such as scrypt protect passwords, which people
-choose; here, they would add nothing but milliseconds to each request.
+Of each secret, the file holds only the first characters and the SHA-256 hash. A secret has 256
+random bits, so it cannot be guessed, however fast the hash is. Slow hashes such as scrypt protect
+passwords, which people choose; here, they would add nothing but milliseconds to each request.
 
 Lines may be edited by hand. The commands change one line and keep the others byte for byte. They
 lock the file and replace it in one step, so a reader sees either the old file or the new one.
@@ -44,7 +44,7 @@ _Time = Annotated[datetime, Meta(tz=True)]
 class Key(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """One line of the file. starts: the secret's first characters. sha256: its hash, in hex."""
+    """One line of the file. starts: how the secret starts. sha256: the secret's hash, in hex."""
 
     id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
     tenant: Annotated[str, Meta(pattern=rf"^{_TENANT}\Z")]
