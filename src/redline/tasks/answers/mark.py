@@ -76,8 +76,8 @@ class Mark(NamedTuple):
 
     limit: the end of the content of a box or a tag; for other marks, the end of the text. is_open:
     the mark is a box without an end. may_be_working: the mark is a label that says only `A` or
-    `Answer`, so working may follow. is_doubtful: the answer is called wrong, earlier or second best,
-    or would hold for another question; it counts only for a choice, and only if no other is
+    `Answer`, so working may follow. is_doubtful: the answer is called wrong, earlier or second
+    best, or would hold for another question; it counts only for a choice, and only if no other is
     announced.
     """
 

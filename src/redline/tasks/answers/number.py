@@ -7,7 +7,7 @@ are removed (reasoning.py, markup.py). Then, in this order:
    one, unless it is only a remark.
 2. The number that a correction after this mark ("Wait, ...") concludes with, unless the correction
    only confirms the first number (conclusion.py).
-3. Without a mark, a number that stands alone above an explanation; otherwise the answer of the last
+3. Without a mark, a number alone above an explanation; otherwise the answer of the last
    sentence that gives one.
 
 No number is found if the answer was cut before it, that is, if the answer ends inside a sentence,
