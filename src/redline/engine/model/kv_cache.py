@@ -1,4 +1,4 @@
-"""The keys and values of every sequence: one slot each, in one tensor per layer.
+"""Stores the keys and values of sequences: a slot for each sequence, and tensors for each layer.
 
 A slot has room for the longest possible sequence. On a CPU, memory is allocated only when it is
 written, so an empty slot costs nothing; the scheduler bounds the total that may be written.
@@ -17,7 +17,7 @@ BUCKET = 16
 
 
 class Shape(NamedTuple):
-    """The size of a cache. `kv_heads` is of this rank; `capacity` in tokens per slot."""
+    """The size of a cache. kv_heads: the heads in this rank. capacity: tokens per slot."""
 
     layers: int
     slots: int
@@ -26,7 +26,7 @@ class Shape(NamedTuple):
     head_size: int
 
     def nbytes(self, dtype: torch.dtype) -> int:
-        """Returns the bytes of keys and values."""
+        """Returns the size of all keys and values in bytes."""
         tokens = self.slots * bucketed(self.capacity)
         return 2 * self.layers * tokens * self.kv_heads * self.head_size * dtype.itemsize
 

@@ -33,10 +33,10 @@ _OTHER_ATTENTION = {
     "attention_chunk_size": "chunked attention",
 }
 _SLIDING = "sliding_attention"
-# A sliding layer sees all tokens, as a full one does, of a sequence no longer than its window.
+# If a sequence is no longer than its window, a sliding layer sees all tokens, like a full layer.
 _LAYERS = ("full_attention", _SLIDING)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Longer sequences must be requested: the keys and values of many would take gigabytes.
+# Longer sequences must be requested: keys and values of many long ones would take gigabytes.
 _DEFAULT_LEN = 4096
 _LONGEST_REASON_CHARS = 300
 # The hint for a model that the engine cannot run.
@@ -55,10 +55,10 @@ disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 class Loaded:
-    """A model that is ready to compute, or a rank's part of it, and its sizes.
+    """A model that is ready to compute, or a rank's part of it, with its sizes.
 
-    layers: the number in the part; None for all. shares: the number of ranks that divide the heads
-    of each layer.
+    layers: the number of layers in the part; None for all. shares: the number of ranks that divide
+    the heads of each layer.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Loaded:
 def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
     """Converts any error in the block, which reads or runs a model, to a ConfigError.
 
-    failure, name: the beginning of its text. hint: by default on how to name a model.
+    failure, name: the beginning of its text. hint: by default, how to specify a model.
     """
     try:
         yield
@@ -120,7 +120,7 @@ def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
 
 
 def read_config(name: str) -> Any:
-    """Reads the model's settings. Raises ConfigError if they are missing or it cannot be run."""
+    """Reads the model's settings. Raises ConfigError if they are missing or unsupported."""
     if not Path(name).exists() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
         raise ConfigError(f"there is no folder {name}", hint=_hint(name))
     with reading("no model in", name):
@@ -130,13 +130,13 @@ def read_config(name: str) -> Any:
 
 
 def read_tokenizer(name: str) -> Any:
-    """Reads the model's tokenizer. Raises ConfigError."""
+    """Reads the model's tokenizer. Raises ConfigError if it cannot be read."""
     with reading("no tokenizer in", name):
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
 def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
-    """Loads the model with its weights on `device`. Raises ConfigError."""
+    """Loads the model with its weights on `device`. Raises ConfigError if that fails."""
     models: Any = AutoModelForCausalLM
     with reading("cannot load the model in", name):
         model, told = models.from_pretrained(
@@ -147,7 +147,7 @@ def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
             output_loading_info=True,
             trust_remote_code=False,
         )
-        # transformers would continue with random numbers for them.
+        # transformers would use random numbers for the missing weights.
         if missing := sorted(told["missing_keys"]):
             more = f" and {counted(len(missing) - 1, 'more weight')}" if len(missing) > 1 else ""
             raise ValueError(f"its files lack {missing[0]}{more}")
@@ -166,11 +166,11 @@ def dtype_of(name: str, config: Any, device: str) -> torch.dtype:
 def model_len(wanted: int | None, config: Any, name: str) -> int:
     """Returns the most tokens of a sequence.
 
-    Raises ConfigError above what the model `name` was made for, or if its attention would not see
-    all of them.
+    Raises ConfigError if `wanted` exceeds the length that the model `name` was made for, or if its
+    attention would not see all tokens.
     """
     most: int = getattr(config, "max_position_embeddings", _DEFAULT_LEN)
-    # One setting for all layers, or one for each type of them.
+    # One setting for all layers, or one for each type of layer.
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
@@ -195,7 +195,7 @@ def _window(config: Any) -> int | None:
     """Returns how many of the last tokens a layer sees; None if each layer sees all."""
     window: int | None = getattr(config, "sliding_window", None)
     layers = getattr(config, "layer_types", None)
-    # Some models state a window and use it in none of their layers.
+    # Some models set a window but use it in none of their layers.
     is_used = getattr(config, "use_sliding_window", True) if layers is None else _SLIDING in layers
     return window if is_used else None
 
@@ -236,7 +236,7 @@ def _hint(name: str) -> str:
 def available_bytes(device: torch.device) -> int | None:
     """Returns the bytes that can be allocated on `device` without swapping; None if unknown.
 
-    On a CPU it is the lesser of MemAvailable and what the control group has left.
+    On a CPU this is MemAvailable or what the control group has left, whichever is less.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -254,7 +254,7 @@ def _of_machine() -> int | None:
 
 
 def _of_group() -> int | None:
-    """Returns what control group v2 allows beyond its use; its page cache can be reclaimed."""
+    """Returns the bytes that control group v2 has left; its page cache counts as free."""
     try:
         limit = (_CGROUP / "memory.max").read_text("ascii").strip()
         used = int((_CGROUP / "memory.current").read_text("ascii"))

@@ -1,12 +1,12 @@
-"""Linear layers on a CPU whose weights are stored in the order in which the library reads them.
+"""Packs the weights of linear layers on a CPU in the order in which the library reads them.
 
 A library reorders a matrix before it multiplies by it. For the few rows of a generating step, that
 takes as long as the product, although the weights are the same in every step. Therefore they are
 reordered only once: 1 to 32 rows then take 0.5 to 0.7 of the time. Packed weights work for any
 number of rows; the number that they are packed for determines the order.
 
-In float32 two libraries can do it, and which is faster depends on the processor, so both are timed
-once for each shape of weights.
+In float32, two libraries can pack weights. Which is faster depends on the processor, so both are
+timed once for each shape of weights.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# A step's most tokens. MKL's order for fewer rows is no faster for those few.
+# The most tokens of a step. Packing with MKL for fewer rows is no faster for few rows.
 _MKL_ROWS = 512
-# The rows of a full batch. oneDNN's order for more rows is slower for few.
+# The rows of a full batch. Packing with oneDNN for more rows is slower for few rows.
 _ONEDNN_ROWS = 32
 _TIMED = 5
-# Below this share of MKL's time oneDNN is taken. Near 1 the choice, and with it the rounding of the
-# last digit, would differ from one start to the next.
+# oneDNN is used if it takes less than this share of MKL's time. With a share near 1, the choice
+# (and thus the rounding of the last digit) would differ from one start to the next.
 _CLEARLY_FASTER = 0.9
 
 _Product = Callable[[Tensor], Tensor]
@@ -91,7 +91,7 @@ def _seconds(product: _Product, rows: Tensor) -> float:
 
 def _by_mkl(weight: Tensor, bias: Tensor | None) -> _Product:
     kept: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _MKL_ROWS)
-    # Only its shape is used.
+    # Only the weight's shape is used.
     shape, width = weight.new_zeros(()).expand(weight.shape), weight.shape[1]
 
     def multiplied(rows: Tensor) -> Tensor:

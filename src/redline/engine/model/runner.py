@@ -1,4 +1,4 @@
-"""The forward pass of one step, in the process that holds the model."""
+"""Runs the forward pass of one step in the process that holds the model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from redline.errors import RedlineError
 class Work(NamedTuple):
     """The work of one step, the same on every rank.
 
-    tokens: those of all pieces, one after the other. heard: places in `tokens` whose logits are
-    returned.
+    tokens: the tokens of all pieces, one piece after the other. heard: places in `tokens`
+    whose logits are returned.
     """
 
     copies: Sequence[Copied]
@@ -42,7 +42,7 @@ class Runner:
 
     @property
     def parameter_bytes(self) -> list[int]:
-        """The bytes of the model's parameters in this one process."""
+        """The bytes of the model's parameters in this process, the only one."""
         return [self.loaded.parameter_bytes]
 
     def submit(self, work: Work) -> None:

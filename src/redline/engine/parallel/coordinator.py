@@ -1,7 +1,7 @@
-"""The coordinator of a model in many processes: starts them, passes work on, receives results.
+"""Coordinates a model in many processes: starts them, sends work and receives results.
 
-The coordinator schedules and judges, but holds none of the model's weights. A rank that ends or
-reports an error ends all of them.
+The coordinator schedules and judges, but holds none of the model's weights. If a rank ends or
+reports an error, all ranks end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from redline.engine.settings import EngineSettings
 from redline.engine.step import Computer, EngineFailed, open_runner, try_ranks
 from redline.errors import ConfigError, RedlineError
 
-# The seconds within which ranks have to end when they are asked to.
+# The seconds that ranks have to end after a request to end.
 _END_S = 5.0
 _MAIN = """
 import sys
@@ -90,7 +90,7 @@ class Ranks:
         self.parameter_bytes: list[int] = [size for _, size in sizes]
 
     def submit(self, work: Work) -> None:
-        """Begins a step on all ranks. Raises EngineFailed if one has ended."""
+        """Begins a step on all ranks. Raises EngineFailed if a rank has ended."""
         if self._failure is not None:
             raise self._failure
         self._tell(work)
@@ -103,9 +103,9 @@ class Ranks:
         return torch.from_numpy(self._next())
 
     def watch(self, told: Callable[[RedlineError], None]) -> None:
-        """Registers a callback for the reason why a rank has ended; it is called in another thread.
+        """Registers a callback for the reason why a rank ended; it is called in another thread.
 
-        If one has ended already, it is called at once.
+        If a rank has already ended, the callback is called at once.
         """
         self._watchers.append(told)
         if self._failure is not None:
@@ -122,18 +122,18 @@ class Ranks:
             line.close()
 
     def _start(self, fds: list[int]) -> subprocess.Popen[bytes]:
-        """Starts the process that forks the ranks; it reports at the first pipe how one ended."""
+        """Starts the process that forks the ranks; the first pipe then reports how a rank ended."""
         return subprocess.Popen(
             [sys.executable, "-P", "-c", _MAIN, *map(str, fds)],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(sys.path),
-                # Its imports ask for GPUs, and once CUDA is initialized no fork can use one.
+                # Its imports look for GPUs, and once CUDA is initialized, no fork can use a GPU.
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             },
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
-            # gloo writes its connections there.
+            # gloo prints its connections to standard output.
             stdout=subprocess.DEVNULL,
             # An interrupt from the terminal is for the coordinator, which then ends the ranks.
             start_new_session=True,
@@ -150,13 +150,13 @@ class Ranks:
         """Returns the next message of a rank."""
         told = self._told.get()
         if isinstance(told, RedlineError):
-            # Nothing else will arrive: repeated calls raise the same error.
+            # No other message will arrive: repeated calls raise the same error.
             self._told.put(told)
             raise told
         return told
 
     def _listen(self) -> None:
-        """Receives messages of ranks until all have ended, which they do when one has."""
+        """Receives messages of ranks until all have ended; once one ends, all do."""
         ranks: dict[Any, int | None] = {line: rank for rank, line in enumerate(self._lines)}
         ranks[self._parent] = None
         ended: tuple[int, int] | None = None
