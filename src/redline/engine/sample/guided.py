@@ -1,9 +1,9 @@
-"""Guided decoding: the tokens allowed at each place of an answer that follows a JSON schema.
+"""Guides decoding: finds the tokens that a JSON schema allows at each place of an answer.
 
-llguidance keeps the state of the grammar and names the allowed tokens. The logits of all others
-become -inf before any distribution is computed, so whatever is drawn from it fits: greedy tokens,
-seeded ones and drafts. Drafts are tried and rolled back: the state advances only by tokens that a
-sequence keeps, whatever is rejected or preempted.
+llguidance keeps the state of the grammar and lists the allowed tokens. The logits of all other
+tokens become -inf before any distribution is computed, so all tokens follow the schema: greedy
+tokens, seeded tokens and drafts. Drafts are tried and rolled back: the state advances only by the
+tokens that a sequence keeps, whatever is rejected or preempted.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from torch.nn.functional import embedding
 
 from redline.errors import Rejected
 
-# JSON allows any amount of white space between its parts, and some models would write it for ever.
+# JSON allows any amount of white space between its parts, and some models would write it endlessly.
 # One space, or a line end and some indentation, is enough.
 _WHITESPACE = r" |\n[ \t]{0,20}"
-# Schemas whose grammars are kept, since the rows of a job mostly share one.
+# The number of schemas whose grammars are kept; the rows of a job mostly share one schema.
 _KEPT = 8
 _LONGEST_REASON_CHARS = 300
-# (256, 8): what a byte of a mask adds to the logits of its tokens, the lowest bit's first. Looking
-# it up and adding takes a fifth of the time of unpacking the bits and filling by them.
+# (256, 8): what each byte of a mask adds to the logits of its eight tokens, lowest bit first.
+# Looking this up and adding it takes a fifth of the time of unpacking the bits and filling the
+# logits.
 _ADDED = torch.where((torch.arange(256)[:, None] >> torch.arange(8)) & 1 == 1, 0.0, -torch.inf)
 
 
 class Guide:
     """The state of one answer in its grammar.
 
-    ended: `stop` once the grammar is complete and nothing may follow; an error if it can no longer
-    be followed; None while it continues.
+    ended: `stop` once the grammar is complete and nothing may follow; an error if the grammar can
+    no longer be followed; None while the answer continues.
     """
 
     def __init__(self, matcher: Any) -> None:
@@ -51,8 +52,8 @@ class Guide:
     def masks(self, drafted: list[int], count: int) -> list[bytes]:
         """Returns the tokens allowed at `count` places, a bit each; the last is after all drafts.
 
-        The bits are in order, the lowest of a byte first. After a draft that does not fit, any
-        token is allowed, because that place is not used.
+        The bits are in token order, the lowest bit of a byte first. After a draft that does not
+        fit, any token is allowed, because that place is not used.
         """
         masks: list[bytes] = []
         begin, tried = len(drafted) + 1 - count, 0
@@ -80,7 +81,7 @@ class Guide:
         return tokens
 
     def _mask(self) -> bytes:
-        """Returns the tokens allowed now; all if none is, and then `take` fails.
+        """Returns the tokens allowed now; if there are none, all tokens, and then `take` fails.
 
         A row without any allowed token would not be a distribution.
         """
@@ -91,8 +92,8 @@ class Guide:
 class Grammars:
     """Makes guides for a model.
 
-    tokenizer: one of transformers. vocabulary: the number of the model's tokens. ends: its end
-    tokens, which are allowed exactly where the JSON is complete.
+    tokenizer: a tokenizer of transformers. vocabulary: the number of the model's tokens. ends: its
+    end tokens, which are allowed only where the JSON is complete.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, ends: Iterable[int]) -> None:
@@ -104,7 +105,7 @@ class Grammars:
     def guide(self, schema: dict[str, Any]) -> Guide:
         """Returns the guide of one answer. Raises Rejected for a schema that cannot be followed.
 
-        A new schema costs some milliseconds; the very first, about a second more if the
+        A new schema takes some milliseconds; the very first takes about a second more if the
         vocabulary is large. May be called from any thread.
         """
         try:
@@ -139,8 +140,8 @@ class Grammars:
 def masked(logits: Tensor, rows: Iterable[tuple[Guide | None, list[int], int]]) -> Tensor:
     """Returns (R, V) logits with -inf for tokens not allowed; `logits` itself without any guide.
 
-    rows: for each sequence in turn its guide, its drafts, and the number of its rows, of which the
-    last is after all of its drafts.
+    rows: for each sequence in turn, its guide, its drafts, and the number of its rows in `logits`;
+    the last row is for the place after all of its drafts.
     """
     guided: list[int] = []
     masks: list[bytes] = []

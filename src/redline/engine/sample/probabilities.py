@@ -1,7 +1,7 @@
-"""The distribution of each next token, called its law, and sampling from it.
+"""Computes the distribution of each next token, called its law, and samples from it.
 
-A law is a row of float32 probabilities. Those of draft and target are computed by the same
-function, so that verification compares the distributions that both really draw from.
+A law is a row of float32 probabilities. The same function computes the laws of draft and target, so
+verification compares the distributions from which both really draw.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from redline.engine.sample.params import SamplingParams
 # The nucleus is first looked for among this many of the likeliest tokens, where most laws have it:
 # sorting 32 rows of 32,000 tokens takes as long as 70 of their softmaxes.
 _HEAD = 1024
-# Numbers of a race held at a time: 2 MB of float64, which a core's own cache holds.
+# The numbers of a race in memory at a time: 2 MB of float64, which fit in a core's own cache.
 _RACE = 1 << 18
 
 
@@ -36,8 +36,8 @@ class Past(NamedTuple):
 class Logprobs(NamedTuple):
     """Natural logarithms of probabilities, float32.
 
-    chosen (R,): of the given tokens. top (R, M): of the likeliest ones, in descending order;
-    top_tokens (R, M) int64: these tokens.
+    chosen (R,): of the given tokens. top (R, M): of the likeliest tokens, in descending order.
+    top_tokens (R, M) int64: the likeliest tokens.
     """
 
     chosen: Tensor
@@ -93,7 +93,7 @@ def distribution(logits: Tensor, params: Sequence[SamplingParams], pasts: Sequen
     scores = logits.to(torch.float32)
     heats = [1.0 if each.is_greedy else each.temperature for each in params]
     if any(heat != 1.0 for heat in heats):
-        # The maximum comes off first, so that a small temperature makes -inf of a logit, not inf.
+        # The maximum is subtracted first, so a small temperature turns a logit into -inf, not inf.
         scores = (scores - scores.amax(-1, keepdim=True)) / scores.new_tensor(heats)[:, None]
     probs = scores.softmax(-1)
     _filter(probs, params)
@@ -108,7 +108,7 @@ def _one_hot(logits: Tensor) -> Tensor:
 
 
 def _filter(probs: Tensor, params: Sequence[SamplingParams]) -> None:
-    """Applies the filters of those rows of (R, V) that have any, in place."""
+    """Applies filters in place to the rows of (R, V) that have filters."""
     size = probs.shape[-1]
     drawn = [row for row, each in enumerate(params) if not each.is_greedy]
     if rows := [row for row in drawn if 0 < params[row].top_k < size]:
@@ -131,7 +131,7 @@ def _top_p(law: Tensor, shares: Sequence[float]) -> Tensor:
         sums = values.cumsum(-1, dtype=torch.float64)
         if bool((sums[:, -1:] >= wanted).all()):
             break
-    # A row that sums to less than its share, by rounding, keeps all it has.
+    # A row whose sum is below its share because of rounding keeps all of its tokens.
     last = (sums < wanted).sum(-1, keepdim=True).clamp(max=head - 1)
     return _kept(law, values.gather(-1, last))
 
@@ -153,7 +153,7 @@ def draw(law: Tensor, levels: Tensor) -> Tensor:
     sums = (law * 2.0**61).to(torch.int64).cumsum(-1)
     aims = (levels * sums[:, -1]).to(torch.int64)
     found = torch.searchsorted(sums, aims[:, None], right=True)[:, 0]
-    # The token of an invalid law is never used, but it must be one of the vocabulary.
+    # The token of an invalid law is never used, but it must be in the vocabulary.
     return found.clamp_(max=law.shape[1] - 1)
 
 
@@ -184,7 +184,7 @@ def sample(law: Tensor, noise: Noise, purpose: Purpose = Purpose.FOLLOWING) -> T
     """Draws (R,) int64: one token of each row's law (R, V) float32.
 
     purpose: DRAFT for a draft model's tokens, FOLLOWING otherwise. Exact rows take the noise of
-    CHOICE for both, so that a draft model mostly chooses what the target will.
+    CHOICE for both, so a draft model mostly chooses the same token as the target.
     """
     tokens = draw(law, uniforms(noise.seeds, noise.positions, purpose))
     exact = noise.is_exact.nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""The counters of an engine's steps."""
+"""Counts what an engine's steps compute."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from redline.engine.schedule.scheduler import Plan
 class Figures:
     """Sums since the start.
 
-    prompt_tokens: those of all prompts, computed or reused. rows: of all steps, so that rows /
-    steps is the mean batch size. computed_tokens: including drafts, and tokens that are computed
-    again after a preemption. new_tokens: those of answers. drafts: rows with draft tokens.
+    prompt_tokens: the tokens of all prompts, computed or reused. rows: the rows of all steps, so
+    rows / steps is the mean batch size. computed_tokens: includes drafts, and tokens computed again
+    after a preemption. new_tokens: the tokens of answers. drafts: rows with draft tokens.
     """
 
     prompt_tokens: int = 0
@@ -27,7 +27,7 @@ class Figures:
     accepted_tokens: int = 0
 
     def add(self, plan: Plan, drafted: Sequence[int], kept: Sequence[int]) -> None:
-        """Counts a step. drafted, kept: draft tokens and accepted ones of each whole row."""
+        """Counts a step. drafted, kept: draft tokens and accepted drafts of each whole row."""
         self.steps += 1
         self.rows += len(plan.rows)
         self.computed_tokens += sum(row.size for row in plan.rows)
