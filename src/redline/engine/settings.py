@@ -61,7 +61,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The model's name for clients: that of its folder, or its name on the hub."""
+        """The model's name for clients: the name of its folder, or its name on the hub."""
         folder = Path(self.model)
         if not folder.is_dir():
             return self.model

@@ -21,7 +21,7 @@ from redline.errors import ConfigError, RedlineError
 
 # Before vLLM is ready, a large model may have to be downloaded, loaded and compiled.
 START_S = 1800.0
-# vLLM ends its own processes when it is asked to; those left after this time are killed.
+# vLLM ends its own processes on a signal; processes left after this many seconds are killed.
 _GRACE_S = 15
 _POLL_S = 0.2
 _NOTHING, _STDERR = subprocess.DEVNULL, 2
@@ -86,7 +86,7 @@ def launch(
 
 
 def command(settings: EngineSettings, host: str, port: int) -> list[str]:
-    """Returns vLLM's command line for these settings. Raises ConfigError for one that it lacks."""
+    """Returns vLLM's command line for these settings. Raises ConfigError for one vLLM lacks."""
     defaults = EngineSettings(model=settings.model)
     for name, flag in _OWN_SETTINGS.items():
         if getattr(settings, name) != getattr(defaults, name):
@@ -116,8 +116,8 @@ def command(settings: EngineSettings, host: str, port: int) -> list[str]:
 def _group(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
     """Runs a command in its own process group; yields it, and the SIGINT and SIGTERM received.
 
-    At the end of the block it is sent the first of these signals, or SIGTERM. Its group is killed
-    as soon as it has ended, after a second signal, or after _GRACE_S seconds.
+    At the end of the block, the command receives the first of these signals, or SIGTERM. Its group
+    is killed as soon as the command has ended, after a second signal, or after _GRACE_S seconds.
     """
     signals: list[int] = []
     before = {
@@ -147,7 +147,7 @@ def _group(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], list
 
 
 def _is_running(process: subprocess.Popen[bytes]) -> bool:
-    """Returns whether the process runs, after waiting up to _POLL_S seconds for its end."""
+    """Returns whether the process is running, after waiting up to _POLL_S seconds for its end."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(_POLL_S)
     return process.returncode is None

@@ -1,4 +1,4 @@
-"""The engine's step: draft, plan, compute, judge, report; with neither a thread nor a clock."""
+"""Runs the engine's step: draft, plan, compute, judge, report; it has no thread and no clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_NUMBERS = (
 
 
 class Computer(Protocol):
-    """Computes steps: the model of this process, or those of many ranks."""
+    """Computes steps with the model in this process, or with many ranks."""
 
     @property
     def steps_at_once(self) -> int:
@@ -56,7 +56,7 @@ class Asker(Protocol):
         """Takes new tokens. Returns the reason if they end the sequence, otherwise None."""
 
     def ended(self, reason: str | RedlineError) -> None:
-        """Receives the reason of the sequence's end: `stop`, `length`, or an error."""
+        """Receives the reason why the sequence ended: `stop`, `length`, or an error."""
 
 
 class Ask(NamedTuple):
@@ -164,7 +164,7 @@ class Core:
         ]
 
     def _draft(self) -> Drafts:
-        """Drafts tokens for the sequences whose next step brings one."""
+        """Drafts tokens for the sequences whose next step yields a token."""
         if self._speculation is None:
             return Drafts({})
         ready = [one for one in self.scheduler.ready() if one.is_caught_up]
@@ -188,7 +188,7 @@ class Core:
         if self._speculation is None or not whole:
             return
         is_lookup = not begun.laws
-        # Drafts that were dropped for lack of room have taken time, too.
+        # Drafts that were dropped for lack of room also took time.
         is_clean = begun.is_usual and (any(drafted) or is_lookup)
         step_s = self._now_s() - begun.since_s if is_clean else None
         if is_lookup and any(drafted):
@@ -206,7 +206,7 @@ class Core:
                 tokens, reason = tokens[: place + 1], "stop"
                 break
         if not tokens:
-            # The same request would get the same answer.
+            # Repeating the request would give the same answer.
             reason = Rejected(_NO_NUMBERS, status=_STATUS_FAILED)
         elif sequence.guide is not None:
             tokens = sequence.guide.take(tokens)

@@ -36,7 +36,7 @@ _FAILURE = "the engine cannot run the model in"
 # of all, since rounding may make a mixture of experts choose other ones for some. Three layers with
 # large random weights are off by 1e-6, 0.002 and 0.02; a model with other attention by 0.2 or more.
 _MOST_OFF = {torch.float32: 0.01, torch.float16: 0.1, torch.bfloat16: 0.15}
-# Some models mark impossible tokens by a logit far beyond this.
+# Some models mark impossible tokens with a logit far beyond this.
 _MOST_LOGIT = 1e4
 
 
@@ -60,10 +60,10 @@ def open_runner(
 
 
 def try_ranks(computer: Computer, settings: EngineSettings, config: Any, capacity: int) -> None:
-    """Has a split model compute a few tokens.
+    """Makes a split model compute a few tokens.
 
-    They are not compared with the model's own, since no process has the whole model. Closes the
-    computer and raises ConfigError if it fails.
+    The results are not compared with the model's own, since no process has the whole model. If the
+    computation fails, closes the computer and raises ConfigError.
     """
     try:
         with reading(_FAILURE, settings.model, OTHERS):

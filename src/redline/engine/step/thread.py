@@ -1,4 +1,4 @@
-"""The engine in a thread of its own, which computes what the event loop requests.
+"""Runs the engine in its own thread, which computes what the event loop requests.
 
 Each side passes calls to the other: before each step, the thread makes all calls that it received,
 and after the step, it passes all results to the event loop together.
@@ -23,7 +23,7 @@ CLOSED = "the engine was closed"
 
 
 class EngineFailed(NoEndpoint):
-    """The engine can no longer compute; every sequence ended with this error."""
+    """Raised if the engine can no longer compute; every sequence ends with this error."""
 
 
 class EngineThread:
@@ -97,7 +97,7 @@ class EngineThread:
     def _turn(self) -> None:
         """Makes the received calls, and a step if one is due."""
         scheduler = self._core.scheduler
-        # Sequences that a failure has left in the scheduler are not completed.
+        # Sequences that are still in the scheduler after a failure are not completed.
         self._take(math.inf if self.failure else scheduler.wait_s(SYSTEM.now_s()))
         if self.failure is None and scheduler.wait_s(SYSTEM.now_s()) == 0.0:
             for sequence in self._core.step():
@@ -161,8 +161,8 @@ class EngineThread:
         if not posts or (loop := self._loop) is None:
             return
         try:
-            # One wake-up for all, and each a call of its own: one that fails stops no other.
+            # One wake-up for all posts, but a call for each, so a failing post stops no other.
             loop.call_soon_threadsafe(lambda: [loop.call_soon(post) for post in posts])
         except RuntimeError:
-            # The event loop has ended; no request is left to be answered.
+            # The event loop has ended; no request is left to answer.
             self._is_closing = True
