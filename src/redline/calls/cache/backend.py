@@ -9,7 +9,7 @@
 
 Identical requests of one priority are sent one at a time. If the leading call fails, is cancelled,
 or gets no complete answer, the next waiting call sends its own request; if the leading call was not
-admitted (see CallError), all waiting calls send theirs at once. No call waits beyond its own
+admitted (see CallError), all waiting calls send theirs at once. No call waits past its own
 deadline.
 """
 
@@ -55,14 +55,14 @@ class _Found(NamedTuple):
 
 # The answer that the followers of a call in flight wait for; None if one of them must lead next.
 _Flight = asyncio.Future[_Found | None]
-# Every follower must send its own request.
+# The result of a flight if every follower must send its own request.
 _NONE_FOR_ALL = _Found(b"", "shared")
 
 
 class Cached(Around):
     """A backend that caches answers. It is the outermost one: a hit uses no attempt and no limit.
 
-    identity: the identity of the endpoints, see key.py. use: counts requests by the table above.
+    identity: the identity of the endpoints, see key.py. use: counts requests, as in the table above.
     ttl_s: seconds after which a stored answer is no longer used; with 0, stored answers are never
     used, only replaced, and only calls in flight share an answer.
     """
@@ -98,7 +98,7 @@ class Cached(Around):
                 # Shielded: cancelling a task also cancels the future that it waits for.
                 found = await call.in_time(asyncio.shield(flight), self._clock, _LATE)
                 if found is _NONE_FOR_ALL:
-                    # If sent one after the other, the followers would queue one after the other.
+                    # One at a time, each would begin to queue only after the one before has failed.
                     return (await self._ask(key, request, call))[0]
                 if found is not None and (outcome := _again(request, found.value)) is not None:
                     self._use.count(found.how)

@@ -100,7 +100,7 @@ class Database:
     def do(self, work: Callable[[sqlite3.Connection], T], otherwise: T, what: str) -> T:
         """Returns the result of `work`; after an SQLite error, notes it and returns `otherwise`.
 
-        If the file is damaged, `work` is repeated on the next file. what: begins the note.
+        If the file is damaged, `work` is repeated on the next file. what: the note's first words.
         """
         import sqlite3
 
@@ -191,7 +191,7 @@ def number_of(database: sqlite3.Connection, name: str) -> int:
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """Whether the file is not a valid cache file; other errors may be transient."""
+    """Whether the error shows that the file is not a valid cache file."""
     import sqlite3
 
     damages = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)

@@ -21,7 +21,7 @@ from redline.calls.wire import Endpoint
 from redline.waist import Call, Request
 
 KEY_BYTES = 32
-# Increment this number when requests must no longer get the keys under which answers are stored.
+# Increment this number when the answers that are already stored must no longer be found.
 _VERSION = 1
 _CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})
 # These headers identify a single request: if they counted, no two requests would be identical.
@@ -38,8 +38,8 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 def identity(*endpoints: Endpoint, embedded: str = "") -> str:
     """Returns the identity of the endpoints, which is part of cache keys; it has no credentials.
 
-    It is their group if all are in the same one, otherwise their addresses, headers and model
-    names, so that two API keys of one endpoint share answers. embedded: the identity of an embedded
+    The identity is their group if all are in the same one, otherwise their addresses, headers and
+    model names, so that two API keys of one endpoint share answers. embedded: the identity of an embedded
     server, used instead of its address, whose port changes from run to run.
     """
     groups = {endpoint.group for endpoint in endpoints}
@@ -88,7 +88,7 @@ def is_determined(request: Request) -> bool:
     """Whether the request alone determines its answer, so that the answer is not sampled at random.
 
     This holds for embeddings, and for temperature 0 or a seed, unless the answer depends on a
-    search, on a tool that the server runs, or on earlier turns. Providers sample other answers.
+    search, on a tool that the server runs, or on earlier turns. Providers sample all others.
     """
     body = request.body
     if request.method != "POST" or not isinstance(body, dict):

@@ -8,8 +8,8 @@
   damage       an answer with a wrong checksum counts as absent; for a damaged file see file.py
   failures     if the disk is full or unreachable, nothing is stored or found, and a note says so
 
-Only `open` blocks the event loop. A lookup takes 10 us if the file is in memory, but an unknown
-time if it is not, so it runs in a thread.
+Only `AnswerStore.open` blocks the event loop. A lookup takes 10 us if the file is in memory, but an
+unknown time if it is not, so it runs in a thread.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class _Page(msgspec.Struct):
 
 
 class BatchApi:
-    """Files and batches of one endpoint. Every request raises CallError or NoEndpoint."""
+    """Files and batches of one endpoint. A failed request raises CallError or NoEndpoint."""
 
     def __init__(self, endpoint: Endpoint, retry: RetryPolicy) -> None:
         own = msgspec.structs.replace(endpoint, limits=Limits(), max_reply_bytes=_MOST_RESULT_BYTES)
@@ -135,7 +135,7 @@ class BatchApi:
         return max(error.retry_after_s or 0.0, self._retry.pause_s(attempt))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Calls `ask` again after each Retryable error, until all retries are used."""
+        """Returns the result of `ask`; repeats it after a Retryable error while retries remain."""
         attempt = 0
         while True:
             try:

@@ -76,7 +76,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"share must be 0 to 1, not {self.share:g}")
 
     def pause_s(self, retries: int) -> float:
-        """Returns the longest back-off, at most `cap_s`. retries: those so far, 0 or more."""
+        """Returns the longest back-off after `retries` retries, in seconds; at most `cap_s`."""
         # 2^30 exceeds any cap; a larger exponent would only overflow.
         return min(self.cap_s, self.base_s * 2.0 ** min(retries, 30))
 

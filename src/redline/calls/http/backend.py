@@ -239,7 +239,7 @@ class HttpBackend:
         self._waiting: dict[int, _Attempt] = {}  # attempts that had to wait, by id(call)
         self._tokens_out = 0  # expected tokens of the calls on the wire
         self.mask = mask_of(endpoint, self.transport.proxy)
-        self._asks_usage = True  # for streams, until the endpoint refuses it
+        self._asks_usage = True  # for streams; False once the endpoint refuses `stream_options`
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         limiter, slots, ahead, outage = self.limiter, self.slots, self.ahead, self._outage
@@ -550,7 +550,7 @@ class HttpBackend:
                 answer = await self._again(refusal, attempt, bare, reader.take)
                 # The first response may have been about something else.
                 self._asks_usage = self._asks_usage and answer.status != 200
-        # The sink may take long, so other calls learn the limits in this response first.
+        # The sink may take long, so the limits in this response are recorded first.
         if not self.limiter.is_unlimited:
             self._steering.heard(answer, attempt.grant, attempt.first_byte_s)
         reply = self._read(request, answer, reader)
@@ -635,7 +635,7 @@ class HttpBackend:
         )
 
     def _located(self, error: CallError, request: Request) -> CallError | NoEndpoint:
-        """Returns the error with its endpoint; NoEndpoint if the endpoint was away for too long."""
+        """Returns the error with its endpoint; NoEndpoint if the outage has lasted too long."""
         now_s = self.clock.now_s()
         _forget_frames(error)
         error.where = error.where or f"endpoint {self.label}"
@@ -704,9 +704,8 @@ class HttpBackend:
             elif used is not None and attempt.grant is not None:
                 attempt.grant.settle(used)
             if isinstance(error, RateLimited) and not limiter.fits(attempt.cost):
-                # The call was sent although headers had lowered a limit, perhaps for another model.
-                # The server enforces that limit, so each retry would wait in vain for an empty
-                # window.
+                # The call was sent though headers, perhaps for another model, had lowered a limit.
+                # The server enforces it, so each retry would wait in vain for an empty window.
                 error = OverLimit(
                     f"the call exceeds a limit that the endpoint states: {error.what}",
                     where=error.where,
@@ -766,7 +765,7 @@ class HttpBackend:
     def _count_failure(
         self, attempt: _Attempt, error: CallError | NoEndpoint, now_s: float, latency_s: float
     ) -> None:
-        """Counts a failed attempt, and parks the endpoint if the response has a Retry-After."""
+        """Counts a failed attempt, and parks the endpoint if a Retry-After applies to it."""
         if isinstance(error, Withdrawn) and attempt.failed is not None:
             # The request was written once, and that write ended with `attempt.failed`.
             error = attempt.failed

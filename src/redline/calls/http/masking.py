@@ -22,10 +22,10 @@ HIDDEN = "<key>"
 # A key shorter than this is a placeholder such as `EMPTY`, and may be part of any word. A part of a
 # key that is as long as this reveals too much.
 _LEAST = 8
-# A header with one of these words in its name is secret; other values are hidden only as a whole.
+# A header whose name has one of these words is secret; other values are hidden only as a whole.
 _SECRET_NAMES = re.compile("auth|key|token|secret|cookie|password|credential", re.IGNORECASE)
 # Escapes of JSON and Python, also of a body inside a body; HTML entities; URL escapes, also twice.
-# A run of backslashes is tried only from its first one: trying each would be slow in a long run.
+# A run of backslashes is matched only from its first one: trying each would take too long.
 _ESCAPE = re.compile(
     r"(?<!\\)\\++(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(?=[/\"'+=&_.~-]))"
     r"|&#[xX]([0-9a-fA-F]{1,6});?|&#([0-9]{1,7});?|&([a-zA-Z]{2,8};)|%([0-9a-fA-F]{2})"

@@ -1,4 +1,4 @@
-"""Records how long attempts wait; each may be withdrawn until it is written."""
+"""Records the waits of attempts; an attempt may be withdrawn until it is written."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def kept_facts(request: Request) -> Chat | None:
 
 
 def _most_output(body: dict[str, Any]) -> int | None:
-    """Returns the maximum of one choice in tokens; None if there is none, or if it is -1."""
+    """Returns the maximum of one choice in tokens; None if there is none, or if it is negative."""
     for name in OUTPUT_LIMITS:
         stated = body.get(name)
         if stated is not None and (most := number(stated)) is not None and most >= 0:

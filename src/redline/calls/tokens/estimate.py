@@ -228,8 +228,8 @@ class TokenEstimator:
     def least(self, request: Request) -> int:
         """Returns the least input tokens that the call can cost, about half of the true number.
 
-        Uses nothing learned, which may come from another kind of row: a row whose result is above
-        the limit is refused for good.
+        Ignores everything learned, since it may come from another kind of row, and a row whose
+        result is above the limit is refused for good.
         """
         return _least(Prompt(request.body)) if isinstance(request.body, dict) else 1
 
@@ -251,9 +251,10 @@ class TokenEstimator:
         return Sending(asked, model, model.outputs.begin(), teaches)
 
     def begin_bound(self, request: Request) -> Sending:
-        """Records one in 32 calls that reserve a bound, as `begin` does; UNFOLLOWED otherwise.
+        """Records one in 32 calls that reserve a bound, like `begin`.
 
-        If the usage of an unfollowed call exceeds its bound, call `begin` for the call then.
+        Returns UNFOLLOWED for the other calls. If the usage of an unfollowed call exceeds its
+        bound, call `begin` for the call then.
         """
         self._bounds = bounds = self._bounds + 1
         if bounds * _GOLDEN % 1 >= _SHARE_OF_BOUNDS:

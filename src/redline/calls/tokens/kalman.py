@@ -112,7 +112,7 @@ class Weights:
         self._noise = min(_MOST_NOISE**2, max(_LEAST_NOISE**2, noise))
 
     def _spread(self, units: list[float]) -> tuple[list[float], float]:
-        """Returns weights' covariance with the error for these units, and the error's variance."""
+        """Returns each weight's covariance with the error at `units`, and the error's variance."""
         spread: list[float] = [sum(map(mul, row, units)) for row in self._covariance]
         variance: float = sum(map(mul, spread, units))
         return spread, max(0.0, variance) + self._noise

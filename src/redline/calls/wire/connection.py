@@ -1,4 +1,4 @@
-"""Runs one keep-alive HTTP/1.1 connection: writes requests as bytes, parses responses by llhttp.
+"""Runs one keep-alive HTTP/1.1 connection: writes requests as bytes, parses responses with llhttp.
 
   state     meaning                                        may change to
   idle      it is up and has no exchange                   due, closed
@@ -47,8 +47,8 @@ _MOST_WAITING_BYTES = 256 * 1024
 # The event loops read this much at once (uvloop; asyncio 262,144).
 _FULL_READ_BYTES = 256_000
 # A longer body is written in parts of this size, each once the server has taken most of the earlier
-# parts. Otherwise the event loop would copy, and TLS encrypt, everything that the socket does not
-# take at once.
+# parts. Otherwise the event loop would immediately copy, and TLS encrypt, all bytes that the socket
+# does not take.
 _PART_BYTES = 256 * 1024
 # After this number of forms, stop learning: the server may lay out each response differently.
 _MOST_FORMS = 8

@@ -153,7 +153,7 @@ class Dialer:
         except (OSError, ValueError) as error:
             raise self._unconnected(self._target, error) from error
         assert secure is not None
-        # `start_tls` does not call this method.
+        # `start_tls` does not call `connection_made`.
         connection.connection_made(secure)
         return connection
 

@@ -107,7 +107,7 @@ class Reuse:
             self.answered()
 
     def _compare(self, connection: Kept, body: bytes) -> None:
-        """Raises Repeat if the answer has an id and is the one that a different request got."""
+        """Raises Repeat if the answer has an id and has already answered a different request."""
         # Answers without ids, such as a classifier's, are often identical.
         if connection.last_asked != connection.asked and _ID in body:
             raise self._doubted("the previous answer came again", body)

@@ -1,4 +1,4 @@
-"""Speaks HTTP/1.1 to one endpoint over keep-alive connections, over TCP or TLS, or by a proxy.
+"""Speaks HTTP/1.1 to one endpoint over keep-alive connections: TCP or TLS, direct or by proxy.
 
 An exchange gets a connection and then its grant, and waits in the outbox for the end of the event
 loop's turn. Then the results that must be saved first are flushed once, and all due requests get
@@ -75,7 +75,7 @@ class Outbox:
         """Adds a connection whose request is due."""
         if not self._due:
             loop = asyncio.get_running_loop()
-            # Done once for all requests of a turn: getting the loop is a system call in CPython 3.11.
+            # Once per turn, not per request: getting the loop is a system call in CPython 3.11.
             if loop is not self._loop:
                 self._enter(loop)
             loop.call_soon(self._leave)
