@@ -62,7 +62,7 @@ _NONE_FOR_ALL = _Found(b"", "shared")
 class Cached(Around):
     """A backend that caches answers. It is the outermost one: a hit uses no attempt and no limit.
 
-    identity: the identity of the endpoints, see key.py. use: counts requests, as in the table above.
+    identity: the identity of the endpoints, see key.py. use: counts requests as in the table above.
     ttl_s: seconds after which a stored answer is no longer used; with 0, stored answers are never
     used, only replaced, and only calls in flight share an answer.
     """

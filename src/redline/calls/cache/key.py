@@ -39,8 +39,8 @@ def identity(*endpoints: Endpoint, embedded: str = "") -> str:
     """Returns the identity of the endpoints, which is part of cache keys; it has no credentials.
 
     The identity is their group if all are in the same one, otherwise their addresses, headers and
-    model names, so that two API keys of one endpoint share answers. embedded: the identity of an embedded
-    server, used instead of its address, whose port changes from run to run.
+    model names, so that two API keys of one endpoint share answers. embedded: the identity of an
+    embedded server, used instead of its address, whose port changes from run to run.
     """
     groups = {endpoint.group for endpoint in endpoints}
     if len(groups) == 1 and (group := groups.pop()):

@@ -1,4 +1,4 @@
-"""Keeps calls within a budget, from which the cost of each attempt is reserved by prices."""
+"""Keeps calls within a budget: prices by model, and a reservation for each attempt."""
 
 from redline.calls.cost.metered import Metered, may_be_billed
 from redline.calls.cost.prices import BATCH_DIVISOR, DOLLAR, PRICE_KEYS, Price, Prices, parse_price

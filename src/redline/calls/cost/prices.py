@@ -27,7 +27,7 @@ PRICE_KEYS = ("input", "cached_input", "output")
 BATCH_DIVISOR = 2
 # Anthropic's price factor for an input token cached for an hour, the most expensive kind of input.
 _CACHE_WRITE_FACTOR = 2
-# `gpt-4o-mini-2024-07-18`, `claude-sonnet-4-20250514`, and the same after an @ on some clouds.
+# `gpt-4o-mini-2024-07-18`, `claude-sonnet-4-20250514`; some clouds put an @ before the date.
 _DATED = re.compile(r"(.+?)[-@](?:\d{4}-\d{2}-\d{2}|\d{8})")
 _MODELS_KEPT = 1024
 
