@@ -77,8 +77,9 @@ class EndpointLimits:
     """One endpoint's slots and limiter, adjusted by its responses.
 
     shared: the limiter, and the stores that carry limits from one run to the next. search: finds
-    the rate limit; None if the limit is known. is_stated: whether neither rates nor the number of
-    calls in flight are searched for. lead_s: how long before its grant a call gets ready.
+    the rate limit; None if the limit is known. is_stated: whether the rates and the number of calls
+    in flight are set, with no search for either. lead_s: how long before its grant a call gets
+    ready.
 
     Raises ConfigError if the limits should be shared but cannot be.
     """
@@ -146,8 +147,8 @@ class EndpointLimits:
     def next_s(self, now_s: float, coming: int = 0) -> float:
         """Returns when a call could be sent after those getting ready and `coming` others.
 
-        -inf if no call waits for long after it gets ready: if there are no limits, or if calls are
-        sent at even intervals, since few get ready at once.
+        -inf if no call has to wait long once it gets ready: without limits, or if calls are sent at
+        even intervals, since few calls get ready at once.
         """
         limiter, ahead = self.limiter, self.ahead
         if limiter.is_unlimited or not (self._is_burst or ahead.count == 1):

@@ -36,7 +36,7 @@ _NAME = 5
 _MOST_ROUNDS = 4
 _SECRET = b"\1"
 _RUN = re.compile(b"\1+")
-# Messages quote the beginning of a body; what they quote from beyond this is masked by `hide`.
+# Messages quote the beginning of a body; `hide` masks what they quote beyond this length.
 _LONGEST_BODY = 4096
 # An error keeps at most this much of its body.
 _LONGEST_KEPT = 64 * 1024
@@ -48,8 +48,8 @@ _SKIPPED = re.compile(
 class Mask:
     """Replaces secrets in a text with `<key>`.
 
-    secrets: texts to replace even in part, from 8 characters on, and in base64 or hex. wholes:
-    texts to replace only as a whole.
+    secrets: texts of which even parts, of 8 or more characters, are replaced, also in base64 or
+    hex. wholes: texts to replace only as a whole.
     """
 
     def __init__(self, secrets: Iterable[str], wholes: Iterable[str] = ()) -> None:

@@ -178,12 +178,12 @@ class TokenEstimator:
         self._bounds = 0  # calls sent with a bound
 
     def estimate(self, request: Request) -> Cost:
-        """Returns the expected tokens of a call with `request`, input and output each 1 or more.
+        """Returns the expected tokens of a call with `request`: input, 1 or more, and output.
 
         The output is the mean of the calls in flight, with its spread, so that a caller can reserve
         a quantile of the sum of many calls; the quantiles of single calls add up to far more. Until
-        there are twenty replies, it is the request's own maximum; without a maximum, the larger of
-        256 and the largest output so far. Embeddings have no output.
+        there are twenty replies, the output is the request's own maximum; without a maximum, the
+        larger of 256 and the largest output so far. Embeddings have 0 tokens of output.
         """
         asked = asked_of(request)
         if asked is None:
@@ -199,9 +199,9 @@ class TokenEstimator:
         """Returns an estimate whose input is an upper bound (`Cost.is_bound`).
 
         The input of `estimate` does not exceed the bound either. The bound is computed from the
-        bytes of a chat, at a fraction of the time that an estimate takes. None if the request is
-        not such a chat, if its model is not known well or reports no usage with which to settle the
-        bound, or if the result exceeds `most` tokens.
+        bytes of a chat, in a fraction of the time that an estimate takes. None if the request is
+        not a usual chat, if its model is not known well or reports no usage with which to settle
+        the bound, or if the result exceeds `most` tokens.
         """
         chat, raw = chat_of(request), request.raw
         if chat is None or raw is None or not api_of(request.url).has_output:

@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
             self._due.was_due(due_s)
 
     def found_unread(self) -> None:
-        """Marks unread bytes, or the end of input, so that no request is written on it."""
+        """Marks unread bytes, or the end of input, so that no request is written here."""
         self._has_unread = True
 
     def leave(self) -> None:

@@ -29,7 +29,7 @@ _SECRET_HEADER = re.compile(r"(?!proxy-).*(authorization|key|token|secret|cookie
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP endpoint: its address, the caller's credentials, and its limits.
 
-    base_url: ends in `/v1`, as in the openai SDK. name: the endpoint's name in messages and
+    base_url: usually ends in `/v1`, as in the openai SDK. name: the endpoint's name in messages and
     results; empty for host and port. api_key: sent as a bearer token; never printed or stored.
     proxy: the URL of an HTTP proxy, or "" for no proxy; None uses HTTP(S)_PROXY and NO_PROXY of the
     environment. max_reply_bytes: a row with a longer response fails.

@@ -44,7 +44,7 @@ class Reader(Protocol):
 
 
 class ReplyMemory:
-    """Bounds the memory of long answers by the table above. is_full: await `room` before sending.
+    """Bounds the memory of long answers; see the table above. is_full: await `room` before sending.
 
     most_bytes: the size of the largest answer.
     """

@@ -107,8 +107,8 @@ class Outbox:
             for each in due:
                 each.refuse(error)
         except BaseException as error:
-            # A signal handler raised it while the event loop was blocked. The task whose request
-            # was being written gets the exception; the other requests are due in the next turn,
+            # A signal handler raised the error while the event loop was blocked. The task whose
+            # request was being written gets the error; the other requests are due in the next turn,
             # unless they are cancelled before.
             connection.refuse(error)
             for each in due[due.index(connection) + 1 :]:
