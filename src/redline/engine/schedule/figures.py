@@ -10,7 +10,7 @@ from redline.engine.schedule.scheduler import Plan
 
 @dataclass
 class Figures:
-    """Sums since the start.
+    """Holds sums since the start.
 
     prompt_tokens: the tokens of all prompts, computed or reused. rows: the rows of all steps, so
     rows / steps is the mean batch size. computed_tokens: includes drafts, and tokens computed again
@@ -27,7 +27,7 @@ class Figures:
     accepted_tokens: int = 0
 
     def add(self, plan: Plan, drafted: Sequence[int], kept: Sequence[int]) -> None:
-        """Counts a step. drafted, kept: draft tokens and accepted drafts of each whole row."""
+        """Counts a step. drafted, kept: the numbers of drafts and accepted drafts, by whole row."""
         self.steps += 1
         self.rows += len(plan.rows)
         self.computed_tokens += sum(row.size for row in plan.rows)

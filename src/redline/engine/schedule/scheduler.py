@@ -3,13 +3,13 @@
 Prefill and decode are not separate: each sequence has tokens, some of which are computed. A step
 advances every running sequence, within a budget of tokens. Sequences with the fewest missing
 tokens come first, so neither a long prompt nor drafts delay sequences that generate. The rest of
-the budget is for prompts, in order of priority and arrival, a piece at a time; drafts leave prompts
-half of a step.
+the budget is for prompts, in order of priority and arrival, a piece at a time; drafts leave half of
+a step for prompts.
 
-A slot is released when its sequence ends; its keys and values stay there until the slot is used
-again, for a later prompt with the same beginning. If the cache is full, drafts are dropped first.
-Then the last sequence in order is preempted: it releases its slot and waits again. Its tokens are
-computed again, which costs time but changes no result.
+A slot is released when its sequence ends. Until the slot is used again, the keys and values stay in
+it, for a later prompt with the same beginning. If the cache is full, drafts are dropped first. If
+that is not enough, the last sequence in order is preempted: it releases its slot and waits again.
+Its tokens are later computed again, which costs time but changes no result.
 
 If a model is split into stages, several steps are under way at once, each with its own sequences:
 a sequence is in only one step at a time.
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """Keys and values to copy before the step: the first `tokens` of a slot into another."""
+    """A copy to make before the step: the first `tokens` keys and values of a slot, to another."""
 
     source: int
     target: int
@@ -70,7 +70,7 @@ class Bounds(NamedTuple):
 
 
 class Scheduler:
-    """The running sequences, and those in the queue. It has no clock: times are passed in."""
+    """Plans steps for the running and waiting sequences. Has no clock: times are passed in."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -216,7 +216,7 @@ class Scheduler:
             heapq.heapify(self.waiting)
 
     def _admit(self, sequence: Sequence) -> list[Copied]:
-        """Assigns a slot, if possible the one that already holds most of the tokens."""
+        """Assigns a slot and reuses the longest prefix in any slot; returns the copy for that."""
         # Its last token is always computed, for the logits of the next one.
         most = len(sequence.tokens) - 1 if self.bounds.reuses_prefixes else 0
         alike = [common(held, sequence.tokens, most) for held in self._held]
@@ -230,7 +230,7 @@ class Scheduler:
         return [Copied(source, slot, reused)] if source != slot else []
 
     def _may_come(self, sequence: Sequence) -> bool:
-        """Returns whether its tokens fit beside all those of running sequences, computed or not."""
+        """Returns whether a sequence fits beside all tokens of running ones, computed or not."""
         known = sum(len(one.tokens) + len(one.drafted) for one in self.running)
         return not self.running or known + len(sequence.tokens) < self.bounds.cache_tokens
 
@@ -238,7 +238,7 @@ class Scheduler:
         return self.used_tokens + sum(counts.values()) <= self.bounds.cache_tokens
 
     def _make_room(self, counts: dict[Sequence, int]) -> None:
-        """Drops drafts, then takes back slots, from the last in order, until the step fits."""
+        """Drops drafts, then preempts sequences, the last in order first, until the step fits."""
         for one in self.running:
             if not one.under_way and one.drafted:
                 counts[one] -= len(one.drafted)
