@@ -29,7 +29,7 @@ _STATUS_BUSY = 503
 
 
 class Speaker(NamedTuple):
-    """Turns requests into tokens, and tokens into text. ends: the tokens that end an answer."""
+    """What turns requests into tokens, and tokens into text. ends: tokens that end an answer."""
 
     tokenizer: object
     pieces: Pieces
@@ -42,7 +42,7 @@ class Speaker(NamedTuple):
 class EngineBackend:
     """Answers /v1/chat/completions and /v1/completions with the engine in `thread`.
 
-    most_sequences: the size of the queue; a request with more choices never fits.
+    most_sequences: the size of the queue; a request with more choices is rejected.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class EngineBackend:
         self._in_flight = 0
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        """Returns the state: gone if the engine has failed, otherwise ready.
+        """Returns the load, whose state is gone if the engine has failed, otherwise ready.
 
         A full queue does not change the state: `send` refuses requests that do not fit.
         """
@@ -67,7 +67,7 @@ class EngineBackend:
         return Load(in_flight=self._in_flight)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        """Returns exactly one outcome. Raises only CancelledError, which releases the slots."""
+        """Returns exactly one outcome. Raises only CancelledError, after ending the sequences."""
         begun_s = call.sent_s = SYSTEM.now_s()
         call.attempts += 1
         self._in_flight += 1
@@ -212,7 +212,7 @@ async def _answered(
 
 
 class _Choice:
-    """One answer of a request, which receives its tokens in the engine's thread.
+    """Receives the tokens of one answer in the engine's thread, and posts its text.
 
     streams: whether new text is posted at once, instead of the whole text at the end. continues:
     whether the answer continues the prompt's text.

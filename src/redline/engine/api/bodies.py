@@ -52,7 +52,7 @@ class Answer(NamedTuple):
     pieces: Pieces
 
     def whole(self, choices: Sequence[Said], counted: Object) -> Object:
-        """Returns the body of an answer that is not streamed. counted: its usage."""
+        """Returns the body of an answer that is not streamed. counted: the answer's usage."""
         ordered = sorted(choices, key=attrgetter("index"))
         made = [self._written(self.writer.form.choice, said) for said in ordered]
         return self.writer.whole(made, counted)
@@ -92,7 +92,10 @@ def _chat_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:
 
 
 def _text_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:
-    """Returns four lists of the same length; `top_logprobs` always includes the drawn token."""
+    """Returns a completion's `logprobs`: four lists of the same length.
+
+    `top_logprobs` always includes the drawn token.
+    """
 
     def entry(token: int, logprob: float) -> tuple[str, float]:
         return _shown(pieces.of(token).data, "bytes:"), max(logprob, _LEAST_LOGPROB)

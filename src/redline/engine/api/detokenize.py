@@ -52,7 +52,7 @@ class Pieces:
         # Tokens are decoded after this one, since decoders drop a space at the beginning of a text.
         self.anchor: list[int] = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self.anchor_length = len(self.decode(self.anchor))
-        # A name has at least as many bytes as it represents: up to twice as many if they are
+        # A token's name has at least as many bytes as its text: up to twice as many if bytes are
         # written as letters, and three times as many for a space.
         self.most_bytes = max(len(name.encode()) for name in tokenizer.get_vocab())
 
@@ -89,11 +89,11 @@ class TextStream:
     """Decodes the tokens of one answer to text, piece by piece.
 
     stops: stop strings, none of them empty. continues: the answer continues its prompt's text, so
-    a space at its beginning is kept. is_stopped: a stop string has occurred; it is left out, with
-    all text after it.
-    length: the number of characters that are certain, including those held back or cut off; before
-    a push, it is the offset of the token's text, or of the run of bytes that the token continues.
-    Each token costs the decoding of at most 16 tokens; at the end of a run of bytes, at most 80.
+    a space at the answer's beginning is kept. is_stopped: a stop string has occurred; the returned
+    text ends before it. length: the number of characters that are certain, including those held
+    back or cut off; before a push, it is the offset of the token's text, or of the run of bytes
+    that the token continues. Each token costs the decoding of at most 16 tokens; at the end of a
+    run of bytes, at most 80.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class TextStream:
         self._stops = stops
         self._stop_ends = frozenset(stop.encode()[-1:] for stop in stops)
         self._window: list[int] = [*pieces.anchor] if continues else []
-        # Number of characters of the window's text that are certain and were processed.
+        # How many characters of the window's text are certain and have been processed.
         self._taken = pieces.anchor_length if continues else 0
         self._run_tokens = 0  # tokens at the window's end that are bytes
         self._held = ""  # certain text that may be the beginning of a stop string

@@ -35,7 +35,7 @@ class Engine(NamedTuple):
 
 
 def open_engine(settings: EngineSettings) -> Engine:
-    """Loads everything; takes seconds. Raises ConfigError if the settings cannot work."""
+    """Loads the models and makes the engine; takes seconds. Raises ConfigError if that fails."""
     torch.set_num_threads(settings.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = read_config(settings.model)
@@ -92,7 +92,7 @@ def _slots(settings: EngineSettings, length: int) -> int:
 def _speculation(
     settings: EngineSettings, vocabulary: int, length: int, device: str
 ) -> Speculation | None:
-    """Returns the speculation of the settings; None without speculative decoding.
+    """Returns the drafter and its lengths from the settings; None without speculative decoding.
 
     Raises ConfigError if the draft model cannot be loaded or has another vocabulary.
     """

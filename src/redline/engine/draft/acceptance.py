@@ -16,7 +16,7 @@ _NO_PAST = Past((), ())
 
 
 class Chance(NamedTuple):
-    """The log probability of a chosen token, and the likeliest tokens with theirs."""
+    """The log probability of a chosen token. top: the likeliest tokens and theirs."""
 
     logprob: float
     top: list[tuple[int, float]]
@@ -36,7 +36,7 @@ class Judged(NamedTuple):
 
 
 def judge(sequences: list[Sequence], logits: Tensor, laws: dict[int, Tensor]) -> list[Judged]:
-    """Returns the tokens that follow in each sequence.
+    """Returns the accepted drafts and the token after them, for each sequence.
 
     logits (R, V): for each sequence, one row for each draft and one row for the token after them.
     laws: by sequence number, the distributions (drafts, V) from which the sequence's drafts were
@@ -52,7 +52,7 @@ def judge(sequences: list[Sequence], logits: Tensor, laws: dict[int, Tensor]) ->
         places.append([begin + min(step, count) for step in range(most + 1)])
         begin += count + 1
     verdict = _verdict(sequences, places, logits, laws)
-    # Impossible tokens may have -inf, but not all tokens.
+    # Impossible tokens may have -inf, but at least one token must be possible.
     is_sound = logits.amax(-1).isfinite().tolist()
     kept, following = verdict.accepted.tolist(), verdict.following.tolist()
     judged = []
@@ -71,7 +71,10 @@ def judge(sequences: list[Sequence], logits: Tensor, laws: dict[int, Tensor]) ->
 def _verdict(
     sequences: list[Sequence], places: list[list[int]], logits: Tensor, laws: dict[int, Tensor]
 ) -> Acceptance:
-    """Returns which drafts are accepted. places: each sequence's rows in `logits`, padded."""
+    """Returns how many drafts are accepted, and the token after them, for each sequence.
+
+    places: each sequence's rows in `logits`, padded to the same number.
+    """
     device, most = logits.device, len(places[0]) - 1
     pasts = [past_of(one, count) for one in sequences for count in range(len(one.drafted) + 1)]
     params = [one.params for one in sequences for _ in range(len(one.drafted) + 1)]
@@ -93,7 +96,7 @@ def _verdict(
 
 
 def _by_sequence(found: Tensor, places: list[list[int]]) -> Tensor:
-    """Returns the rows of `found` by sequence, without a copy if all have equally many."""
+    """Returns the rows of `found` by sequence, without a copy if all sequences have equally many."""
     shape = len(places), len(places[0])
     if len(found) == shape[0] * shape[1]:
         return found.reshape(*shape, *found.shape[1:])
@@ -123,7 +126,7 @@ def past_of(sequence: Sequence, drafted: int) -> Past:
 
 
 def _chances(logits: Tensor, rows: list[int], tokens: list[int], most: int | None) -> list[Chance]:
-    """Returns the chances of tokens, each with the `most` likeliest of its row; empty if None."""
+    """Returns the chances of tokens, each with the `most` likeliest in its row; none if None."""
     if most is None:
         return []
     told = logprobs(logits[rows], torch.tensor(tokens, device=logits.device), most)

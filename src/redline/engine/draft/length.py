@@ -2,13 +2,13 @@
 
 Let h[j] be the share of rows that keep drafted token j after keeping all earlier ones. A step that
 drafts k tokens yields 1 + h[1] + h[1] h[2] + ... tokens a row, which is (1 - a^(k+1)) / (1 - a) if
-every h[j] is `a` (Leviathan et al. 2023). It takes longer than a step without drafts, by a factor
-that grows with the batch, since less of the machine is idle. The k with the most tokens per second
-is chosen.
-Shares are learned for all batches together, durations for each power of two of the batch size.
+every h[j] is `a` (Leviathan et al. 2023). Such a step takes longer than one without drafts, by a
+factor that grows with the batch, since a large batch leaves less of the machine idle. The k with
+the most tokens per second is chosen. Shares are learned for all batches together, durations for
+each power of two of the batch size.
 
 Shares and durations begin at an optimistic value and drift back to it while nothing is measured. So
-an abandoned length is tried again once in some hundred steps, but only if it would pay off at the
+an abandoned length is tried again every few hundred steps, but only if it would pay off at the
 optimistic value.
 """
 
@@ -54,7 +54,7 @@ class _Mean:
         return (_TRUST * hope + self._sum) / (_TRUST + self._weight)
 
     def step(self, total: float = 0.0, count: float = 0.0) -> None:
-        """Adds the measurements of a step, by their sum and number."""
+        """Adds a step's measurements. total: their sum. count: their number."""
         weight = _FADE * self._weight + count
         kept = _MOST_WEIGHT / max(_MOST_WEIGHT, weight)
         self._sum = (_FADE * self._sum + total) * kept
@@ -62,7 +62,7 @@ class _Mean:
 
 
 class _Level:
-    """Measurements of batches of about one size."""
+    """Measurements of batches of about the same size."""
 
     def __init__(self) -> None:
         # Seconds divided by the square root of the batch size: a compromise between reading
@@ -74,12 +74,12 @@ class _Level:
         self.tried: set[int] = set()
         self.since_plain = 0
         self.is_drafting = False
-        # The longest draft to try next: at most twice the longest of which a token was kept.
+        # The longest draft to try next: twice the longest one of which a token was kept.
         self.reach = 1
 
 
 class DraftLength:
-    """Chooses the draft length of each step, 0 to `most`; the caller measures the seconds.
+    """Chooses the draft length of each step, 0 to `most`; the caller measures durations.
 
     Memory: about 100 bytes times `most`, and 1 kB for each power of two that the batch size has
     reached.

@@ -1,7 +1,7 @@
-"""Drafts without a model: the tokens that followed an earlier occurrence of the last tokens.
+"""Drafts without a model: proposes what followed an earlier occurrence of the last tokens.
 
-Prompt lookup (Saxena 2023), with an index like that of deflate (RFC 1951): places after the same
-two tokens are chained from the latest back, and the longest match among the latest ones wins.
+This is prompt lookup (Saxena 2023), with an index like that of deflate (RFC 1951): places where the
+same two tokens end are chained from the latest back, and the longest of the latest matches wins.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class Lookup:
     """The index of one sequence. Uses about 100 bytes for each of its tokens."""
 
     def __init__(self) -> None:
-        # The latest place of each pair of tokens, and for each place the previous one of its pair.
+        # The latest place of each pair of tokens; for each place, the previous place of its pair.
         self._latest: dict[int, int] = {}
         self._earlier = array("i", [-1])
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
         """Returns `most` tokens that may come next; none if the last two have no earlier match.
 
-        tokens: the tokens of the previous call, and any number of new ones. A match that reaches
+        tokens: the tokens of the previous call, then any number of new ones. A match that reaches
         the end continues with the tokens just proposed, so a repetition is repeated further. Takes
         O(new tokens + most).
         """

@@ -91,10 +91,10 @@ class ModelDrafter:
         )
 
     def _missing(self, sequences: list[Sequence]) -> list[tuple[Sequence, Piece]]:
-        """Returns the pieces of sequences that this model reads now, the fewest missing first.
+        """Returns the pieces that the draft model must read now, one per sequence, shortest first.
 
-        A piece ends with the sequence's last token, unless the budget of the step is used up
-        before. A sequence is left out if nothing is left of the budget.
+        A piece ends with the sequence's last token, unless the step's budget is used up before. A
+        sequence is left out if nothing is left of the budget.
         """
         found = []
         for one in sequences:

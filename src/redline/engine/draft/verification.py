@@ -1,7 +1,7 @@
 """Decides which draft tokens are accepted and what follows; outputs follow the target's law.
 
-A draft is a guess of the next K tokens. The target model reads all of them at once, and its law
-at each place decides. So one pass of the target yields up to K + 1 tokens.
+A draft is a guess at the next K tokens. The target model reads all of them at once, and its law at
+each place decides. So one pass of the target model yields up to K + 1 tokens.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ def verify(
     """Returns the number of accepted draft tokens per row, and the token that follows them.
 
     draft (B, K) int64; lengths (B,) int64, 0 to K: the number of the row's draft tokens;
-    later entries are ignored. draft_probs (B, K, V) float32: the laws from which they were drawn;
-    None if they were looked up, so each has probability 1. target_probs (B, K+1, V) float32: the
-    target's laws at the drafted places and after them. Both from `distribution`.
+    later entries are ignored. draft_probs (B, K, V) float32: the laws that the drafts were drawn
+    from; None if they were looked up, so each has probability 1. target_probs (B, K+1, V) float32:
+    the target's laws at the drafted places and after them. Both from `distribution`.
 
-    Accepts token x with min(1, p(x)/q(x)), otherwise draws from norm(max(0, p - q)) (Leviathan et
-    al. 2023, algorithm 1), so the output law is the target's. If no difference is left, by
-    rounding, it draws from p. Exact rows choose each token by the target's law and keep
-    the drafts that equal it: the same law, and the same tokens whatever is drafted.
+    Where p is the target's law and q the draft's, accepts token x with probability
+    min(1, p(x)/q(x)), otherwise draws from norm(max(0, p - q)) (Leviathan et al. 2023, algorithm
+    1), so the output follows the target's law. If rounding leaves no difference, draws from p.
+    Exact rows choose each token from the target's law alone and keep the drafts that equal the
+    choices, so the output has the same law, and the same tokens whatever is drafted.
     """
     most = draft.shape[1]
     if most == 0:

@@ -1,10 +1,10 @@
 """Computes attention over the slot cache for the new tokens of many sequences.
 
 A step's new tokens form one row, whichever sequence each belongs to, so that the model's linear
-layers process them all at once. Attention separates them again. Sequences with a few new
-tokens (mostly sequences that generate) share two matrix products: at such lengths PyTorch's fused
-attention is slower on a CPU. Pieces of very different sizes are not mixed, since the short pieces
-would be padded to the long ones. A long piece of a prompt has a call of fused attention to itself.
+layers process them all at once. Attention separates them again. Sequences with a few new tokens
+(mostly sequences that generate) share two matrix products, since PyTorch's fused attention is
+slower at such lengths on a CPU. Pieces of very different sizes are not mixed, since the short
+pieces would be padded to the long ones. A long piece of a prompt has a call of fused attention to itself.
 """
 
 from __future__ import annotations
@@ -153,11 +153,11 @@ class _Together:
         self._padded = torch.tensor(padded, device=device)
         self._is_plain = padded == list(range(self._count * width))
         hidden = torch.arange(length)[None, None] > last[:, :, None]
-        # (rows, 1, 1, width, length), of all heads.
+        # (rows, 1, 1, width, length), the same for all heads.
         self._hidden = hidden[:, None, None].to(device)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Returns (n, heads, D) for the pieces' tokens in their order; query likewise."""
+        """Returns the attention (n, heads, D) of the pieces' n tokens. query: (n, heads, D)."""
         heads, size = query.shape[1:]
         keys, values = (kept[self._slots][:, :, : self._length] for kept in (keys, values))
         groups = heads // keys.shape[1]
@@ -186,10 +186,9 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Computes attention for N new tokens of a step; transformers calls it.
 
-    query (1, heads, N, D); key, value (1, kv heads, N, D).
-
-    settings: has `step`, from the call of the model, which passes unknown arguments down to here.
-    Raises ValueError if a layer of the model does not pass it.
+    query: (1, heads, N, D). key, value: (1, kv heads, N, D). settings: includes `step`, which the
+    model gets in its call and should pass down to each layer with all arguments unknown to it.
+    Raises ValueError if `step` is missing.
     """
     step: Step | None = settings.get("step")
     if step is None:

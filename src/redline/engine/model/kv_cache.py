@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The keys that a query sees are rounded up to a multiple of this many tokens, so that shapes
-# seldom change.
+# The number of keys that a query sees is rounded up to a multiple of this, so that shapes seldom
+# change.
 BUCKET = 16
 
 
 class Shape(NamedTuple):
-    """The size of a cache. kv_heads: the heads in this rank. capacity: tokens per slot."""
+    """The size of a cache. kv_heads: key/value heads in this rank. capacity: tokens per slot."""
 
     layers: int
     slots: int
@@ -43,7 +43,7 @@ class SlotCache:
         self.values = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.layers)]
 
     def write(self, layer: int, places: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> None:
-        """Stores N tokens. places: slots and positions, both (N,); key, value (N, H, D)."""
+        """Stores N tokens. places: slots and positions, both (N,). key, value: (N, heads, D)."""
         slots, positions = places
         self.keys[layer][slots, :, positions] = key
         # Leftover values are multiplied by a weight of zero later, which NaN and inf would survive.

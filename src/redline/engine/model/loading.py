@@ -22,7 +22,7 @@ from redline.engine.model.kv_cache import Shape, SlotCache
 from redline.errors import ConfigError
 from redline.process import counted
 
-# Settings of models whose attention needs another kind of cache, and its name in errors.
+# Config fields of models with attention that the engine lacks, and that attention's name in errors.
 _OTHER_ATTENTION = {
     "kv_lora_rank": "multi-head latent attention (MLA)",
     "state_size": "a state space (SSM)",
@@ -36,7 +36,7 @@ _SLIDING = "sliding_attention"
 # If a sequence is no longer than its window, a sliding layer sees all tokens, like a full layer.
 _LAYERS = ("full_attention", _SLIDING)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Longer sequences must be requested: keys and values of many long ones would take gigabytes.
+# Longer sequences need a setting: the keys and values of many long ones would take gigabytes.
 _DEFAULT_LEN = 4096
 _LONGEST_REASON_CHARS = 300
 # The hint for a model that the engine cannot run.
@@ -80,7 +80,7 @@ class Loaded:
     def cache(self, slots: int, capacity: int, sharers: int = 1) -> SlotCache:
         """Makes an empty cache for the model.
 
-        capacity: tokens per slot. sharers: the processes that each make a cache of this size on the
+        capacity: tokens per slot. sharers: how many processes each make a cache of this size on the
         same device. Raises ConfigError if they need more memory than the device has left.
         """
         shape = Shape(self.layers, slots, self.kv_heads, capacity, self.head_size)
@@ -101,14 +101,14 @@ class Loaded:
 def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
     """Converts any error in the block, which reads or runs a model, to a ConfigError.
 
-    failure, name: the beginning of its text. hint: by default, how to specify a model.
+    failure, name: the beginning of the error's text. hint: by default, how to specify a model.
     """
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:
-        # Each reader has its own errors, and fails on files that it does not check.
+        # Each library raises its own errors, and any error for broken files that it does not check.
         kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
         why = " ".join(str(error).split())[:_LONGEST_REASON_CHARS]
         if _CUSTOM_CODE in str(error):
@@ -166,15 +166,16 @@ def dtype_of(name: str, config: Any, device: str) -> torch.dtype:
 def model_len(wanted: int | None, config: Any, name: str) -> int:
     """Returns the most tokens of a sequence.
 
-    Raises ConfigError if `wanted` exceeds the length that the model `name` was made for, or if its
+    wanted: the user's setting, None for the default. name: the model's name in errors. Raises
+    ConfigError if `wanted` exceeds the length that the model was made for, or if the model's
     attention would not see all tokens.
     """
     most: int = getattr(config, "max_position_embeddings", _DEFAULT_LEN)
-    # One setting for all layers, or one for each type of layer.
+    # This is one setting for all layers, or one for each type of layer.
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
-            # Beyond that, a model rotates all positions of a step differently, in any sequence.
+            # In a step with a longer sequence, positions of all sequences are rotated differently.
             most = min(most, rope.get("original_max_position_embeddings", most))
     length = min(most, _DEFAULT_LEN) if wanted is None else wanted
     if length > most:
@@ -192,7 +193,7 @@ def model_len(wanted: int | None, config: Any, name: str) -> int:
 
 
 def _window(config: Any) -> int | None:
-    """Returns how many of the last tokens a layer sees; None if each layer sees all."""
+    """Returns how many of the last tokens a sliding layer sees; None without such a layer."""
     window: int | None = getattr(config, "sliding_window", None)
     layers = getattr(config, "layer_types", None)
     # Some models set a window but use it in none of their layers.
@@ -216,7 +217,7 @@ def _check(config: Any, name: str) -> None:
 
 
 def unfit(name: str, kind: str, words: str) -> ConfigError:
-    """Returns the error for a model that the engine does not run. words: the reason in it."""
+    """Returns the error for a model that the engine does not run. words: the reason in its text."""
     what = f"the model in {name} ({kind}) has {words}, which the engine does not run"
     return ConfigError(what, hint=OTHERS)
 
@@ -254,7 +255,7 @@ def _of_machine() -> int | None:
 
 
 def _of_group() -> int | None:
-    """Returns the bytes that control group v2 has left; its page cache counts as free."""
+    """Returns the bytes left in the control group (v2); inactive page cache counts as free."""
     try:
         limit = (_CGROUP / "memory.max").read_text("ascii").strip()
         used = int((_CGROUP / "memory.current").read_text("ascii"))

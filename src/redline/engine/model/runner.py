@@ -30,7 +30,7 @@ class Work(NamedTuple):
 
 
 class Runner:
-    """A model or a stage of it, and its cache, in this process: one step at a time."""
+    """Computes one step at a time, with a model, or a stage of it, and a cache in this process."""
 
     steps_at_once = 1
 
@@ -42,7 +42,7 @@ class Runner:
 
     @property
     def parameter_bytes(self) -> list[int]:
-        """The bytes of the model's parameters in this process, the only one."""
+        """The bytes of the model's parameters in this process, as the only item."""
         return [self.loaded.parameter_bytes]
 
     def submit(self, work: Work) -> None:

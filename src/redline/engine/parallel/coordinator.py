@@ -29,7 +29,7 @@ from redline.engine.settings import EngineSettings
 from redline.engine.step import Computer, EngineFailed, open_runner, try_ranks
 from redline.errors import ConfigError, RedlineError
 
-# The seconds that ranks have to end after a request to end.
+# Ranks that are still running this many seconds after the order to end are killed.
 _END_S = 5.0
 _MAIN = """
 import sys
@@ -54,7 +54,7 @@ def make_computer(settings: EngineSettings, config: Any, *, capacity: int, devic
 
 
 class Ranks:
-    """tensor_parallel x pipeline_parallel processes as one Computer, from now until `close`.
+    """Runs tensor_parallel x pipeline_parallel processes as one Computer, until `close`.
 
     parameter_bytes: the bytes of the parameters in each rank. Raises ConfigError if the model
     cannot be split in this way, and EngineFailed if a rank ends before it is ready.
@@ -103,9 +103,9 @@ class Ranks:
         return torch.from_numpy(self._next())
 
     def watch(self, told: Callable[[RedlineError], None]) -> None:
-        """Registers a callback for the reason why a rank ended; it is called in another thread.
+        """Registers `told`, which is called in another thread with the reason when a rank ends.
 
-        If a rank has already ended, the callback is called at once.
+        If a rank has already ended, `told` is called at once.
         """
         self._watchers.append(told)
         if self._failure is not None:
@@ -122,7 +122,7 @@ class Ranks:
             line.close()
 
     def _start(self, fds: list[int]) -> subprocess.Popen[bytes]:
-        """Starts the process that forks the ranks; the first pipe then reports how a rank ended."""
+        """Starts the process that forks the ranks and reports, in the first pipe, how one ended."""
         return subprocess.Popen(
             [sys.executable, "-P", "-c", _MAIN, *map(str, fds)],
             env={
@@ -147,7 +147,7 @@ class Ranks:
                 line.send_bytes(data)
 
     def _next(self) -> Any:
-        """Returns the next message of a rank."""
+        """Returns the next message of any rank. Raises the reason if the ranks have ended."""
         told = self._told.get()
         if isinstance(told, RedlineError):
             # No other message will arrive: repeated calls raise the same error.

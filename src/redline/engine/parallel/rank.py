@@ -39,7 +39,7 @@ class Orders(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """The error that ends a rank, and its time by the monotonic clock, which processes share."""
+    """The error that ends a rank. at_s: when, on the monotonic clock that all processes share."""
 
     at_s: float
     error: str | RedlineError
@@ -72,7 +72,7 @@ def main(fds: Sequence[int], runner: type[Runner] = Runner) -> NoReturn:
     for pid in ranks.keys() - ended.keys():
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    # A rank that was killed is reported before ranks that lost their peer.
+    # A rank that was killed is reported rather than ranks that failed because they lost their peer.
     status, rank = min((os.waitstatus_to_exitcode(how), ranks[pid]) for pid, how in ended.items())
     with suppress(OSError):  # the coordinator may have ended before
         own.send((rank, status))
@@ -120,7 +120,7 @@ def _compute(
     runner: Runner, part: Placement, works: queue.SimpleQueue[Work], line: Connection
 ) -> NoReturn:
     loaded = runner.loaded
-    # States on their way to the next stage: this stage continues before they are received.
+    # States on their way to the next stage; this stage computes on before they are received.
     sending: deque[tuple[Any, Tensor]] = deque()
     while True:
         work, states = works.get(), None
@@ -138,7 +138,7 @@ def _compute(
 
 
 def _meet(part: Placement, meeting: str, device: torch.device) -> Any:
-    """Joins the other ranks, and returns the group of those in its stage."""
+    """Joins the other ranks, and returns the group of the ranks in this stage."""
     backend = "gloo"
     if device.type == "cuda":
         backend = "nccl"

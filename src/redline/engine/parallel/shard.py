@@ -1,6 +1,6 @@
 """Loads a rank's part of a model: its share of the weights in the layers of its stage.
 
-Only that part is read, by slices of the safetensors files, so no rank ever holds the whole model.
+Only that part is read, as slices of the safetensors files, so no rank ever holds the whole model.
 transformers' own plan for the model determines how each layer is split. Column-wise: each rank
 computes some of a layer's outputs. Row-wise: each rank has some of the inputs, and the ranks'
 outputs are summed. The vocabulary is split in the embedding, whose outputs are summed, and in the
@@ -39,7 +39,7 @@ _MAY_SPLIT = "it runs in one process; --pipeline-parallel or --launcher vllm may
 class Placement(NamedTuple):
     """The part of the model that a rank holds.
 
-    Ranks are numbered through the shares of the first stage, then of the next.
+    Rank numbers count the shares of the first stage, then those of the next.
     """
 
     rank: int
@@ -78,7 +78,7 @@ class Source(NamedTuple):
 
 
 def weight_files(name: str) -> list[str]:
-    """Returns the safetensors files of a folder or of a model on the hub, downloading them.
+    """Returns the safetensors files of a folder, or of a model on the hub, which it downloads.
 
     Raises ConfigError if there are none, or if they cannot be read.
     """
@@ -98,7 +98,7 @@ def weight_files(name: str) -> list[str]:
 def load_shard(
     source: Source, part: Placement, group: Any, *, dtype: torch.dtype, device: torch.device
 ) -> Loaded:
-    """Loads the part's weights on `device`. group: the ranks of its stage, which sum and gather.
+    """Loads the part's weights on `device`. group: the ranks of its stage, which join outputs.
 
     Raises ConfigError if the model cannot be split in this way.
     """
@@ -150,7 +150,8 @@ def load_shard(
 def _share(name: str, style: str, files: dict[str, Any], source: Source, part: Placement) -> Tensor:
     """Reads only the part's share of a tensor.
 
-    For the style `words`, rows of zeros, at least one, pad each share to the same number of rows.
+    For the style `words`, each share is padded to the same number of rows with rows of zeros, at
+    least one.
     Raises ConfigError if the tensor is missing or cannot be divided.
     """
     if name not in files:
@@ -175,7 +176,7 @@ def _share(name: str, style: str, files: dict[str, Any], source: Source, part: P
 def _plan(
     source: Source, part: Placement, plan: dict[str, str] | None, layers: int
 ) -> dict[str, str]:
-    """Returns the kind of split of each module, by its name with * for numbers.
+    """Returns the kind of split of each module, by the module's name with * for numbers.
 
     Raises ConfigError if the model cannot be split into these stages and shares.
     """
@@ -210,7 +211,7 @@ def _join(module: Any, path: str, style: str, part: Placement, group: Any) -> No
         return found
 
     def own_words(_module: object, given: tuple[Tensor]) -> tuple[Tensor]:
-        """Maps the words of other ranks to the last row, which is zero."""
+        """Maps the token ids of other ranks to the last row, which is zero."""
         places = given[0] - part.share * size
         return (torch.where((places >= 0) & (places < size), places, size),)
 
@@ -240,9 +241,9 @@ def _join(module: Any, path: str, style: str, part: Placement, group: Any) -> No
 def _check_layers_are_all(
     base: Any, source: Source, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Raises ConfigError if the model changes states outside of its layers.
+    """Raises ConfigError if the model changes states outside its layers.
 
-    Some models scale the embeddings: every stage would scale its states again.
+    Some models scale the embeddings, which every stage would do again to its states.
     """
     layers, norm = base.layers, base.norm
     base.layers, base.norm = nn.ModuleList(), nn.Identity()

@@ -1,9 +1,9 @@
 """Computes noise as a function of (seed, position, purpose): no state, so nothing to restore.
 
 A token's noise depends only on its row and its place in the row, not on the other rows of a step,
-on how many tokens a step drafts, or on a restart after a preemption. Noise that was drawn for
-drafts after a rejected draft is drawn again for the same places. That does not change the
-distribution: no token before such a place depends on that noise.
+on how many tokens a step drafts, or on a restart after a preemption. After a rejected draft, the
+noise of the later drafts is used again for the tokens at the same places. That does not change the
+distribution, since no token before such a place depends on that noise.
 
 The numbers come from splitmix64 (Steele, Lea and Flood 2014), in int64, whose products wrap
 around in the same way on every device.
@@ -79,10 +79,10 @@ def uniforms(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
 
 
 def arrivals(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Returns Exp(1) numbers of (key, token), float64 in (0, 37); both int64, broadcast.
+    """Returns an Exp(1) number for each key and token, float64 in (0, 37); both int64, broadcast.
 
-    The uniform below lies half-way between multiples of 2**-52, which a double can hold, so it is
-    neither 0 nor 1, and no logarithm is infinite.
+    The uniform number that it is computed from lies half-way between two multiples of 2**-52, which
+    a double can hold, so it is neither 0 nor 1, and no logarithm is infinite.
     """
     bits = _shifted(_mixed(keys + (tokens + 1) * _STEP), 12)
     return -torch.log1p((bits.to(torch.float64) + 0.5) * -(2.0**-52))

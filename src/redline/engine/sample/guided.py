@@ -28,8 +28,8 @@ _WHITESPACE = r" |\n[ \t]{0,20}"
 _KEPT = 8
 _LONGEST_REASON_CHARS = 300
 # (256, 8): what each byte of a mask adds to the logits of its eight tokens, lowest bit first.
-# Looking this up and adding it takes a fifth of the time of unpacking the bits and filling the
-# logits.
+# Looking values up here and adding them takes a fifth of the time of unpacking the bits and filling
+# the logits.
 _ADDED = torch.where((torch.arange(256)[:, None] >> torch.arange(8)) & 1 == 1, 0.0, -torch.inf)
 
 
@@ -50,10 +50,11 @@ class Guide:
         return fitting
 
     def masks(self, drafted: list[int], count: int) -> list[bytes]:
-        """Returns the tokens allowed at `count` places, a bit each; the last is after all drafts.
+        """Returns the tokens allowed at each of `count` places, as masks with a bit for each token.
 
-        The bits are in token order, the lowest bit of a byte first. After a draft that does not
-        fit, any token is allowed, because that place is not used.
+        The last place is after all drafts, the others are before the last drafts. The bits are in
+        token order, the lowest bit of a byte first. After a draft that does not fit, every token is
+        allowed, because such a place is not used.
         """
         masks: list[bytes] = []
         begin, tried = len(drafted) + 1 - count, 0
@@ -69,7 +70,7 @@ class Guide:
         return masks + [_any_token(masks[0] if masks else self._mask())] * (count - len(masks))
 
     def take(self, tokens: list[int]) -> list[int]:
-        """Advances by the answer's new tokens. Returns those up to its end; none on an error."""
+        """Advances by new tokens. Returns those up to the answer's end; none on an error."""
         matcher = self._matcher
         for place, token in enumerate(tokens):
             if matcher.is_error() or not matcher.consume_token(token):
@@ -81,9 +82,9 @@ class Guide:
         return tokens
 
     def _mask(self) -> bytes:
-        """Returns the tokens allowed now; if there are none, all tokens, and then `take` fails.
+        """Returns a mask of the tokens allowed now, or of all tokens if none is allowed.
 
-        A row without any allowed token would not be a distribution.
+        A row without any allowed token would not be a distribution; `take` then ends the answer.
         """
         mask: bytes = self._matcher.compute_bitmask()
         return mask if mask.count(0) < len(mask) else _any_token(mask)
@@ -92,8 +93,8 @@ class Guide:
 class Grammars:
     """Makes guides for a model.
 
-    tokenizer: a tokenizer of transformers. vocabulary: the number of the model's tokens. ends: its
-    end tokens, which are allowed only where the JSON is complete.
+    tokenizer: a tokenizer of transformers. vocabulary: the number of the model's tokens. ends: the
+    model's end tokens, which are allowed only where the JSON is complete.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, ends: Iterable[int]) -> None:
@@ -105,7 +106,7 @@ class Grammars:
     def guide(self, schema: dict[str, Any]) -> Guide:
         """Returns the guide of one answer. Raises Rejected for a schema that cannot be followed.
 
-        A new schema takes some milliseconds; the very first takes about a second more if the
+        A new schema takes a few milliseconds; the very first takes about a second more if the
         vocabulary is large. May be called from any thread.
         """
         try:
@@ -138,7 +139,7 @@ class Grammars:
 
 
 def masked(logits: Tensor, rows: Iterable[tuple[Guide | None, list[int], int]]) -> Tensor:
-    """Returns (R, V) logits with -inf for tokens not allowed; `logits` itself without any guide.
+    """Returns (R, V) logits with -inf for tokens not allowed; `logits` itself if no row is guided.
 
     rows: for each sequence in turn, its guide, its drafts, and the number of its rows in `logits`;
     the last row is for the place after all of its drafts.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from redline.engine.step.core import Core
 
-# A scheduler's reason, and vLLM's word for it.
+# The scheduler's reason for the end of a sequence, and vLLM's word for it.
 _REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "failed": "error"}
 
 
 class Metrics:
-    """The figures of `core` as text. May be read from any thread: each figure is one number."""
+    """Formats the figures of `core`. Any thread may do so, since each figure is one number."""
 
     def __init__(self, core: Core, name: str) -> None:
         self._core = core
