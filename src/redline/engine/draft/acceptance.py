@@ -96,7 +96,7 @@ def _verdict(
 
 
 def _by_sequence(found: Tensor, places: list[list[int]]) -> Tensor:
-    """Returns the rows of `found` by sequence, without a copy if all sequences have equally many."""
+    """Returns the rows of `found` by sequence, without a copy if none of them is padded."""
     shape = len(places), len(places[0])
     if len(found) == shape[0] * shape[1]:
         return found.reshape(*shape, *found.shape[1:])

@@ -4,7 +4,8 @@ A step's new tokens form one row, whichever sequence each belongs to, so that th
 layers process them all at once. Attention separates them again. Sequences with a few new tokens
 (mostly sequences that generate) share two matrix products, since PyTorch's fused attention is
 slower at such lengths on a CPU. Pieces of very different sizes are not mixed, since the short
-pieces would be padded to the long ones. A long piece of a prompt has a call of fused attention to itself.
+pieces would be padded to the long ones. Each long piece of a prompt has its own call of fused
+attention.
 """
 
 from __future__ import annotations

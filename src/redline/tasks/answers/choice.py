@@ -1,9 +1,9 @@
 """Finds the letter that an answer to a multiple-choice question chooses.
 
-| what is looked for, in this order  | as in                                                     |
+| letters looked for, in this order  | as in                                                     |
 |------------------------------------|-----------------------------------------------------------|
-| the last announced or chosen       | `The answer is (C).`, `\\boxed{C}`, `I choose C`, `So (C)` |
-| the last called right              | `Option C is correct`, `It must be C`, `选C`              |
+| the last one announced or chosen   | `The answer is (C).`, `\\boxed{C}`, `I choose C`, `So (C)` |
+| the last one called right          | `Option C is correct`, `It must be C`, `选C`              |
 | the letter that a line begins with | `C`, `**C) 18**`, `Best guess: C`: the first or the last  |
 | the only letter that is mentioned  | `That leaves option C`, in the last sentence, or its end  |
 
@@ -142,7 +142,7 @@ def final_choice(answer: str, letters: str = "ABCD", *, is_cut: bool = False) ->
     """
     text = plain_text(spoken(answer))
     page = page_of(without_run_on(text, _ANSWERED))
-    is_cut = is_cut and len(page.text) == len(text)  # not cut in a further question
+    is_cut = is_cut and len(page.text) == len(text)  # a cut in a further question does not count
     place, letter = _chosen(page, letters, is_cut)
     if place >= 0:
         return letter or None
@@ -252,7 +252,8 @@ def _called(
 def _is_listed(text: str, words: int, place: int, letters: str) -> bool:
     """Returns whether the words on an earlier line introduce a list of options with this letter.
 
-    Such words are `Let's find the correct answer:`. words, place: where they and the letter begin.
+    words: where the words, such as `Let's find the correct answer:`, begin. place: where the letter
+    is.
     """
     intro, is_above, _ = text[words:place].partition("\n")
     end = text.find("\n", place) % (len(text) + 1)

@@ -27,7 +27,7 @@ from redline.tasks.answers.reasoning import spoken
 
 Kind = Literal["object", "array"]
 
-_MOST_DEPTH = 200  # deeper nesting is no answer, and would exhaust the parser's stack
+_MOST_DEPTH = 200  # deeper nesting is not an answer, and would exhaust the parser's stack
 _OPEN = re.compile(r"[\[{]")
 _BRACKET = re.compile(r"[\[\]{}]")
 _CLOSE_OF = {"{": "}", "[": "]"}

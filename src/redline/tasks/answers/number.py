@@ -45,7 +45,7 @@ def final_number(answer: str, *, is_cut: bool = False) -> Number | None:
     """
     text = plain_text(spoken(answer))
     page = page_of(without_run_on(text))
-    is_cut = is_cut and len(page.text) == len(text)  # not cut in a further question
+    is_cut = is_cut and len(page.text) == len(text)  # a cut in a further question does not count
     numeral, is_open = announced(page, is_cut)
     numeral = numeral or opening(page)
     if numeral is not None:

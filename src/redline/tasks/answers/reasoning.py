@@ -3,7 +3,7 @@
 | in the answer                                    | what is kept                                  |
 |--------------------------------------------------|-----------------------------------------------|
 | `<think>...</think>` and similar tags            | the text outside                              |
-| an end without a beginning (left in the prompt)  | the text after it                             |
+| an end without a beginning (it is in the prompt) | the text after it                             |
 | a beginning without an end (reasoning was cut)   | the text before it                            |
 | `<|im_end|>`, `</s>`, `<end_of_turn>` ...        | the text before it                            |
 | `Question:`, `Q:`, `User:` after an answer       | the text before it: the model ran on          |

@@ -24,8 +24,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     first, second: paths of the results. pairs: statistics of the questions answered in both.
 
-    won, lost: the row numbers, in the first, of at most five questions each: those for which the
-    second has the larger share of right answers, and those for which the first has it.
+    won, lost: at most five questions each, by row number in the first results: `won` if the second
+    results have the larger share of right answers, `lost` if the first have it.
     first_answers, second_answers: the number of answers to the questions of `pairs`. only_first,
     only_second: the number of questions answered in only one of the two.
     """

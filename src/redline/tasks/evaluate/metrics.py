@@ -1,4 +1,4 @@
-"""Metrics that decide whether an answer is right, one for each kind of answer.
+"""Decides whether an answer is right, with a metric for each kind of answer.
 
 metric   what is found in an answer      it is right if               it is strict if
 number   its final number                it is the gold number        the first after #### is gold

@@ -102,8 +102,7 @@ def fewest_words(similarity: float) -> float:
     """Returns the number of words at which a copy with one changed word has this similarity.
 
     Changing one word in the middle changes 3 of n - 2 runs: of n + 1 distinct runs, n - 5 are in
-    both texts.
-    Infinite for a similarity of 1.
+    both texts. Returns infinity for a similarity of 1.
     """
     if similarity >= 1:
         return math.inf

@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 class _UnixLines:
-    """The file for a csv writer, which replaces the writer's line ends.
+    """A file for a csv writer; it replaces the writer's line ends with Unix line ends.
 
     csv quotes a carriage return only if the line end contains one, and readers take an unquoted
     carriage return for a line end. So csv writes CRLF, which is replaced here.

@@ -38,7 +38,7 @@ _WORDS = ("type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "cons
 _MOST_PROBLEMS = 5
 _MOST_LISTED = 20
 _LONGEST_PROBLEM = 500
-# A reference may lead to another one; a chain longer than this leads nowhere.
+# A reference may lead to another one; a longer chain counts as an empty schema.
 _MOST_REFERENCES = 32
 # The depth to which nested choices are searched for labels.
 _MOST_NESTED = 4
@@ -224,7 +224,7 @@ def as_json_schema(value: Any) -> dict[str, Any]:
 
 
 def _holds_lists_alone(value: Mapping[str, Any]) -> bool:
-    """Returns whether each value is a list of texts without a meaning in JSON Schema."""
+    """Returns whether every value is a list of texts and the object is not a JSON Schema."""
     kinds = value.get("type")
     is_type = isinstance(kinds, list) and _TYPES.issuperset(map(str, kinds))
     return "enum" not in value and not is_type and all(map(_are_labels, value.values()))

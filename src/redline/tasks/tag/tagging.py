@@ -1,4 +1,4 @@
-"""Tagging by a schema: finds the JSON of an answer, validates it, and asks again if necessary.
+"""Tags rows by a schema: finds the JSON in an answer, validates it, and asks again if necessary.
 
   answer                                consequence
   contains a valid tag                  the row gets the tag

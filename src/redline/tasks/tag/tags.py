@@ -2,7 +2,7 @@
 
 A run that was interrupted and resumed ends with the same numbers as any other. A failed row has no
 tag, so it is neither right nor wrong and is counted separately. A row in both files failed at first
-and then succeeded (see journal.py).
+and then succeeded (see journal/journal.py).
 """
 
 from __future__ import annotations
