@@ -35,8 +35,8 @@ _OWN_SETTINGS = {
 # The lengths of a match, as in Lookup: by default, vLLM looks for exactly five tokens.
 _NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 8}
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-# A shell that ends vLLM's process group if redline is killed, which it notices by the end of its
-# input. vLLM's workers do not notice that they are orphans (vllm issue 55510).
+# A shell that ends vLLM's process group when its input ends, as happens when redline is killed.
+# vLLM's workers do not notice that they are orphans (vllm issue 55510).
 _GUARD = 'read -r _; kill -TERM "-$1"; sleep "$2"; kill -KILL "-$1"'
 
 
@@ -158,7 +158,7 @@ def _is_running(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _free(host: str, port: int) -> int:
-    """Returns the port if it is free, or any free port for 0. Raises ConfigError."""
+    """Returns `port` if it is free, or any free port if it is 0. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family) as listener:

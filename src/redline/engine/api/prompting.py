@@ -1,7 +1,7 @@
 """Parses requests in OpenAI's formats into token ids and sampling parameters.
 
 A request with an unsupported parameter is rejected, with the parameter's name, before anything is
-computed. A parameter that is null counts as not given.
+computed, unless the parameter's value has no effect. A null parameter counts as not given.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 class _Shared(ChoicesRequest, kw_only=True):
     model: str = ""
-    priority: int = 0  # lower goes first
+    priority: int = 0  # lower comes first
 
 
 class _Chat(_Shared, kw_only=True):

@@ -16,7 +16,7 @@ _NO_PAST = Past((), ())
 
 
 class Chance(NamedTuple):
-    """The log probability of a chosen token. top: the likeliest tokens and theirs."""
+    """The log probability of a chosen token. top: the likeliest tokens, each with its own."""
 
     logprob: float
     top: list[tuple[int, float]]
@@ -126,7 +126,7 @@ def past_of(sequence: Sequence, drafted: int) -> Past:
 
 
 def _chances(logits: Tensor, rows: list[int], tokens: list[int], most: int | None) -> list[Chance]:
-    """Returns the chances of tokens, each with the `most` likeliest in its row; none if None."""
+    """Returns each token's chance, with the `most` likeliest in its row; empty if most is None."""
     if most is None:
         return []
     told = logprobs(logits[rows], torch.tensor(tokens, device=logits.device), most)

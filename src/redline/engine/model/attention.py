@@ -80,7 +80,7 @@ class Step:
 
     @property
     def positions(self) -> Tensor:
-        """(1, N): the position of each new token in its sequence."""
+        """The position of each new token in its sequence, (1, N)."""
         return self.places[1][None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

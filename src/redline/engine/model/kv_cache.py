@@ -50,7 +50,7 @@ class SlotCache:
         self.values[layer][slots, :, positions] = value.nan_to_num()
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copies the first `tokens` of one slot to another."""
+        """Copies the keys and values of the first `tokens` tokens from one slot to another."""
         for kept in (*self.keys, *self.values):
             kept[target, :, :tokens] = kept[source, :, :tokens]
 

@@ -64,7 +64,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, work: Work, states: Tensor | None = None) -> Tensor:
-        """Returns (heard, vocabulary) float32 logits; before the last stage, (tokens, hidden).
+        """Returns float32 logits (heard, vocabulary), or states (tokens, hidden) for a next stage.
 
         states: (tokens, hidden) from the stage before; None in the first.
         """

@@ -120,7 +120,7 @@ def _compute(
     runner: Runner, part: Placement, works: queue.SimpleQueue[Work], line: Connection
 ) -> NoReturn:
     loaded = runner.loaded
-    # States on their way to the next stage; this stage computes on before they are received.
+    # States on their way to the next stage, which may not have received them yet.
     sending: deque[tuple[Any, Tensor]] = deque()
     while True:
         work, states = works.get(), None

@@ -84,7 +84,7 @@ class Guide:
     def _mask(self) -> bytes:
         """Returns a mask of the tokens allowed now, or of all tokens if none is allowed.
 
-        A row without any allowed token would not be a distribution; `take` then ends the answer.
+        A row without any allowed token would not be a distribution; `take` then reports an error.
         """
         mask: bytes = self._matcher.compute_bitmask()
         return mask if mask.count(0) < len(mask) else _any_token(mask)

@@ -10,7 +10,7 @@ from redline.engine.schedule.scheduler import Plan
 
 @dataclass
 class Figures:
-    """Holds sums since the start.
+    """Holds sums since the engine started.
 
     prompt_tokens: the tokens of all prompts, computed or reused. rows: the rows of all steps, so
     rows / steps is the mean batch size. computed_tokens: includes drafts, and tokens computed again

@@ -80,7 +80,7 @@ class Ask(NamedTuple):
 
 
 class Speculation(NamedTuple):
-    """The proposer of drafts, and their length."""
+    """The drafter, and the choice of how many tokens it drafts."""
 
     drafter: Drafter
     lengths: DraftLength
@@ -138,7 +138,7 @@ class Core:
         return sequence
 
     def step(self) -> list[Sequence]:
-        """Begins all steps that may be under way, and completes the oldest.
+        """Begins steps until `steps_at_once` are under way, then completes the oldest.
 
         Returns the sequences that the completed step ended.
         """
@@ -190,14 +190,14 @@ class Core:
         return drafts
 
     def _measure(self, begun: _Begun, whole: list[Row], judged: list[Judged]) -> None:
-        """Counts the step in the figures, and records its drafts and duration for draft lengths."""
+        """Counts the step in the figures; draft lengths learn from its drafts and duration."""
         drafted = [len(row.sequence.drafted) for row in whole]
         kept = [found.kept for found in judged]
         self.figures.add(begun.plan, drafted, kept)
         if self._speculation is None or not whole:
             return
         is_lookup = not begun.laws
-        # Drafts that were dropped for lack of room also took time.
+        # If all drafts were dropped for lack of room, the step still spent time on drafting.
         is_clean = begun.is_usual and (any(drafted) or is_lookup)
         step_s = self._now_s() - begun.since_s if is_clean else None
         if is_lookup and any(drafted):

@@ -27,7 +27,7 @@ class Metrics:
 
     @property
     def batch_places(self) -> int:
-        """The number of sequences for which all steps had room."""
+        """The number of sequences that all steps together had room for."""
         return self._core.figures.steps * self._core.scheduler.bounds.slots
 
     def __str__(self) -> str:
