@@ -252,7 +252,7 @@ def chinese_numeral(text: str, at: int) -> Numeral | None:
 def _lead(text: str, begin: int, digits: int) -> tuple[int, bool] | None:
     """Returns where a numeral with its currency or minus begins, and whether it is negative.
 
-    None if the digits are part of a name.
+    Returns None if the digits are part of a name.
     """
     head = text[begin:digits]
     lead = _LEAD.search(head)
@@ -314,7 +314,7 @@ def _value_of(run: str, points_group: bool) -> Fraction | None:
 def _with_tail(value: Fraction, tail: re.Match[str]) -> Fraction | None:
     """Returns the value with the suffix of its digits applied.
 
-    None for a time or a date, for a zero divisor, and for a power or an exponent that is too large.
+    Returns None for a time, a date or a zero divisor, and for too large a power or exponent.
     """
     tens, power = int(tail["tens"] or 0), int(tail["power"] or 1)
     top, bottom = int(tail["top"] or 0), int(tail["bottom"] or 1)

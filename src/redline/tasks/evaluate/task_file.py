@@ -24,7 +24,7 @@ from redline.tasks.evaluate.evaluation import BUILT_IN, Evaluation, Grading
 
 
 def load(path: Path) -> Evaluation:
-    """Loads the evaluation in a file; if the file sets no name, its own name is used.
+    """Loads an evaluation, which is named after the file if the file sets no name.
 
     Raises ConfigError, which names the file and the key.
     """

@@ -1,4 +1,4 @@
-"""Synthesizes texts with a model, and makes each text that fails a check again.
+"""Synthesizes texts with a model, and asks again for each text that fails a check.
 
 Text                         Kind
 cut at the token limit       cut
