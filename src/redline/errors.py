@@ -134,7 +134,7 @@ class CallError(RedlineError):
 class Withdrawn(CallError):
     """A pool took the call back before it was written, and sends it to another endpoint.
 
-    This does not count as an attempt, and uses up no retry.
+    A withdrawn send does not count as an attempt, and uses up no retry.
     """
 
 

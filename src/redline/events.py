@@ -1,8 +1,8 @@
 """Defines rare events as frozen records, and the protocol of their listeners.
 
 An event reports what has happened; a listener cannot change what follows. Listeners are called on
-the event loop and must return at once. What happens for every row is no event: it is only counted,
-in `waist.counters`.
+the event loop and must return at once. Steps that every row takes are no events: `waist.counters`
+only counts them.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def judge_part(what: str, error: Any, *, is_begun: bool = True) -> CallError | N
 
     what: the beginning of the message, such as `choice 1 broke off`. is_begun: whether a part of
     the answer has arrived. The error then has no status: a request refused with a status is not
-    billed, but the tokens that have arrived may be.
+    billed, but tokens that have arrived may be.
     """
     judged = judge_error({"error": error}, {}, 0.0)
     # NoEndpoint (the model is lost) has the same message whether or not an answer has begun.

@@ -20,7 +20,7 @@ _LONGEST_EVENT_BYTES = 8 * 1024 * 1024
 _BLANK_LINE = re.compile(rb"(?:\r\n?+|\n)(?:\r\n?+|\n)")
 # The most bytes of an incomplete blank line: those of CR LF CR LF but the last.
 _MOST_BEGUN_BYTES = 3
-# Blank lines that an LF may still belong to, unless the server ends lines with CR alone.
+# Blank lines whose last LF may not have arrived, unless the server ends lines with CR alone.
 _MAY_GO_ON = frozenset({b"\r\n\r", b"\n\r"})
 # A key, a colon and the opening quote of a model's text. They cannot be found inside a JSON string,
 # where these quotes would be escaped.

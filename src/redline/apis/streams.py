@@ -184,7 +184,6 @@ class _Choice:
         """Merges the next piece of a tool call into `whole`.
 
         The pieces of `arguments` are collected; any other value arrives complete.
-        one.
         """
         for name, value in part.items():
             if isinstance(value, dict):

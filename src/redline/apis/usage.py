@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-# More than any call can use. A larger count is an error, and with over 308 digits it has no float.
+# More than any call can use: a larger count is an error, and over 308 digits do not fit a float.
 MOST_TOKENS = 10**9
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 
@@ -80,7 +80,7 @@ class Usage(NamedTuple):
     """The tokens of one call, each counted once.
 
     input: tokens that were neither read from the provider's cache nor written to it. cached: tokens
-    read from the cache. written: tokens written to the cache.
+    read from the cache. written: tokens written to the cache. output: generated tokens.
     """
 
     input: int = 0
