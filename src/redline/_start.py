@@ -1,7 +1,8 @@
 """Prepares a process that runs the redline command, before the other modules are imported.
 
 During the imports, Ctrl-C prints one line and ends the process with status 130, and the garbage
-collector is off. This module is imported first. It does nothing in a program that merely imports redline.
+collector is off. This module is imported first. It does nothing in a program that merely imports
+redline.
 """
 
 import gc
