@@ -63,9 +63,10 @@ class _Given(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(_Given, frozen=True, kw_only=True, dict=True):
-    """One call in the endpoint's own terms.
+    """One request, in the format of the endpoint's API.
 
-    url: a path such as `/v1/chat/completions`, joined to the endpoint's base URL.
+    url: a path such as `/v1/chat/completions`, joined to the endpoint's base URL. method: the HTTP
+    method. headers: HTTP headers, which take precedence over those of the endpoint.
     body: any value that can be encoded as JSON, or None for no body. A user's own coroutine gets
     the body as its argument. Bytes are sent unchanged, and need a Content-Type in `headers`. Do not
     change the body in place: `with_fields` returns a changed request.
@@ -284,7 +285,8 @@ class Chunk(msgspec.Struct, frozen=True):
 class Outlet(Protocol):
     """A connection to the client of a stream whose body is sent in chunks (RFC 9112, 7.1).
 
-    write: sends bytes unchanged; None while the client has no room, or after it has disconnected.
+    write: a function that sends bytes unchanged; None while the client has no room for more, or
+    after the client has disconnected.
     """
 
     @property

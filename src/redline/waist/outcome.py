@@ -31,6 +31,7 @@ class Reply(msgspec.Struct, kw_only=True):
     choice has any.
     headers: the headers of the HTTP response, by lower-case names; do not change them. Empty if
     there was no response.
+    request_id: the response's `x-request-id`; without one, the `id` in its body, or None.
     usage: as the endpoint sent it. input_tokens, output_tokens: read from usage, None if unknown.
     body: the bytes of the response; status: its HTTP status.
     """
