@@ -1,3 +1,3 @@
-"""The command line: commands, their flags, and what they print."""
+"""Implements the command line: commands, their flags, and their output."""
 
 from redline.cli.app import main, program

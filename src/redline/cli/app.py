@@ -1,4 +1,4 @@
-"""The command line: commands, and the one place where errors become text and exit status."""
+"""Lists the commands, runs one, and turns its errors into text and an exit status."""
 
 from __future__ import annotations
 

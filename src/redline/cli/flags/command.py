@@ -1,4 +1,4 @@
-"""How a command reads its flags and shows its help."""
+"""Defines commands, which read their flags and show their help."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Command(_Described, click.Command):
     """A command whose help is plain text in sections, and whose flags are given once.
 
     function: called with the context and the words; returns the exit status, None for 0. Its
-    docstring is the help. stated: its words and flags.
+    docstring is the help. stated: the positional arguments and flags.
     """
 
     def __init__(

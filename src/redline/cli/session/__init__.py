@@ -1,4 +1,4 @@
-"""One command from its settings to its exit status: configuration, display and errors."""
+"""Carries a command from its settings to its exit status: configuration, display and errors."""
 
 from redline.cli.session.configuration import ENDPOINT_KEYS, RUN_KEYS, Configuration, load
 from redline.cli.session.folding import aligned, folded, screen_width

@@ -55,13 +55,14 @@ ENDPOINT_KEYS = {
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of redline.toml and the environment.
 
-    endpoints: by name, keys of ENDPOINT_KEYS. run: defaults of `redline run`'s flags.
+    endpoints: settings by endpoint name, with keys of ENDPOINT_KEYS. run: defaults of the
+    command's flags.
 
     Values have the form in which flags give them: text, booleans, lists of text, and tables of
     text. prices: by model. tariffs: prices of single endpoints, by endpoint and model. alerts,
-    otel: None without their tables. environ: the environment, completed by the `.env` file. dotenv:
-    the variables that only `.env` sets. file: the name of the settings file. defaults: the table
-    that `run` is from. serve, tenants: the tables as they are in the file.
+    otel: None if the file has no such table. environ: the environment, completed by the `.env`
+    file. dotenv: the variables that only `.env` sets. file: the name of the settings file.
+    defaults: the name of the table that `run` comes from. serve, tenants: the tables as they are in the file.
     """
 
     file: str = FILE

@@ -20,8 +20,8 @@ from redline.process import lasting, printable, printable_json
 
 # The most bytes written before the event loop gets a turn, about 1 ms: lines may have 10 MB.
 _TURN_BYTES = 256 * 1024
-# The pause before a full pipe is tried again: short at first, since a quick reader takes 64 KB in
-# about 0.1 ms, and then ever longer.
+# The pause before writing to a full pipe again: short at first, since a quick reader takes 64 KB in
+# about 0.1 ms, then increasingly long.
 _LEAST_WAIT_S, _MOST_WAIT_S = 0.0001, 0.01
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
@@ -74,7 +74,7 @@ def say_json(data: bytes) -> None:
 
 
 def lost_stdout(error: OSError, hint: str = "make room") -> Exception:
-    """Returns the error to raise after a failed write to stdout, see `say`."""
+    """Returns the error to raise after a failed write to stdout; see `say`."""
     if isinstance(error, BrokenPipeError):
         # Without its errno: on EPIPE, click would end the program itself.
         return BrokenPipeError()
@@ -91,9 +91,9 @@ def forget_stdout() -> None:
 def hold_standard_streams() -> None:
     """Opens the null device in place of a closed stdin, stdout or stderr.
 
-    Otherwise the next file or socket would get its number, and be read or written in its place.
-    sys.stderr is never None afterwards: with None, `print` would write to stdout. Characters that
-    the encoding of stdout lacks are written as escapes.
+    Otherwise the next file or socket would get the closed stream's number and be used in its
+    place. sys.stderr is never None afterwards: with None, `print` would write to stdout.
+    Characters that the encoding of stdout lacks are written as escapes.
     """
     for number in (0, 1, 2):
         try:
@@ -130,7 +130,7 @@ class Notes:
             tell_line(line)
 
     def on_event(self, event: Event) -> None:
-        """Writes that an alert fires or ends. A Listener."""
+        """Writes a line when an alert fires or ends. A Listener."""
         if isinstance(event, AlertChanged):
             fields = msgspec.structs.asdict(event)
             del fields["at_s"]
