@@ -67,8 +67,7 @@ def asked_of(
     """Returns the requests of a load: rows of a file in turn, or synthetic prompts.
 
     calls: recorded calls, whose lengths the synthetic prompts and answers copy; None without a
-    trace.
-    Raises ConfigError if flags cannot be combined, or if no request can be made.
+    trace. Raises ConfigError if flags cannot be combined, or if no request can be made.
     """
     if "rows" in options:
         if "prompt_tokens" in options:

@@ -123,7 +123,7 @@ def target_of(
 
 
 def _check_name(name: str, configuration: Configuration) -> None:
-    """Raises ConfigError for an unknown endpoint, with the nearest known name."""
+    """Raises ConfigError for an unknown endpoint, with a hint such as the nearest name."""
     known = (*configuration.endpoints, SIM)
     if name in known or name.startswith(("http://", "https://", "engine:")):
         return

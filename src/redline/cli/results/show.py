@@ -251,7 +251,7 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def tokens_text(figures: Figures) -> str:
-    """Returns `10 in, 10 out; 5.0 in and 5.0 out an answer`; empty if no answer has counts."""
+    """Returns `10 in, 10 out; 5.0 in and 5.0 out an answer`; empty if no counts are known."""
     count, read, written = figures.stated, figures.input_tokens, figures.output_tokens
     if not count or not (read or written):
         return ""

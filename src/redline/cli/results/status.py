@@ -111,7 +111,7 @@ def _state(found: Status, *, is_held: bool) -> str:
 
 
 def _facts(found: Status) -> Iterator[tuple[str, str]]:
-    """Yields the label and the text of each fact; the label is empty if it is the same as above."""
+    """Yields the label and the text of each fact; an empty label repeats the one above."""
     totals = found.totals
     counts = msgspec.convert(totals, InputCounts, from_attributes=True)
     rows = counts.text(here=totals.done_here if found.runs > 1 else None)

@@ -62,7 +62,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     text. prices: by model. tariffs: prices of single endpoints, by endpoint and model. alerts,
     otel: None if the file has no such table. environ: the environment, completed by the `.env`
     file. dotenv: the variables that only `.env` sets. file: the name of the settings file.
-    defaults: the name of the table that `run` comes from. serve, tenants: the tables as they are in the file.
+    defaults: the name of the table that `run` comes from. serve, tenants: the tables as they
+    are in the file.
     """
 
     file: str = FILE
