@@ -106,7 +106,8 @@ def _evaluation(named: list[str], given: Flags) -> Evaluation:
     """Returns the evaluation, built in or from a file, with the shots of the command line.
 
     Raises ConfigError unless exactly one evaluation is given, and if the number of shots is set
-    without their file, or the file without the number. `--shots 0` turns off the shots of a task file.
+    without their file, or the file without the number. `--shots 0` turns off the shots of a
+    task file.
     """
     path = given.get("task")
     if (path is None) == (not named):

@@ -1,4 +1,4 @@
-"""Turns flags and redline.toml into options, and these into a job."""
+"""Turns flags and redline.toml into options, and the options into a job."""
 
 from __future__ import annotations
 
