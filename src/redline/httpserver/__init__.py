@@ -1,4 +1,4 @@
-"""The HTTP/1.1 server under `sim` and `serve`: one handler, bounds on everything, no framework."""
+"""The HTTP/1.1 server of `sim` and `serve`: one handler, a bound on everything, no framework."""
 
 from redline.httpserver.bounds import HttpBounds
 from redline.httpserver.exchange import BodyError, ClientGoneError, Exchange, State

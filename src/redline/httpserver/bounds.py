@@ -1,4 +1,4 @@
-"""Bounds of a server, and how long it waits for its clients."""
+"""Define a server's bounds on sizes, connections and waiting times."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import msgspec
 
 
 class HttpBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one server. All above 0.
+    """The bounds of one server, all above 0; names in `_s` are in seconds.
 
-    most_connections: the most open connections; further ones get 503 and are closed.
-    most_head_bytes: of a request line and its headers, of the trailers, or of what surrounds one
-    chunk; 32 KiB more may pass. most_body_bytes: of one request, both compressed and decompressed.
-    bodies_by_path: a larger or smaller bound for single paths. head_s: from the first byte of a
-    head to its end.
-    body_s: from the first wait for a body to its end; a path with larger bodies has more time in
-    proportion. idle_s: until a request begins. unread_s: the time within which a client must take
-    at least 64 KiB of what waits for it; wanted_s: the same while other requests need the memory
-    that its response holds, at most unread_s.
+    most_connections: the most open connections; any further connection gets 503 and is closed.
+    most_head_bytes: the size of a request line with its headers, of the trailers, or of the framing
+    around one chunk; up to 32 KiB more may be accepted. most_body_bytes: the size of one request's
+    body, both compressed and decompressed. bodies_by_path: most_body_bytes for single paths.
+
+    head_s: the time from the first byte of a head to its end. body_s: the time for a body, which
+    starts when the handler first waits for it; longer in proportion on a path with larger bodies.
+    idle_s: the time until a request begins. unread_s: the time within which a client must read at
+    least 64 KiB of the data buffered for it. wanted_s: the same, while other requests need the
+    memory that the client's response holds; unread_s if that is shorter.
     """
 
     most_connections: int = 32_768

@@ -1,19 +1,21 @@
-"""One connection: llhttp reads requests, which are answered in their order.
+"""Serve one connection: llhttp parses its requests, which are answered in order.
 
-state      from                          ends with
-idle       the connection, a response    the first bytes of a head; idle_s, then it closes
-head       those bytes                   the end of the head; head_s, then 408
-answering  the end of the head           the end of the response; then idle, head or answering
-lingering  a response before the end     the client's close, or 2 s; what comes is dropped, for
-           of its request                unread bytes would turn the close into a reset
-lost       a close by either side        nothing more: handlers are cancelled
+state      from                         until
+idle       the connection, a response   a head begins to arrive; after idle_s, the connection closes
+head       the first bytes of a head    the head ends; after head_s, the response is 408
+answering  the end of the head          the response ends; then idle, head or answering
+lingering  a response that ended        the client closes, or 2 s have passed; data that arrives is
+           before its request           dropped, because unread data would turn the close into a
+                                        reset
+lost       a close by either side       the end: handlers are cancelled
 
-A head that is like one before, but for the length of its body, is compared and not parsed; see
-request_form.py.
+A head that repeats an earlier one, except for the length of its body, is compared instead of
+parsed; see request_form.py.
 
-A handler that can answer at once does so as soon as its request is read; a task awaits the others.
-The connection is read meanwhile: a client that leaves cancels the task. Requests that arrive
-meanwhile wait in order; reading pauses when there are 16, or when 64 KiB of a body wait.
+A handler that can answer at once does so as soon as its request has been read; a task awaits the
+other handlers. The connection is read meanwhile, so the task is cancelled if the client leaves.
+Requests that arrive meanwhile wait in order; reading pauses while 16 requests, or more than 64 KiB
+of a body, are waiting.
 """
 
 from __future__ import annotations
@@ -42,26 +44,26 @@ from redline.httpserver.framing import (
 from redline.httpserver.heads import date_line
 from redline.httpserver.request_form import RequestForm
 
-# The parser gets at most this many bytes at once, so that few requests can follow the 16th.
+# The parser gets at most this many bytes at once, so few requests are parsed beyond _MOST_WAITING.
 _PIECE_BYTES = 16 * 1024
 _MOST_WAITING = 16
-# Requests of a client whose layout keeps changing are left to llhttp.
+# After this many forms, the other requests of a client whose heads keep changing go to llhttp.
 _MOST_FORMS = 8
 _LINGER_S = 2.0
 _LOOK_S = 0.01
-# Less progress within unread_s counts as none.
+# A client that reads less than this within unread_s counts as stalled.
 _LEAST_TAKEN_BYTES = 64 * 1024
 
 _NO_LINE = ("", "/", b"", True)
 
 _OVER = State.OVER
 
-# A plain function that answers at once, or returns a coroutine that does.
+# A function that answers the exchange and returns None, or returns a coroutine that answers it.
 Handler = Callable[[Exchange], Coroutine[Any, Any, None] | None]
 
 
 class _StopError(Exception):
-    """Raised in a callback, so that llhttp parses no further."""
+    """Raised in a callback to stop llhttp from parsing."""
 
 
 class Service:
@@ -80,11 +82,14 @@ class Service:
         self._emptied = asyncio.Event()
 
     def begin_draining(self) -> None:
-        """Makes every response the last one of its connection."""
+        """Makes the next response on each connection the last one."""
         self.is_draining = True
 
     def sweep(self, now_s: float) -> None:
-        """Ends connections and requests that are overdue."""
+        """Renews `date`, and ends connections and requests that are overdue.
+
+        now_s: the time on the loop's clock.
+        """
         self.date = date_line()
         late = [c for c in self.connections if c.read_by_s <= now_s or c.write_by_s <= now_s]
         for connection in late:
@@ -96,17 +101,18 @@ class Service:
             self._emptied.set()
 
     async def first_requests(self, within_s: float) -> None:
-        """Returns once every client that has connected has sent something, or the time is up."""
+        """Returns once every connected client has sent something, or after `within_s`."""
         for _ in range(round(within_s / _LOOK_S)):
-            # Those that the event loop has just accepted are made in its next turns.
+            # Connections that the event loop has just accepted appear in its next turns.
             await asyncio.sleep(_LOOK_S)
             if not any(connection.is_silent for connection in self.connections):
                 return
 
     async def end(self, within_s: float) -> None:
-        """Cancels every handler and closes every connection; what remains is cut off.
+        """Cancels every handler and closes every connection.
 
-        within_s: time for the handlers, and again for sending what was written.
+        within_s: seconds for handlers to end, and again for written data to be sent. Connections
+        that are still open after that are aborted.
         """
         self.is_draining = self.is_over = True
         tasks = [c.task for c in self.connections if c.task is not None]
@@ -124,9 +130,10 @@ class Service:
 
 
 class Connection(asyncio.Protocol):
-    """read_by_s, write_by_s: when `check` is due, on the loop's clock.
+    """Parses the requests of one client and runs their handlers.
 
-    write: sends bytes to a client that has room for them; None while it has none or has left.
+    read_by_s, write_by_s: when `check` is due, on the loop's clock. write: sends bytes to the
+    client; None while its buffer is full, and after it has left.
     """
 
     transport: asyncio.Transport
@@ -148,19 +155,19 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._queue: deque[Exchange] = deque()
         self._incoming: Exchange | None = None  # its body is incomplete
-        self._current: Exchange | None = None  # its handler runs
-        self._rest: Coroutine[Any, Any, None] | None = None  # of its handler, for the task
+        self._current: Exchange | None = None  # its handler is running
+        self._rest: Coroutine[Any, Any, None] | None = None  # of that handler, for the task
         self.task: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None  # the task waits for `_rest`
         self._drain: asyncio.Future[None] | None = None
         self._target = b""
         self._fields = Fields()
         self._bare_bytes = 0  # received since the last byte of a body, or since a request's end
-        self._framing = b""  # of a request that offers an upgrade: its length or its coding
+        self._framing = b""  # the length or coding line of a request that offers an upgrade
         self._unparsed = memoryview(b"")
         self._form: RequestForm | None = None
-        self._form_bytes = 0  # of the body of a request of that form, at most
-        self._body_left = 0  # bytes of the body of a request of that form, which llhttp is not fed
+        self._form_bytes = 0  # the largest body that a request of that form may have
+        self._body_left = 0  # bytes of such a body that are still to come; llhttp gets none of them
         self._forms_left = _MOST_FORMS
         self._is_read_paused = False
         self._is_in_head = False
@@ -180,12 +187,12 @@ class Connection(asyncio.Protocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports do not extend asyncio's, though they do the same.
+        # uvloop's transports behave like asyncio's, but do not inherit from them.
         self.transport = cast(asyncio.Transport, transport)
         self.write = self.transport.write
         service = self.service
         if service.is_over:
-            # Accepted just before the listener closed, and created just after.
+            # The connection was accepted just before the listener closed, but created just after.
             self.transport.abort()
             return
         service.connections.add(self)
@@ -223,15 +230,15 @@ class Connection(asyncio.Protocol):
             self._advance()
 
     def eof_received(self) -> None:
-        # A client that stops sending has left. The loop closes the transport; what was written is
-        # sent before that.
+        # A client that stops sending has left. The loop closes the transport once all
+        # written data has been sent.
         self._lose()
         self._bound_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lose()
         self.service.leave(self)
-        # It refers to this connection.
+        # The parser refers back to this connection.
         del self._parser
 
     def pause_writing(self) -> None:
@@ -250,7 +257,7 @@ class Connection(asyncio.Protocol):
     # What exchanges call.
 
     async def drained(self) -> None:
-        """Returns once the client has taken most of what was written."""
+        """Returns once the client has read most of the written data."""
         while self.is_write_paused:
             self._drain = asyncio.Future()
             try:
@@ -259,13 +266,13 @@ class Connection(asyncio.Protocol):
                 self._drain = None
 
     def read_body(self) -> None:
-        """Notes that the handler waits for the body."""
+        """Starts the deadline of the body, for which the handler now waits, and resumes reading."""
         if self.read_by_s == inf:
             self.read_by_s = self._loop.time() + self._body_s(self._current)
         self._read_on()
 
     def close(self) -> None:
-        """Closes once what was written has been sent."""
+        """Closes the connection once all written data has been sent."""
         if not self.is_lost and not self.transport.is_closing():
             self._is_ending = True
             self._bound_writing()
@@ -273,19 +280,19 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_silent(self) -> bool:
-        """Nothing has come from the client yet, as far as is known."""
+        """Whether nothing seems to have come from the client yet."""
         has_learned = self._forms_left < _MOST_FORMS
         is_busy = self._queue or self._current or self._incoming or self._is_in_head
         return not (has_learned or is_busy or self._bare_bytes or self._is_ending or self.is_lost)
 
     def _body_s(self, exchange: Exchange | None) -> float:
-        """Seconds within which the body must end; a larger one may take longer in proportion."""
+        """Returns the seconds for a body to arrive; a larger bound allows more in proportion."""
         most_bytes = None if exchange is None else exchange.most_body_bytes
         share = 1.0 if most_bytes is None else max(1.0, most_bytes / self.most_body_bytes)
         return self._bounds.body_s * share
 
     def _bound_writing(self) -> None:
-        """Starts the deadline for the client to read what was written."""
+        """Starts the deadline for the client to read the written data."""
         self._unwritten = self.transport.get_write_buffer_size()
         now_s, bounds = self._loop.time(), self._bounds
         self._unread_by_s = now_s + bounds.unread_s
@@ -294,7 +301,7 @@ class Connection(asyncio.Protocol):
     # Called by the service.
 
     def check(self, now_s: float) -> None:
-        """Ends the request or the connection if it is overdue."""
+        """Ends the request or the connection if it is overdue at `now_s`, on the loop's clock."""
         if now_s >= self.write_by_s:
             left = self.transport.get_write_buffer_size()
             if left + _LEAST_TAKEN_BYTES <= self._unwritten:
@@ -306,7 +313,7 @@ class Connection(asyncio.Protocol):
             return
         self.read_by_s = inf
         if self._is_lingering and self.transport.get_write_buffer_size():
-            # The end of its response comes first, which `write_by_s` bounds.
+            # The rest of the response must be sent first; `write_by_s` bounds that.
             self.read_by_s = now_s + _LINGER_S
         elif self._is_lingering:
             self.transport.abort()
@@ -335,18 +342,18 @@ class Connection(asyncio.Protocol):
     # Reading.
 
     def _learn_form(self, data: bytes) -> None:
-        """Learns the form of this request, whose head came in one read, for later requests."""
+        """Learns the form of a request whose head came in one read, to recognize later requests."""
         exchange = self._queue[0]
         if len(self._queue) == 1 and exchange.error is None and exchange.is_kept:
             self._forms_left -= 1
             form = exchange.form(data)
-            # Calls are many: a page in between does not take the place of their form.
+            # A single page between many calls must not replace the form of the calls.
             if form is not None and (form.end or self._form is None):
                 self._form = form
                 self._form_bytes = exchange.most_body_bytes or self.most_body_bytes
 
     def _begin_body(self, form: RequestForm, data: bytes) -> bool:
-        """Whether `data` begins a request of a known form, whose body then bypasses llhttp."""
+        """Begins a request without llhttp if `data` has the known form; returns whether it has."""
         begun = form.begun(data, self._form_bytes)
         if begun is None:
             return False
@@ -380,7 +387,7 @@ class Connection(asyncio.Protocol):
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                # The client offers another protocol; the connection continues with HTTP/1.1.
+                # The client offers another protocol, but the connection stays with HTTP/1.1.
                 if self._framing:
                     self._parse_body()
                 data = memoryview(data)[upgrade.args[0] :]
@@ -396,7 +403,7 @@ class Connection(asyncio.Protocol):
                 self._refuse(self._too_long_head())
             elif self._incoming is None and not was_in_head:
                 self._begin_head()
-        # Not within the parser: a body that is complete by now delays nothing.
+        # Checked after parsing: a body that is complete by now need not pause reading.
         if self._is_full():
             self._pause_reading()
 
@@ -416,7 +423,7 @@ class Connection(asyncio.Protocol):
             self.read_by_s = min(self.read_by_s, by_s)
 
     def _parse_on(self) -> None:
-        """Parses the received pieces, until too much waits for handlers."""
+        """Parses received data piece by piece, until too much of it waits for handlers."""
         while self._unparsed and not self._is_ending and not self._is_full():
             piece = self._unparsed[:_PIECE_BYTES]
             self._unparsed = self._unparsed[_PIECE_BYTES:]
@@ -437,7 +444,7 @@ class Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def _read_on(self) -> None:
-        """Reads and parses what had been held back."""
+        """Parses the data that was held back, and resumes reading unless too much waits."""
         if self._unparsed:
             self._parse_on()
         if self._is_read_paused and not self._unparsed and not self._is_full():
@@ -446,7 +453,7 @@ class Connection(asyncio.Protocol):
                 self.transport.resume_reading()
 
     def _refuse(self, fault: Fault) -> None:
-        """Stops reading. A body that is being received fails; otherwise `fault` is the response."""
+        """Stops parsing. A body that is being received fails; otherwise the response is `fault`."""
         self._is_ending = True
         if self._incoming is not None:
             self._incoming.fail(fault.status, fault.reason)
@@ -457,10 +464,10 @@ class Connection(asyncio.Protocol):
         most = f"the head of the request is longer than {self._most_head_bytes:,} bytes"
         return Fault(431, most)
 
-    # Callbacks of the parser. It continues after a request, so each checks for the end.
+    # Callbacks of the parser. They may be called for requests after the last one that is answered.
 
     def on_message_begin(self) -> None:
-        # It may begin behind the end of another request, in the same read.
+        # A request may begin right after the end of another one, in the same read.
         self._is_in_head = True
 
     def on_url(self, target: bytes) -> None:
@@ -484,11 +491,11 @@ class Connection(asyncio.Protocol):
             return
         try:
             if self._bare_bytes > self._most_head_bytes:
-                # Some of the bytes may be those of a body or of other requests.
+                # Some of these bytes may belong to a body or to other requests.
                 size = len(target) + sum(len(name) + len(fields[name]) + 4 for name in fields)
                 if size > self._most_head_bytes:
                     raise self._too_long_head()
-            # Only HTTP/1.1 is kept without being asked; the version is costly to ask for.
+            # Reading the version is costly. Without a Connection header, only HTTP/1.1 is kept.
             is_kept = parser.should_keep_alive()
             is_plain = is_kept and b"connection" not in fields
             version = "1.1" if is_plain else parser.get_http_version()
@@ -509,13 +516,13 @@ class Connection(asyncio.Protocol):
             self._framing = framing_of(fields)
 
     def _allow_body(self, exchange: Exchange) -> None:
-        """Applies the bound of its path, if that has one of its own."""
+        """Applies the bound of the request's path, if the path has its own bound."""
         bounds = self._bounds.bodies_by_path
         if bounds and exchange.path in bounds:
             exchange.allow_body(bounds[exchange.path])
 
     def _prepare_body(self, exchange: Exchange, fields: dict[bytes, bytes]) -> None:
-        """Refuses a body that is too long or compressed by an unknown coding."""
+        """Refuses a body that is too long or has an unknown coding; sets up decompression."""
         if b"content-encoding" in fields:
             coding = coding_of(fields)
             if isinstance(coding, Fault):
@@ -545,7 +552,7 @@ class Connection(asyncio.Protocol):
             return
         self._bare_bytes = 0
         if self._fields:
-            # Trailers are dropped: they must not pass for headers (RFC 9110, 6.5.1).
+            # Trailers are dropped: they must not be mistaken for headers (RFC 9110, 6.5.1).
             self._fields = Fields()
         incoming = self._incoming
         if incoming is None:
@@ -560,7 +567,7 @@ class Connection(asyncio.Protocol):
     # Answering.
 
     def _advance(self) -> None:
-        """Answers waiting requests, up to the first whose answer must be awaited."""
+        """Answers waiting requests, up to the first whose handler must be awaited."""
         queue = self._queue
         while queue and self._current is None and not self.is_write_paused:
             exchange = queue.popleft()
@@ -610,9 +617,9 @@ class Connection(asyncio.Protocol):
             self.task = None
 
     def _conclude(self, exchange: Exchange) -> None:
-        """Ends the exchange of a handler that has returned, with status 500 if it has not answered.
+        """Ends the exchange of a handler that has returned, with 500 if there is no response.
 
-        Then ends the connection, or sets until when the next request must begin.
+        Then ends the connection, or sets the deadline of the next request.
         """
         if exchange.state is not _OVER:
             exchange.refuse(Fault(500, "the request was not answered"))
@@ -641,7 +648,7 @@ class Connection(asyncio.Protocol):
             exchange.refuse(Fault(500, "the request could not be answered"))
 
     def _linger(self) -> None:
-        """Drops what the client still sends, until it has read its response and closes."""
+        """Drops the data that still arrives, until the client has read the response and closes."""
         self._is_ending = self._is_lingering = True
         self.read_by_s = self._loop.time() + _LINGER_S
         self._bound_writing()
@@ -660,6 +667,6 @@ class Connection(asyncio.Protocol):
             if self.task is not None:
                 self.task.cancel()
             if self._rest is not None:
-                # Its task has not started to await it.
+                # The task has not begun to await this coroutine.
                 self._rest.close()
                 self._rest = None

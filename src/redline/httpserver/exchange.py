@@ -1,9 +1,9 @@
-"""One request and its response, as a handler sees them.
+"""Present one request and its response to a handler.
 
-state      from              the handler may
-WAITING    the request       `respond`, or `begin` a stream
-STREAMING  `begin`           `write`, then `end` it
-OVER       the response      do nothing more on this connection
+state      from                        the handler may
+WAITING    the request                 `respond`, or `begin` a stream
+STREAMING  `begin`                     `write` to the stream, then `end` it
+OVER       the end of the response     send nothing more
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from redline.httpserver.heads import BODILESS, CONTINUE, JSON, TEXT, length_line
 from redline.httpserver.request_form import RequestForm, form_of
 from redline.inflate import BadCompressionError, Inflate
 
-# From here on a body is written on its own and not copied behind its head.
+# A body of this size or more is written separately, not copied behind its head.
 _LARGE_BYTES = 64 * 1024
-# More of a body is not read before the handler takes it.
+# When more of a body than this is buffered, reading pauses until the handler takes it.
 _WAITING_BYTES = 64 * 1024
 _MOST_QUERY_FIELDS = 1000
 _END = b"\r\n"
@@ -51,7 +51,7 @@ class ClientGoneError(ConnectionError):
 
 
 class Shared(Protocol):
-    """The state that the exchanges of one server share. date: the header line."""
+    """The state that the exchanges of one server share. date: the line of the Date header."""
 
     date: bytes
     is_draining: bool
@@ -75,16 +75,16 @@ class Channel(Protocol):
 
 
 class Exchange:
-    """One request, and the means to answer it.
+    """One request, and the methods that answer it; created by the connection for one handler.
 
-    method: upper-case. path: decoded. Made by the connection, for one handler.
+    method: in upper case. path: decoded.
 
-    is_kept: the connection serves another request after this one. body, size: of a request of a
-    known form, see request_form.py: the body, if it is complete, and its size in bytes. fault: why
-    the request is refused without a handler.
+    is_kept: whether the connection may serve another request after this one. body, size: only for a
+    request of a known form (see request_form.py): the body if it has arrived whole, and the body's
+    size in bytes. fault: the reason to refuse the request without a handler; None to accept it.
     """
 
-    # Of a path with large bodies; None for the bound of the connection.
+    # The bound of a path that has its own; None for the bound of the connection.
     most_body_bytes: int | None = None
     _received = 0
     _inflated = 0
@@ -113,7 +113,7 @@ class Exchange:
         self.fault = fault
         self.state = _WAITING
         self._body: bytes | bytearray = body or b""
-        # The body of the request has been received to its end.
+        # Whether the whole body of the request has been received.
         self.is_complete = body is not None
         self._size = size
 
@@ -121,7 +121,7 @@ class Exchange:
 
     @cached_property
     def headers(self) -> Mapping[str, str]:
-        """Values by lower-case name; those of a repeated header are joined by commas."""
+        """Values by lower-case name; the values of a repeated header are joined with commas."""
         fields = self._fields
         headers = {name.decode("latin-1"): fields[name].decode("latin-1") for name in fields}
         if self._size is not None and "content-length" in headers:
@@ -129,7 +129,7 @@ class Exchange:
         return headers
 
     def header(self, name: bytes) -> str | None:
-        """The value of one header, by its name in lower case; quicker than all of them."""
+        """Returns the value of the header with this lower-case name; cheaper than `headers`."""
         value = self._fields.get(name)
         return None if value is None else value.decode("latin-1")
 
@@ -139,22 +139,21 @@ class Exchange:
         return self._fields.kept
 
     def keep(self, found: object) -> None:
-        """Keeps what the handler has read of the header fields, for requests with the same.
+        """Keeps what the handler has read from the header fields, for requests with the same ones.
 
-        Most clients send the same fields with each request of a connection. The length is not one
-        of them.
+        Most clients send the same fields, apart from the length, with each request of a connection.
         """
         self._fields.kept = found
 
     @property
     def target(self) -> str:
-        """The path and the query, as a request for the same target would state them."""
+        """The path and the query, encoded as in a request line."""
         query = self._query.decode("latin-1")
         return quote(self.path) + (f"?{query}" if query else "")
 
     @cached_property
     def query(self) -> Mapping[str, str]:
-        """The fields of the query; the first one of each name. Raises BodyError for too many."""
+        """The first value of each field of the query. Raises BodyError for too many fields."""
         try:
             pairs = parse_qsl(
                 self._query.decode("ascii"),
@@ -166,7 +165,7 @@ class Exchange:
         return dict(reversed(pairs))
 
     async def body(self) -> bytes:
-        """The rest of the body, decompressed. It can be read once. Raises BodyError."""
+        """Returns the rest of the body, decompressed; works only once. Raises BodyError."""
         if not self.is_complete or self.error is not None:
             self._is_whole_wanted = True
             while not self.is_complete or self.error is not None:
@@ -174,18 +173,18 @@ class Exchange:
         return self.received()
 
     def received(self) -> bytes:
-        """The body received since the last read; all of it if `is_complete`."""
+        """Returns what was received since the last read; if `is_complete`, the rest of the body."""
         body, self._body = self._body, b""
         return body if isinstance(body, bytes) else bytes(body)
 
     async def part(self) -> bytes:
-        """The next part of the body, decompressed; empty at its end. Raises BodyError."""
+        """Returns the next part of the body, decompressed; b"" at its end. Raises BodyError."""
         while self.error is not None or not (self._body or self.is_complete):
             await self._change()
         return self.received()
 
     async def _change(self) -> None:
-        """Waits for more of the body."""
+        """Waits until more of the body, or its end, has arrived. Raises BodyError."""
         if self.error is not None:
             raise self.error
         if not self._received and self._is_http_1_1 and not self._channel.is_lost:
@@ -204,12 +203,12 @@ class Exchange:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the client has left; what is written does not reach it."""
+        """Whether the client has left, so that no data reaches it."""
         return self._channel.is_lost
 
     @property
     def transport(self) -> asyncio.Transport:
-        """The transport of the connection, for responses that `respond` would not send."""
+        """The transport of the connection, for responses that `respond` cannot send."""
         return self._channel.transport
 
     def respond(
@@ -217,8 +216,8 @@ class Exchange:
     ) -> None:
         """Sends the whole response in one write. Never waits; see `drained`.
 
-        fields: header lines, such as `header_lines` makes, without a length and a date. is_last:
-        the connection closes after it. Sends nothing to a client that is gone.
+        fields: header lines, such as those from `header_lines`, without length and date. is_last:
+        close the connection after the response. Sends nothing to a client that has left.
         """
         if self.state is not _WAITING:
             raise RuntimeError("the response has already begun")
@@ -243,9 +242,9 @@ class Exchange:
         is_last: bool = False,
         body: bytes = b"",
     ) -> bytes:
-        """The head that `respond` sends before a body of this size, and `body` behind it."""
+        """Returns the head that `respond` sends before a body of this size, followed by `body`."""
         service = self._channel.service
-        # The rest of a body that was not read may still be on its way.
+        # The rest of an unread body may still be on its way.
         if is_last or not self.is_complete or service.is_draining:
             self.is_kept = False
         size = b"" if status in BODILESS else length_line(size_bytes)
@@ -253,7 +252,7 @@ class Exchange:
         return b"".join((status_line(status), fields, size, service.date, end, body))
 
     def respond_in_one_chunk(self, status: int, body: bytes, fields: bytes = JSON) -> None:
-        """The same for a body whose length is not stated, as that of a stream that has ended."""
+        """Sends the whole response like a stream that has ended: in one chunk, without a length."""
         self._begin(status, fields)
         self.state = _OVER
         if self._channel.is_lost:
@@ -265,8 +264,8 @@ class Exchange:
     async def begin(self, status: int, fields: bytes = JSON, data: bytes = b"") -> None:
         """Begins a response of any length.
 
-        fields: as for `respond`. data: of the body. Without it, the head waits for the first write,
-        so that both leave together. Raises ClientGoneError; cancelled when the client leaves.
+        fields: as for `respond`. data: the first part of the body; without it, the head is sent
+        together with the first write. Raises ClientGoneError; cancelled when the client leaves.
         """
         self._begin(status, fields)
         if data:
@@ -295,9 +294,10 @@ class Exchange:
             await self._channel.drained()
 
     def write_now(self, data: bytes) -> bool:
-        """Sends the next part of the body, which is not empty, and waits for nothing.
+        """Sends the next part of the body, which must not be empty, without waiting.
 
-        False if it was not sent: the client has left or has no room, or nothing was sent before.
+        Returns False if it was not sent: the client has left, its buffer is full, the head has not
+        been sent yet, or the response has no chunks.
         """
         outlet = self.outlet
         if outlet is None or outlet.write is None:
@@ -307,16 +307,17 @@ class Exchange:
 
     @property
     def outlet(self) -> Channel | None:
-        """The channel for the next parts of the body, as chunks; None if it takes none.
+        """The channel for the next chunks of the body; None while no chunk can be sent.
 
-        Its `write` is None while the client has no room or has left. To be used until `end`.
+        It is None before the head has been sent, after `end`, and for a client of HTTP/1.0. Its
+        `write` is None while the client's buffer is full, and after the client has left.
         """
         if self.state is not _STREAMING or self._unsent_head or not self._is_chunked:
             return None
         return self._channel
 
     async def end(self, data: bytes = b"") -> None:
-        """Sends the last part of the body, and its end. Raises ClientGoneError."""
+        """Sends `data` as the last part of the body, and ends it. Raises ClientGoneError."""
         self._send(self._framed(data) + self._last())
         self.state = _OVER
         await self.drained()
@@ -333,19 +334,20 @@ class Exchange:
             channel.transport.write(framed)
 
     async def drained(self) -> None:
-        """Returns once the client has taken what was written, but for 64 KiB at most."""
+        """Returns once the client has read all but at most 64 KiB of the written data."""
         if self._channel.is_write_paused:
             await self._channel.drained()
 
     def holds(self, is_wanted: Callable[[], bool]) -> None:
-        """The response holds a resource to its end. is_wanted: whether others wait for it now.
+        """Notes that the response holds a resource, such as memory, until its end.
 
-        A client that is slow to take the response then has `wanted_s` of HttpBounds.
+        is_wanted: returns whether other requests wait for the resource now; while they do, a slow
+        client has only `wanted_s` of HttpBounds to read.
         """
         self.is_wanted = is_wanted
 
     def break_off(self) -> None:
-        """Ends the connection so that what was written never passes for a whole response."""
+        """Ends the connection so that the client can see that the response is incomplete."""
         if self._unsent_head and not self._channel.is_lost:
             self._channel.transport.write(self._unsent_head)
         self.state = _OVER
@@ -356,38 +358,38 @@ class Exchange:
             self.reset()
 
     def close(self) -> None:
-        """Ends the connection in order, once what was written has been sent."""
+        """Closes the connection normally, once all written data has been sent."""
         self.state = _OVER
         self.is_kept = False
         self._channel.close()
 
     def reset(self) -> None:
-        """Resets the connection: the client sees RST, and not an orderly end."""
+        """Resets the connection: the client sees RST instead of a normal close."""
         self.state = _OVER
         self.is_kept = False
         transport = self._channel.transport
         if self._channel.is_lost or transport.is_closing():
             return
-        # Lingering for zero seconds makes the kernel send RST.
+        # With SO_LINGER at zero seconds, the kernel sends RST.
         lingering = struct.pack("ii", 1, 0)
         transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, lingering)
         transport.abort()
 
     def refuse(self, fault: Fault) -> None:
-        """Answers with an error in plain text, and ends the connection."""
+        """Responds with the error in plain text, and ends the connection."""
         if self.state is _WAITING:
             self.respond(fault.status, shown(fault.status, fault.reason), TEXT, is_last=True)
         else:
             self.break_off()
 
     def _head_end(self) -> bytes:
-        """The end of a head: whether the connection is kept, and the empty line."""
+        """Returns the end of a head: a Connection header if needed, and the empty line."""
         if self.is_kept:
             return _END if self._is_http_1_1 else b"connection: keep-alive\r\n\r\n"
         return b"connection: close\r\n\r\n"
 
     def _last(self) -> bytes:
-        """The last chunk of a chunked body, otherwise nothing."""
+        """Returns the last chunk of a chunked body; b"" for any other body."""
         return b"0\r\n\r\n" if self._is_chunked and self.method != "HEAD" else b""
 
     def _framed(self, data: bytes) -> bytes:
@@ -398,15 +400,15 @@ class Exchange:
     # What the connection calls.
 
     def allow_body(self, most_bytes: int) -> None:
-        """The body may be longer than others of the connection."""
+        """Sets the bound of this request's body, instead of the bound of the connection."""
         self.most_body_bytes = most_bytes
 
     def inflate(self, *, may_be_raw: bool) -> None:
-        """The body is compressed."""
+        """Notes that the body is compressed. may_be_raw: whether it may be raw deflate."""
         self._inflate = Inflate(may_be_raw=may_be_raw)
 
     def receive(self, data: bytes) -> None:
-        """Takes a part of the body."""
+        """Takes a part of the body, decompressed if need be; fails a body that is too long."""
         most_bytes = self.most_body_bytes or self._channel.most_body_bytes
         self._received += len(data)
         size_bytes = self._received
@@ -416,7 +418,7 @@ class Exchange:
             except BadCompressionError as error:
                 self.fail(400, f"the compressed body is damaged: {error}")
                 return
-            # Much compressed data may decompress to none.
+            # Much compressed data may decompress to very little, so both sizes are bounded.
             self._inflated += len(data)
             size_bytes = max(size_bytes, self._inflated)
         if size_bytes > most_bytes:
@@ -425,7 +427,7 @@ class Exchange:
         if not self._body:
             self._body = data
         else:
-            # Not a list of parts: a chunk of one byte would take 40.
+            # Not a list of parts: there, a chunk of one byte would take 40 bytes.
             if isinstance(self._body, bytes):
                 self._body = bytearray(self._body)
             self._body += data
@@ -433,12 +435,12 @@ class Exchange:
             self._wake()
 
     def form(self, data: bytes) -> RequestForm | None:
-        """The form of this request, which came as `data`; see `form_of`."""
+        """Returns the form of this request, which arrived as `data`; see `form_of`."""
         line = (self.method, self.path, self._query, self._is_http_1_1)
         return form_of(data, line, self._fields)
 
     def receive_end(self) -> None:
-        """The body is whole."""
+        """Notes the end of the body; fails a compressed body that is truncated."""
         if self._inflate is not None and not self._inflate.is_whole:
             self.fail(400, "the compressed body is cut short")
             return
@@ -447,7 +449,7 @@ class Exchange:
             self._wake()
 
     def fail(self, status: int, reason: str) -> None:
-        """The body cannot be read to its end."""
+        """Makes reading the body raise BodyError from now on, unless the body is complete."""
         if self.error is None and not self.is_complete:
             self.error = BodyError(status, reason)
             self._body = b""
@@ -455,7 +457,7 @@ class Exchange:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more of the body should be read before the handler takes some."""
+        """Whether reading should pause until the handler takes some of the body."""
         return not self._is_whole_wanted and len(self._body) > _WAITING_BYTES
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""Uploads: the parts of a multipart/form-data body (RFC 7578)."""
+"""Read uploads: the parts of a multipart/form-data body (RFC 7578)."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ import msgspec
 from redline.httpserver.exchange import BodyError, Exchange
 
 _MOST_PARTS = 100
-# Without a handler, the parser's warnings about what clients send would go to stderr.
+# Without a handler, the parser's warnings about clients' data would go to stderr.
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())
-# All fields of a form whose files are passed on.
+# The total size of the fields of a form whose files are passed on.
 _MOST_FIELD_BYTES = 64 * 1024
 
 
 class FormPart(msgspec.Struct):
-    """One field or file of a form. filename: empty for a field."""
+    """One field or file of a form. filename: "" for a field."""
 
     name: str
     filename: str
     data: bytearray
 
     def take(self) -> bytes:
-        """The bytes that arrived since the last call."""
+        """Returns the bytes that arrived since the last call."""
         data = bytes(self.data)
         self.data.clear()
         return data
 
 
-# Takes the next data of a file.
+# Takes the part that is a file, and the file's next data.
 OnFile = Callable[[FormPart, bytes], Awaitable[None]]
 
 
 async def read_form(exchange: Exchange, on_file: OnFile | None = None) -> dict[str, FormPart]:
-    """The parts by name, the last one of each. Raises BodyError.
+    """Returns the parts by name; of parts with the same name, the last. Raises BodyError.
 
-    The bound of the exchange's body is the bound of all parts together.
-    on_file: awaited with the data of each part that has a filename, as it arrives; such a part then
-    has no data in the result. It is called at least once for each such part, even if only with b"".
+    The bound of the exchange's body is also the bound of all parts together.
+    on_file: awaited with the data of each part that has a filename, as the data arrives; the result
+    has such a part without its data. It is called at least once for each such part, if only with
+    b"".
     """
-    # Imports tempfile, and few requests upload anything.
+    # Imported here, because the parser imports tempfile and few requests upload anything.
     from python_multipart import MultipartParser
     from python_multipart.exceptions import FormParserError
     from python_multipart.multipart import parse_options_header
@@ -77,9 +78,9 @@ async def read_form(exchange: Exchange, on_file: OnFile | None = None) -> dict[s
 
 
 class _Form:
-    """Collects what the parser finds. The parser bounds the headers of each part.
+    """Collects the parts that the parser finds. The parser bounds the headers of each part.
 
-    hands_on: files are passed on while they arrive, so everything else must be short.
+    hands_on: whether files are passed on as they arrive; all other fields must then be short.
     """
 
     def __init__(self, *, hands_on: bool) -> None:
@@ -136,7 +137,7 @@ class _Form:
         self._data += data[start:end]
 
     def files(self) -> list[FormPart]:
-        """The files of which more may have come since the last time; the last one continues."""
+        """Returns the files that may have new data; the last one may get more data later."""
         found, self._files = self._files, self._files[-1:] if self._is_file else []
         return found
 

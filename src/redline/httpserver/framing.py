@@ -1,8 +1,8 @@
-"""Checks of a request's head beyond those of llhttp, so that any two readers interpret it alike.
+"""Check a request's head where llhttp does not, so that all servers and proxies read it alike.
 
 llhttp itself refuses Content-Length together with Transfer-Encoding, repeated or malformed lengths,
 obsolete line folding, bare CR and LF, whitespace before a colon, control characters and malformed
-chunks. RFC 9112, 3.2, 6.1 and 11.2, have the reasons for the rest.
+chunks. RFC 9112, sections 3.2, 6.1 and 11.2, give the reasons for the other checks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import unquote
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(?::[0-9]*)?")
 # A name has at most 253 bytes (RFC 1035, 3.1).
 _MOST_HOST_BYTES = 300
-# Clients send few targets again and again; longer ones are not kept.
+# Clients repeat a few targets, so read lines are cached; targets longer than this are not.
 SHORT_BYTES = 200
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
 _METHODS = frozenset(
@@ -26,12 +26,12 @@ _METHODS = frozenset(
 _INFLATED = {b"gzip": False, b"x-gzip": False, b"deflate": True}
 
 
-# The method, the decoded path, the raw query, and whether the version is 1.1 rather than 1.0.
+# The method, the decoded path, the raw query, and whether the version is HTTP/1.1, not 1.0.
 Line = tuple[str, str, bytes, bool]
 
 
 class Fault(Exception):
-    """Why a request is refused. status: the HTTP status that says so."""
+    """The reason why a request is refused. status: the HTTP status of the response."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -40,7 +40,7 @@ class Fault(Exception):
 
 
 def read_line(method: bytes, target: bytes, version: str) -> Line:
-    """What a request line that llhttp has accepted asks for. Raises Fault."""
+    """Reads a request line that llhttp has accepted. Raises Fault."""
     if method not in _METHODS:
         raise Fault(501, "the method is not supported")
     if version not in ("1.1", "1.0"):
@@ -63,16 +63,16 @@ read_short_line = lru_cache(maxsize=256)(read_line)
 
 
 class Fields(dict[bytes, bytes]):
-    """Header fields by lower-case name. Requests whose heads are alike may share one.
+    """Header fields by lower-case name. Requests whose heads are alike may share one instance.
 
-    kept: what a handler has read of them, for the next request that has the same.
+    kept: the object that a handler made from the fields, for the next request with the same ones.
     """
 
     kept: Any = None
 
 
 def check_fields(fields: Mapping[bytes, bytes], *, is_http_1_1: bool) -> None:
-    """Raises Fault for what is wrong with header fields that llhttp has accepted.
+    """Raises Fault if header fields that llhttp has accepted are invalid all the same.
 
     fields: values by lower-case name.
     """
@@ -93,9 +93,10 @@ def _is_host(host: bytes) -> bool:
 
 
 def coding_of(fields: Mapping[bytes, bytes]) -> bool | Fault | None:
-    """How a body is compressed: None if it is not, otherwise whether it may be raw deflate.
+    """Returns how a body with Content-Encoding is compressed.
 
-    A Fault for any other coding, or for several.
+    None if it is uncompressed; False for gzip; True for deflate, which may then be raw deflate; a
+    Fault for any other coding, or for several.
     """
     coding = fields[b"content-encoding"].lower()
     if coding in (b"", b"identity"):
@@ -106,7 +107,7 @@ def coding_of(fields: Mapping[bytes, bytes]) -> bool | Fault | None:
 
 
 def framing_of(fields: Mapping[bytes, bytes]) -> bytes:
-    """The header line that says where a body ends; empty if there is no body."""
+    """Returns the header line that determines where the body ends; b"" if there is no body."""
     if b"transfer-encoding" in fields:
         return b"transfer-encoding: chunked"
     length = fields.get(b"content-length", b"0")

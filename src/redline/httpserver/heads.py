@@ -1,4 +1,4 @@
-"""Heads of responses, from parts that are encoded once."""
+"""Make the heads of responses from parts that are encoded only once."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 @lru_cache(maxsize=1000)
 def status_line(status: int) -> bytes:
-    """The first line of a response."""
+    """Returns the first line of a response."""
     return f"HTTP/1.1 {status} {_phrase(status)}\r\n".encode()
 
 
-# Formatting a number costs more than all other work on a head; most lengths differ little.
+# Formatting a number costs more than all other work on a head, and most lengths occur again.
 @lru_cache(maxsize=4096)
 def length_line(size_bytes: int) -> bytes:
-    """The length of a body."""
+    """Returns the Content-Length line of a body."""
     return b"content-length: %d\r\n" % size_bytes
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:
-    """The headers as they go over the wire.
+    """Returns the headers as they are sent.
 
     Raises ValueError for a name or a value that HTTP does not allow, such as one with a line break.
     """
@@ -47,17 +47,17 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
 
 
 def date_line() -> bytes:
-    """The Date header of this second."""
+    """Returns the Date header of the current second."""
     return f"date: {formatdate(usegmt=True)}\r\n".encode()
 
 
 def shown(status: int, reason: str) -> bytes:
-    """The body of an error that the server itself answers with."""
+    """Returns the body of an error that the server itself responds with."""
     return f"{status} {_phrase(status)}: {reason}\n".encode("utf-8", "replace")
 
 
 def _phrase(status: int) -> str:
-    """Empty for a status without a name of its own."""
+    """Returns the reason phrase of a status; "" if the status has none."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:

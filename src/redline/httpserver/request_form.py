@@ -1,8 +1,8 @@
-"""Requests whose head equals an earlier one, byte for byte, except for the length of the body.
+"""Recognize requests whose head repeats an earlier one byte for byte, apart from the body length.
 
-A client sends the same head with each request of a connection. llhttp and this server would
-interpret the same head in the same way again, so it is compared, not parsed. The head of a request
-without a body, such as one for a health page, must be entirely equal.
+Most clients send the same head with each request of a connection. Parsing the same head again would
+have the same result, so it is compared instead. The head of a request without a body, such as a
+request for a health page, must be entirely the same.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ _MOST_HEAD_BYTES = 4096
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
 _MOST_DIGITS = 9
 _HEAD_END = b"\r\n\r\n"
-# The lengths of most bodies differ little.
+# Enough for most bodies, because their lengths differ little.
 _MOST_LENGTHS = 4096
-# If one of these is present, only llhttp can tell how the body or the connection continues.
+# With one of these headers, only llhttp can determine how the body or the connection continues.
 _FRAMING = frozenset((b"transfer-encoding", b"content-encoding", b"upgrade", b"expect"))
 
 
 class RequestForm(msgspec.Struct, frozen=True):
-    """begin, end: the head in front of the digits of its length, and behind them.
+    """A head that requests share.
 
-    Without a length, `begin` is the whole head and `end` is empty. line, fields: what was read of
-    it; each request has a length of its own.
+    begin, end: the parts of the head before and after the digits of Content-Length; without that
+    header, `begin` is the whole head and `end` is empty. line, fields: the parsed head. The
+    length in `fields` is that of the first such request; other requests have their own.
     """
 
     begin: bytes
@@ -38,9 +39,9 @@ class RequestForm(msgspec.Struct, frozen=True):
     fields: Fields
 
     def body(self, data: bytes, most_bytes: int) -> bytes | None:
-        """The body; None unless `data` is exactly one whole request of this form.
+        """Returns the body; None unless `data` is exactly one whole request of this form.
 
-        most_bytes: of the body.
+        most_bytes: the longest body to accept.
         """
         begin, end = self.begin, self.end
         if not end:
@@ -55,10 +56,10 @@ class RequestForm(msgspec.Struct, frozen=True):
         return body if len(body) <= most_bytes else None
 
     def begun(self, data: bytes, most_bytes: int) -> tuple[int, bytes] | None:
-        """The length and the arrived part of the body, if `data` begins a request of this form.
+        """Returns the length and the first part of the body, if `data` begins such a request.
 
-        None unless it is the whole head, and less of the body than that announces. most_bytes: of
-        the body.
+        None unless `data` is a whole head of this form and an incomplete body. most_bytes: the
+        longest body to accept.
         """
         begin, end = self.begin, self.end
         if not end or not data.startswith(begin):
@@ -77,9 +78,9 @@ class RequestForm(msgspec.Struct, frozen=True):
 
 
 def form_of(data: bytes, line: Line, fields: Fields) -> RequestForm | None:
-    """The form of a request that stays on its connection; None if it has none.
+    """Returns the form of a request; None if later requests cannot be recognized by it.
 
-    data: its bytes, at least those of its head. line, fields: what was read of it.
+    data: the bytes of the request, at least its head. line, fields: the parsed head.
     """
     head_end = data.find(_HEAD_END, 0, _MOST_HEAD_BYTES) + len(_HEAD_END)
     if not _FRAMING.isdisjoint(fields):
@@ -94,12 +95,12 @@ def form_of(data: bytes, line: Line, fields: Fields) -> RequestForm | None:
     return RequestForm(data[: found.start(1)], data[found.end(1) : head_end], line, fields)
 
 
-# Formatting a number costs more than all comparisons of a head.
+# Formatting a number costs more than comparing a whole head.
 @lru_cache(maxsize=_MOST_LENGTHS)
 def _digits(size_bytes: int) -> bytes | None:
-    """The length of a body, as digits; None if there is none.
+    """Returns the length of a body as digits; None if no length fits.
 
-    size_bytes: of the body and these digits together.
+    size_bytes: the size of the body and these digits together.
     """
     most = len(str(size_bytes))
     for count in (most, most - 1):

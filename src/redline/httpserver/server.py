@@ -1,10 +1,12 @@
-"""An HTTP server on an address of its own.
+"""Run an HTTP server on its own address.
 
-state     from    a new request                   one being answered
-open      start   is answered                     continues until its client leaves
-draining  aclose  on an open connection, is       may end within what `_drain` allows, and is the
-                  answered; others are refused    last one of its connection
-closed    the end no connection                   is cancelled
+state     from            a new request                     a request being answered
+open      start           is answered                       continues until its client leaves
+draining  aclose          is answered on an open            may finish within the time that
+                          connection; a new connection      `_drain` allows, and is the last one
+                          is refused                        on its connection
+closed    aclose's end    cannot arrive: no connection      has been cancelled
+                          is open
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ from redline.process import keep_alive
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-# Thousands of connections may be opened at once; the kernel lowers this to its own bound.
+# Thousands of connections may be opened at once; the kernel lowers this number to its own bound.
 _BACKLOG = 4096
-# Hints for an address that cannot be listened on; for other errors, the host is the cause.
+# Hints by errno, if the address cannot be used; for all other errors, the host is the cause.
 _HINTS = {
     errno.EADDRINUSE: (
         "stop the process that listens there, or choose another port: 0 picks a free one"
@@ -44,20 +46,20 @@ _HINTS = {
 _OTHER_HINT = (
     "the host must be an address of this machine, such as 127.0.0.1; 0.0.0.0 listens on all of them"
 )
-# Time to send what was written, and for handlers that are cancelled.
+# The time for cancelled handlers to end, and for written data to be sent.
 _LAST_WORDS_S = 1.0
-# Byte 13 of a TCP header has its flags, and SYN is 2 of them. The codes are from linux/filter.h.
+# Byte 13 of a TCP header holds the flags; SYN is bit 0x02. The codes are from linux/filter.h.
 _NO_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
 _SO_ATTACH_FILTER = 26  # asm-generic/socket.h
-# For the first request of a client that has just connected, when the server closes.
+# The time for the first request of a client that connected just before the server closed.
 _FIRST_WORDS_S = 1.0
 
 
 def cannot_listen(name: str, address: tuple[str, int], error: OSError) -> ConfigError:
-    """Why a server of this name cannot listen there, and what to do."""
+    """Returns the error of a server that cannot listen at (host, port), with a hint."""
     host, port = address
     number = error.errno or 0
-    # asyncio has a sentence about the address around the system's words.
+    # asyncio wraps the system's message in a sentence about the address.
     reason = os.strerror(number) if number > 0 else error.strerror or str(error)
     return ConfigError(
         f"{name} cannot listen: {reason}",
@@ -67,31 +69,31 @@ def cannot_listen(name: str, address: tuple[str, int], error: OSError) -> Config
 
 
 def _take_no_more(listening: socket.socket) -> None:
-    """Makes the kernel begin no more connections, but complete those that it has begun.
+    """Makes the kernel accept no new connections, but complete the handshakes that have begun.
 
-    A client tries again after a second, and then finds the address closed.
+    Any other client tries again after a second, and then finds the address closed.
     """
     if sys.platform != "linux" or listening.family == socket.AF_UNIX:
         return
-    # A classic BPF program: load the flags of the TCP header, and drop what has SYN set.
+    # A classic BPF program: load the flags of the TCP header, and drop packets with SYN set.
     program = b"".join(starmap(struct.Struct("HBBI").pack, _NO_SYN))
     held = ctypes.create_string_buffer(program, len(program))
     filtered = struct.pack("HP", len(_NO_SYN), ctypes.addressof(held))
-    # Some sandboxes have no filters.
+    # Some sandboxes do not support socket filters.
     with suppress(OSError):
         listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filtered)
 
 
 async def stop_accepting(listener: asyncio.Server) -> list[socket.socket]:
-    """Closes a listener in the loop's next turn; returns what only the kernel has accepted by then.
+    """Closes a listener in the loop's next turn; returns the sockets still queued in the kernel.
 
-    What asyncio has accepted becomes a connection in the next turn. If the listener is closed by
-    then, that fails with an AssertionError in the log, and its socket stays open (CPython 3.11).
-    The kernel resets the connections that it holds for a listener when that is closed, though their
-    clients may have sent a request by then.
+    A socket that asyncio has accepted becomes a connection in the next turn; if the listener were
+    closed before that, asyncio would log an AssertionError and leave the socket open (CPython
+    3.11). The queued sockets are accepted first, because closing a listener makes the kernel reset
+    them, even if their clients have already sent a request.
     """
     loop = asyncio.get_running_loop()
-    # Sockets of uvloop have neither `accept` nor `setsockopt`.
+    # uvloop's sockets have neither `accept` nor `setsockopt`.
     listening = [socket.socket(fileno=os.dup(one.fileno())) for one in listener.sockets]
     for one in listening:
         one.setblocking(False)
@@ -101,7 +103,7 @@ async def stop_accepting(listener: asyncio.Server) -> list[socket.socket]:
     await asyncio.sleep(0)
     accepted = list[socket.socket]()
     for one in listening:
-        # An error usually means that there are no more.
+        # An error usually means that the queue is empty.
         with one, suppress(OSError):
             while True:
                 accepted.append(one.accept()[0])
@@ -112,7 +114,8 @@ async def stop_accepting(listener: asyncio.Server) -> list[socket.socket]:
 class Address(NamedTuple):
     """Where a server listens. port: 0 for a free one.
 
-    is_shared: other processes listen there, too. door: a Unix socket beside it, without TLS.
+    is_shared: whether other processes listen on the same port. door: the path of a Unix socket to
+    listen on as well, without TLS; empty for none.
     """
 
     host: str
@@ -122,10 +125,10 @@ class Address(NamedTuple):
 
 
 class HttpServer(ABC):
-    """Serves while it is entered, or from `start` to `aclose`; starts once.
+    """A server that runs while it is entered, or from `start` to `aclose`; it can start only once.
 
-    Runs inside the loop that starts it. name: in messages. address: an Address, or its host and
-    port. ssl: makes it an HTTPS server.
+    It runs in the event loop that starts it. name: its name in messages. address: an Address, or
+    (host, port). ssl: a context for HTTPS; None for HTTP.
     """
 
     def __init__(
@@ -160,16 +163,16 @@ class HttpServer(ABC):
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._service.connections)
 
     @property
     def is_draining(self) -> bool:
-        """`aclose` has begun."""
+        """Whether `aclose` has begun."""
         return self._service.is_draining
 
     async def start(self) -> None:
-        """Listens. Returns once connections are accepted. Raises ConfigError for the address."""
+        """Starts listening; connections are then accepted. Raises ConfigError for a bad address."""
         if self._base_url:
             raise RedlineError(f"{self._name} has already been started")
         loop = asyncio.get_running_loop()
@@ -187,12 +190,12 @@ class HttpServer(ABC):
         except OSError as error:
             raise cannot_listen(self._name, (host, port), error) from error
         for listening in listener.sockets:
-            # Its connections inherit the options.
+            # Connections inherit these socket options.
             keep_alive(listening)
         self._listeners.append(listener)
         if door:
             with suppress(FileNotFoundError):
-                # Of a process that was killed.
+                # A process that was killed may have left the socket behind.
                 os.unlink(door)
             self._listeners.append(await loop.create_unix_server(connect, door))
         self._sweep_on(loop)
@@ -220,13 +223,13 @@ class HttpServer(ABC):
             await listener.wait_closed()
 
     def _tls(self) -> dict[str, Any]:
-        """asyncio's arguments for TLS; empty without it, when asyncio refuses a handshake time."""
+        """Returns asyncio's arguments for TLS; {} without TLS, since asyncio refuses them then."""
         if self._ssl is None:
             return {}
         return {"ssl": self._ssl, "ssl_handshake_timeout": self._service.bounds.head_s}
 
     async def _take_last(self, accepted: list[socket.socket]) -> None:
-        """Makes connections of what the kernel had accepted when the server closed."""
+        """Makes connections from the sockets that were still queued when listening ended."""
         loop, connect = asyncio.get_running_loop(), partial(Connection, self._service)
         taken = (
             loop.connect_accepted_socket(
@@ -234,21 +237,22 @@ class HttpServer(ABC):
             )
             for one in accepted
         )
-        # A client may have left, or fail at TLS.
+        # A client may have left, or its TLS handshake may fail.
         await asyncio.gather(*taken, return_exceptions=True)
 
     @abstractmethod
     def _handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
-        """Answers one request, at once or in the coroutine that it returns; usually `async`."""
+        """Answers one request, either at once or in the returned coroutine; usually `async`."""
 
     @abstractmethod
     async def _drain(self) -> None:
-        """Waits for requests in flight, as long as they may take when the server closes."""
+        """Waits for the requests in flight, for as long as the closing server allows them."""
 
     def _sweep_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Looks for overdue connections four times in the shortest bound, at least once a second.
+        """Checks for overdue connections every quarter of the shortest bound, at most 1 s apart.
 
-        One timer for all connections: one of its own would cost each request more than this.
+        One timer serves all connections, because a timer per connection would cost each request
+        more.
         """
         self._service.sweep(loop.time())
         bounds = self._service.bounds

@@ -1,4 +1,4 @@
-"""Results on disk: row identity, sealed lines, group commit, manifest and lock."""
+"""Stores results on disk: row identity, lines with checksums, group commit, manifest and lock."""
 
 from redline.journal import manifest
 from redline.journal.conflicts import check_place, owner_of_failures

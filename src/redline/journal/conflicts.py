@@ -1,4 +1,4 @@
-"""Conflicts of file names: no two outputs may write to one file."""
+"""Refuses an output whose files have the names of another output's files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from redline.journal.output import Output, has_old_files, is_state, stem_of
 from redline.journal.sound_lines import has_sound_line
 
 _HINT = "choose another -o"
-# Folders in a folder of state; any others are buckets.
+# The folders in an output's state folder. A folder with another name is taken for a bucket's copy.
 _OWN_FOLDERS = ("limits", "batches")
 
 
 def check_place(output: Output) -> None:
-    """Raises ConfigError if the output would share a file with another one."""
+    """Raises ConfigError if the output would share a file with another output."""
     path, failed = output.path, output.failed_path
     owner = owner_of_failures(path)
     if owner is not None and is_state(owner.state_path):
@@ -60,6 +60,6 @@ def _is_output(path: Path) -> bool:
 
 
 def _holds_copies(state: Path) -> bool:
-    """Whether the folder is like `s3.redline/`, with buckets as folders, and not an output's."""
+    """Whether the folder holds copies of buckets, like `s3.redline/`, and no output's state."""
     found = (each for each in state.glob("*") if each.is_dir() and each.name not in _OWN_FOLDERS)
     return not is_state(state) and any(found)

@@ -1,7 +1,7 @@
-"""Flaws of successes: answers that are cut, empty or refused, found in results and put in words.
+"""Finds and describes the flaws of successes: answers that are cut short or empty, and refusals.
 
-A flaw is one of the reasons that `fail_on` takes. It is known from the finish reason of the answer;
-of several choices in one answer, the first that has a flaw counts.
+A flaw is one of the reasons that `fail_on` takes. The answer's finish reason shows it; if an
+answer has several choices, the first flawed choice counts.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import msgspec
 from redline.journal.lines import Brief
 from redline.journal.sound_lines import opened_lines, read_stretches
 
-# Finish reasons that a user may refuse, in words.
+# The finish reasons that a user may treat as failures, each with its error message.
 FAIL_ON = {
     "length": "the answer was cut at the token limit",
     "empty": "the answer is empty",
     "content_filter": "the answer was cut by a content filter",
     "refusal": "the model refused to answer",
 }
-# The words for them after a number: `4,003 cut by max_tokens`.
+# The words for these reasons after a number: `4,003 cut by max_tokens`.
 _WORDS = {
     "length": "cut by max_tokens",
     "empty": "empty",
     "content_filter": "cut by a content filter",
     "refusal": "refused by the model",
 }
-# Before this many answers, `all of them` says little.
+# With fewer answers than this, a warning about all of them would mean little.
 _TELLING_ANSWERS = 10
 
 _SOUND_REASONS = frozenset({"stop", None})
@@ -75,28 +75,28 @@ def flaws_of(rows: Sequence[Brief]) -> Counter[str]:
 
 
 def flaws_in(lines: Sequence[bytes]) -> Counter[str]:
-    """Counts the flaws in lines of a results file. The batch format does not show emptiness."""
+    """Counts the flaws in lines of a results file; empty answers are not found in batch format."""
     block = b"".join(lines)
-    # Almost always, one search over all of them is enough.
+    # Almost always, one search over all the lines is enough.
     if block.count(_SOUND) == len(lines) or _FLAWED.search(block) is None:
         return Counter()
     return Counter(filter(None, map(_flaw_in, lines)))
 
 
 class Answers:
-    """The successes in a results file: the number of lines, and their flaws."""
+    """Counts the successes in a results file, and their flaws."""
 
     def __init__(self) -> None:
         self.total = 0
         self.flaws: Counter[str] = Counter()
 
     def add(self, lines: Sequence[bytes]) -> None:
-        """Adds lines of the file."""
+        """Counts lines of the file."""
         self.total += len(lines)
         self.flaws.update(flaws_in(lines))
 
     def adopt(self) -> None:
-        """Adds a success of this run, whose flaws the run has counted."""
+        """Counts a success of this run; the run counts its flaws elsewhere."""
         self.total += 1
 
     def take_out(self, path: Path) -> None:
@@ -108,12 +108,12 @@ class Answers:
 
 
 def flaws_text(flaws: Mapping[str, int]) -> str:
-    """Returns a text like `4,003 cut by max_tokens, 12 empty`; empty if there are none."""
+    """Returns a text like `4,003 cut by max_tokens, 12 empty`; "" if there are no flaws."""
     return ", ".join(f"{number:,} {_WORDS[flaw]}" for flaw, number in flaws.items() if number)
 
 
 def all_flawed(answers: int, flaws: Mapping[str, int]) -> str | None:
-    """Returns the warning that no answer of a run is whole so far, or None."""
+    """Returns a warning if every answer of the run so far is flawed; None otherwise."""
     if answers < _TELLING_ANSWERS or sum(flaws.values()) < answers:
         return None
     words = " or ".join(_WORDS[flaw] for flaw in flaws)
@@ -134,6 +134,6 @@ def _flaw_in(line: bytes) -> str | None:
 
 
 def _flaw_of(reason: str | list[str | None] | None) -> str | None:
-    """Returns the first flaw among the finish reasons of an answer's choices; None without any."""
+    """Returns the first flaw among the finish reasons of an answer's choices; None if none."""
     reasons = reason if isinstance(reason, list) else [reason]
     return next((each for each in reasons if each in FAIL_ON), None)

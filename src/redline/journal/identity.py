@@ -1,11 +1,12 @@
-"""The identity of rows: 64-bit keys, and sets of them that cost 16 to 32 bytes per row.
+"""Identifies rows by 64-bit keys, and keeps sets of keys at 16 to 32 bytes per row.
 
-A row is identified by its `custom_id` if it has one, otherwise by its content and the count of
-equal rows before it, so that rows may be added anywhere without making the others new. Two of 10
-million 64-bit keys are equal with a probability of 3 in a million (n^2 / 2^65).
+A row is identified by its `custom_id` if it has one, otherwise by its content and the number of
+identical rows before it, so rows may be added anywhere and the other rows keep their keys. Among 10
+million rows, the probability that any two keys collide is 3 in a million (n^2 / 2^65).
 
-The content of a named row has a mark of 32 bits, which its line repeats: a row that has changed
-since it was answered is sent again. One change in 4 billion goes unnoticed.
+A named row (one with a `custom_id`) also has a mark: a 32-bit hash of its content, which is stored
+in its line of the results. A row whose mark has changed since it was answered is sent again. One
+change in 4 billion goes unnoticed.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from redline.sources import Row, Source, custom_id, message_key
 
 _FIRST_SLOTS = 1024
 _KEY_BYTES = 8
-# Hashes of the common beginnings. Copying a started hash takes half as long as making a new one.
+# Hashes of the prefixes. Copying a hash that has read its prefix takes half as long as a new one.
 _NAMED = blake2b(b"custom_id:", digest_size=_KEY_BYTES)
 _UNNAMED = blake2b(b"content:", digest_size=_KEY_BYTES)
-# Neither spaces nor the order of columns change a row's content.
+# Neither spaces nor the order of columns may change the mark of a row.
 _CANONICAL = msgspec.json.Encoder(order="sorted")
-# For `map`, which runs no Python bytecode per row.
+# For `map`, which runs no Python bytecode per row if the function is written in C.
 _data_of = attrgetter("data")
 _content_of = attrgetter("content")
 _encoded: Callable[[Any, str, str], bytes] = str.encode
@@ -41,8 +42,8 @@ _copied, _updated, _digest_of = blake2b.copy, blake2b.update, blake2b.digest
 class KeySet:
     """A set of 64-bit keys: open addressing over one flat array.
 
-    A key may have a mark of 32 bits, 0 for none, which costs 8 to 16 bytes more for each key.
-    One thread adds, any thread may look keys up at the same time; marks are read once all are set.
+    A key may have a 32-bit mark, 0 for none; marks cost 8 to 16 bytes more per key. Only one thread
+    may add keys, while any thread looks them up. Marks may be read only once all of them are set.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class KeySet:
 
     @property
     def has_marks(self) -> bool:
-        """Whether some keys have a mark."""
+        """Whether any key has a mark."""
         return self._marks is not None
 
     def __contains__(self, key: int) -> bool:
@@ -71,13 +72,13 @@ class KeySet:
         return found != 0
 
     def add(self, key: int) -> bool:
-        """Adds `key`, 0..2^64-1; False if it already exists."""
+        """Adds `key`, 0..2^64-1; returns False if it was already in the set."""
         return self.add_all((key,)) == 1
 
     def add_all(self, keys: Sequence[int], start: int = 0) -> int:
-        """Adds the keys from the place `start` on, up to the first that already exists.
+        """Adds the keys from index `start` on, up to the first that is already in the set.
 
-        Returns the place of that key; the number of keys if there is none.
+        Returns the index of that key; the number of keys if there is none.
         """
         self._make_room(len(keys) - start)
         slots = self._slots
@@ -95,7 +96,7 @@ class KeySet:
         return len(keys)
 
     def add_each(self, keys: Sequence[int]) -> list[int]:
-        """Adds all the keys; returns the places of those that already existed."""
+        """Adds all the keys; returns the indices of the keys that were already in the set."""
         places = []
         place = 0
         while (place := self.add_all(keys, place)) < len(keys):
@@ -104,10 +105,10 @@ class KeySet:
         return places
 
     def add_marked(self, keys: Sequence[int], marks: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Adds all the keys with their marks; returns the places of those that already existed.
+        """Adds all the keys with their marks; returns two lists of indices of existing keys.
 
-        The first list is of those with the same mark or an unknown one, the second of those with
-        another mark, which is replaced.
+        The first list is of keys with the same mark or an unknown one, the second of keys with
+        a different mark, which is replaced.
         """
         repeated: list[int] = []
         changed: list[int] = []
@@ -151,14 +152,14 @@ class KeySet:
         return self._marks[at]
 
     def matches(self, key: int, mark: int) -> bool:
-        """Whether the key is in the set with this mark. An unknown mark, 0, matches any."""
+        """Whether the key is in the set with this mark; an unknown mark, 0, matches any mark."""
         return key in self and not is_other(mark, self.mark_of(key))
 
     def foresee(self, share: float) -> None:
-        """Announces that the keys so far are about this share, above 0 to 1, of the final number.
+        """Sets the estimated share of the final keys that are in the set so far, above 0 to 1.
 
-        So they are moved into a larger array half as often. If the share is wrong, the array may be
-        twice as large as needed.
+        With an estimate, the keys are moved into a larger array half as often. If the estimate is
+        wrong, the array may be twice as large as needed.
         """
         self._expected = round(self._count / share)
 
@@ -167,7 +168,7 @@ class KeySet:
         needed = _slots_for(self._count + count, len(self._slots))
         if needed > len(self._slots):
             steps = (_slots_for(self._expected, needed) // needed).bit_length() - 1
-            # An even number of doublings is left to do, and two of them are one step.
+            # Grow by a factor of 4 each time, so that the last step ends at the expected size.
             self._grow(needed << steps % 2)
 
     def _grow(self, size: int) -> None:
@@ -180,11 +181,11 @@ class KeySet:
             larger[at] = key
         if self._marks is not None:
             self._marks = self._moved_marks(larger)
-        # In one step: a row looked up in a half-filled array would be taken for an undone one.
+        # Assigned at once: a lookup by another thread in a half-filled array would miss keys.
         self._slots = larger
 
     def _moved_marks(self, larger: array[int]) -> array[int]:
-        """Returns the marks, each at its key's place in the larger array of slots."""
+        """Returns the marks, each at the index that its key has in the larger array of slots."""
         assert self._marks is not None
         moved = array("I", [0]) * len(larger)
         mask = len(larger) - 1
@@ -203,7 +204,7 @@ def is_other(mark: int, than: int) -> bool:
 
 
 def marks_of(rows: Iterable[Row]) -> list[int]:
-    """Returns the mark of each row, see `mark_of`."""
+    """Returns the mark of each row; see `mark_of`."""
     rows = list(rows)
     names = _names_of(rows)
     if not any(names):
@@ -220,8 +221,8 @@ def marks_of(rows: Iterable[Row]) -> list[int]:
 def mark_of(row: Row) -> int:
     """Returns a hash of a named row's content, 1 to 2^32 - 1; 0 for a row without a name.
 
-    Rows with the same values have the same mark, whatever the spaces and the order of their
-    columns. 0 also for a row that is nested too deeply to be encoded: its content is not compared.
+    Rows with the same values have the same mark, regardless of spaces and the order of columns.
+    Also 0 for a row that is nested too deeply to be encoded: its content is never compared.
     """
     data = row.data
     name = None if data is None else data.get("custom_id")
@@ -234,7 +235,7 @@ def mark_of(row: Row) -> int:
 
 
 def _names_of(rows: Sequence[Row]) -> Sequence[str | None]:
-    """Returns the `custom_id` of each row."""
+    """Returns the `custom_id` of each row; None for a row without one."""
     try:
         names = list(map(dict.get, map(_data_of, rows), repeat("custom_id")))
     except TypeError:
@@ -247,14 +248,14 @@ def _names_of(rows: Sequence[Row]) -> Sequence[str | None]:
 
 
 def _slots_for(count: int, least: int) -> int:
-    """Returns `least`, doubled until these keys take less than half of it."""
+    """Returns `least`, doubled until `count` keys fill less than half of that many slots."""
     while 2 * count >= least:
         least *= 2
     return least
 
 
 class _Taken:
-    """The keys that rows have taken so far. done: those of rows that are done."""
+    """The keys that input rows have taken so far. done: the keys of rows that are done."""
 
     def __init__(self, done: KeySet) -> None:
         self._done = done._slots
@@ -263,14 +264,14 @@ class _Taken:
         # For each slot of `done`, whether its key is taken.
         self._claimed = bytearray(len(self._done) if self._has_done else 0)
         self.others = KeySet()
-        # Places of the rows that were just taken and are done, and the marks of their lines.
+        # The index of each row just taken that is done and has a mark, and the mark of its line.
         self.marked: list[tuple[int, int]] = []
 
     def take(self, keys: Sequence[int], start: int, undone: list[int]) -> int:
-        """Takes the keys from the place `start` on, up to the first that was taken before.
+        """Takes the keys from index `start` on, up to the first that was taken before.
 
-        Returns the place of that key; the number of keys if there is none. Adds the places of taken
-        keys that are not done to `undone`.
+        Returns the index of that key; the number of keys if there is none. Appends to `undone` the
+        indices of the keys that this call took and that are not done.
         """
         if not self._has_done:
             end = self.others.add_all(keys, start)
@@ -297,10 +298,10 @@ class _Taken:
 
 
 class Identified(NamedTuple):
-    """The keys and names of some rows, and the places of duplicates and undone rows.
+    """The keys and names of a list of rows, and the indices of duplicates and undone rows.
 
-    duplicates: rows with the custom_id of an earlier row. undone: rows that are not done yet.
-    names: the custom_id of each row.
+    keys, names: the key and the custom_id of each row; None without one. duplicates: the indices of
+    rows with the custom_id of an earlier row. undone: the indices of rows that are not done yet.
     """
 
     keys: array[int]
@@ -312,8 +313,8 @@ class Identified(NamedTuple):
 class Identifier:
     """Makes the keys of rows in one pass over the input, in input order.
 
-    done: the keys of rows that are done; no key may be added to it any more. Input rows with these
-    keys are marked as seen, and not remembered a second time.
+    done: the keys of rows that are done; no key may be added to it from now on. An input row with
+    one of these keys only sets a flag for the key, which is not stored a second time.
     """
 
     def __init__(self, done: KeySet | None = None) -> None:
@@ -321,7 +322,7 @@ class Identifier:
         self._copies: dict[int, int] = {}
 
     def foresee(self, share: float) -> None:
-        """Announces that the rows so far are about this share, above 0 to 1, of the input."""
+        """Sets the estimated share of the input that has been identified so far, above 0 to 1."""
         self._taken.others.foresee(share)
 
     def keys(self, rows: Sequence[Row]) -> Identified:
@@ -343,7 +344,7 @@ class Identifier:
         return Identified(keys, duplicates, undone, names)
 
     def _undo_changed(self, rows: Sequence[Row], undone: list[int]) -> None:
-        """Adds the rows to `undone` whose content has changed since their lines were written."""
+        """Adds to `undone` the rows whose content has changed since their lines were written."""
         marked = self._taken.marked
         changed = [place for place, mark in marked if is_other(mark_of(rows[place]), mark)]
         marked.clear()
@@ -352,9 +353,9 @@ class Identifier:
             undone.sort()
 
     def _key_of_copy(self, row: Row, place: int, undone: list[int]) -> int:
-        """Returns the key of a row whose first key is taken: by its content, or as the n-th copy.
+        """Returns the key of a row whose first key is taken: a hash of its content and copy number.
 
-        Only rows that repeat cost a dictionary entry.
+        Only repeated rows cost a dictionary entry.
         """
         key = first = _hash(b"content:" + row.content)
         is_undone: list[int] = []
@@ -367,7 +368,7 @@ class Identifier:
 
 
 def keyed_rows(source: Source, limit: int | None = None) -> Iterator[tuple[Row, int, bool]]:
-    """Yields each row up to the limit, its key, and whether an earlier row has its custom_id."""
+    """Yields each row up to number `limit`, its key, and whether its custom_id is a duplicate."""
     identifier = Identifier()
     for batch in source.batches():
         rows = [row for row in batch if limit is None or row.number <= limit]
@@ -379,10 +380,10 @@ def keyed_rows(source: Source, limit: int | None = None) -> Iterator[tuple[Row, 
 
 
 class MessageKeys:
-    """Makes the keys of messages. Each occurs once in its stream, so none is remembered.
+    """Makes the keys of a stream's messages, which need no memory: no message occurs twice.
 
-    A row's content is its message's id and fields. The id alone may return with other fields, in a
-    stream that was deleted and filled again.
+    A row's content is its message's id and fields. The id alone would not do: it can occur again
+    with other fields, in a stream that was deleted and filled again.
     """
 
     def __init__(self, stream: bytes, done: KeySet) -> None:
@@ -390,17 +391,17 @@ class MessageKeys:
         self._done = done
 
     def foresee(self, share: float) -> None:
-        """Does nothing, since no keys are kept."""
+        """Does nothing, because no keys are kept."""
 
     def keys(self, rows: Sequence[Row]) -> Identified:
-        """Returns the rows' keys, and which of the rows are undone; none of them repeats."""
+        """Returns the rows' keys, and which of the rows are undone; there are no duplicates."""
         keys = array("Q", [message_key(self._stream, row.content) for row in rows])
         undone = [place for place, key in enumerate(keys) if key not in self._done]
         return Identified(keys, [], undone, _names_of(rows))
 
 
 def _digests(rows: Sequence[Row], names: Sequence[str | None]) -> bytes:
-    """Returns the hashes of the rows' names, or of their contents if they have none, joined."""
+    """Returns the joined hashes of the rows: of a row's name, or of its content without a name."""
     if None not in names:
         begun: Iterable[blake2b] = repeat(_NAMED, len(rows))
         hashed: Iterable[bytes] = map(_encoded, names, repeat("utf-8"), repeat("surrogatepass"))

@@ -1,27 +1,26 @@
-"""Results on disk: written as they finish, synced in groups, acknowledged only then.
+"""Writes results as rows finish, syncs them in groups, and acknowledges each group once synced.
 
 A row's line goes through: taken -> written -> synced -> acknowledged. Lines that are taken in one
-turn of the event loop are written together, before any slot sends another request, so that the
-death of the process at any moment wastes no more calls than were in flight. The fsync, which may
-take long, runs in a thread; at most one is in progress, and lines written meanwhile make up the
-next group, so a slow disk makes larger groups. While too much is unsynced, the run begins no new
-rows.
+turn of the event loop are written together, before any slot sends another request, so if the
+process dies at any moment, only the calls in flight are lost. The fsync, which may take long, runs
+in a thread; at most one is in progress, and lines written meanwhile make up the next group, so a
+slow disk makes larger groups. While too much is unsynced, the run begins no new rows.
 
-Before a group is acknowledged, it is read back by the file's name. If that file was removed, moved,
-replaced or cut, the run must end: lines of calls in flight are still written to the open file,
-which gets a name again at the end, and only then are they acknowledged.
+Before a group is acknowledged, it is read back from the file with the output's name. If that file
+was removed, moved, replaced or truncated, the run must end: lines of calls in flight are still
+written to the open file, which gets a name again at the end; only then are they acknowledged.
 
 Files, for an output `labels.jsonl`:
   labels.jsonl          one line per success
-  labels.failed.jsonl   one line per failure, created with the first
+  labels.failed.jsonl   one line per failure, created with the first failure
   labels.redline/       manifest.json (settings that decide results), lock, spent (account.py)
-A row that is in both is a success: it was retried, and the run ended before the failure was
-taken out.
+A row with a line in both files is a success: it was retried, and the run ended before the failure
+was removed.
 
-A named row that has changed since it was answered is sent again. Its old line answers another
-question: at the end of the run it is moved to labels.redline/labels.outdated-1.jsonl, whether the
-row has then succeeded or failed. If a row has two lines for different contents, the later one
-counts.
+A named row that has changed since it was answered is sent again. Its old line answers a different
+request, so at the end of the run that line is moved to labels.redline/labels.outdated-1.jsonl,
+whether the row has succeeded or failed this time. If a row has two lines for different contents,
+the later one counts.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ from redline.journal.rewrite import drop_mended
 from redline.journal.sound_lines import Stretch
 from redline.process import Changes, make_like
 
-# A group is synced this long after its first row: at most this much is done again after a power
-# loss, and a fast disk does not cost a thread switch and an fsync per row.
+# A group is synced this long after its first row: a power loss costs at most the results of this
+# time, and a fast disk does not cost a thread switch and an fsync per row.
 GROUP_S = 0.05
 _GROUP_ROWS = 1000
 MOST_UNSYNCED_BYTES = 64 * 1024 * 1024
-# Lines that wait for the end of a turn are copied once more, to be written together; the system
-# call that this saves costs as much as copying some 100 KB.
+# Lines that wait for the end of a turn are copied once more, to be written together; the saved
+# system call costs as much as copying some 100 KB. So longer lines are written at once.
 _LARGE_LINE_BYTES = 64 * 1024
 # An upper bound on the memory that a row takes until it is synced.
 KEPT_ROW_BYTES = 512
 
 
 class _Group:
-    """Rows that are written together and synced together. begin_bytes: of the files before them."""
+    """Rows that are synced together. begin_bytes: the size of the files before their lines."""
 
     def __init__(self, begin_bytes: int) -> None:
         self.rows: list[Brief] = []
@@ -66,45 +65,45 @@ class _Group:
 class Journal:
     """The files of one output; the caller holds its lock.
 
-    Opening blocks while it reads existing files, and needs no event loop. acknowledge: called on
-    the event loop with each group that has become durable. Raises JournalError.
+    The constructor blocks while it reads existing files, and needs no event loop; it raises
+    JournalError. acknowledge: called on the event loop with each group that has become durable.
     """
 
     def __init__(self, output: Output, acknowledge: Callable[[list[Brief]], None]) -> None:
         self.output = output
-        # Rows that had succeeded before this run, and those that it has made good.
+        # Rows that had succeeded before this run, and earlier failures that succeeded in this run.
         self.succeeded = KeySet()
         self._made_good = KeySet()
-        # The successes that were here before this run, and still are.
+        # The successes of earlier runs that are still in the file.
         self.answers = Answers()
         self.failed = KeySet()
-        # Rows whose success is for other content than they have now.
+        # Rows whose content has changed since they succeeded.
         self._outdated: set[int] = set()
         self._line_of = line_writer(output)
         self._failure_of = failure_writer(output)
         self._acknowledge = acknowledge
-        # Called when a group begins to be synced, when one is acknowledged, and on a failure.
+        # Notified when `is_behind` may have changed, when a group was synced, and on a failure.
         self.changes = Changes()
         self._syncing: _Group | None = None
         self._wake = asyncio.Event()
         self._is_closing = False
         self._error: JournalError | None = None
-        # The error after which lines are written but no longer acknowledged, and their rows.
+        # The error after which lines are written but no longer acknowledged, and those lines' rows.
         self._lost: ResultsLost | None = None
         self._unplaced: list[Brief] = []
         self._before_sync: Callable[[], None] | None = None
-        self.sync_s = 0.0  # seconds of fsyncs, in their thread
-        self._is_flush_due = False  # in this turn of the loop
-        self._has_lines = False  # to be flushed
-        self._has_woken = False  # the syncer, for the present group
+        self.sync_s = 0.0  # total time of the fsyncs, in their thread
+        self._is_flush_due = False  # whether a flush is scheduled in this turn of the loop
+        self._has_lines = False  # whether there are lines to flush
+        self._has_woken = False  # whether the syncer was woken for the current group
         self._syncer: asyncio.Task[None] | None = None
         self._failures: ResultsFile | None = None
-        self._has_mended = False  # failures of rows that were done again
-        # A thread of its own: user functions may fill the default pool.
+        self._has_mended = False  # whether some failures were superseded by a later line
+        # A separate thread, because user functions may fill the default pool.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="redline-journal")
         self._results = ResultsFile(output.path, self._on_successes)
         try:
-            # A run died before it had taken them out.
+            # An earlier run died before it had moved its outdated lines out.
             self._drop_outdated(lambda _: True)
             if output.failed_path.exists():
                 self._open_failures()
@@ -120,9 +119,10 @@ class Journal:
         self._group = _Group(self._written_bytes())
 
     def start(self, before_sync: Callable[[], None] | None = None) -> None:
-        """Begins to sync; needs a running event loop.
+        """Starts the task that syncs; needs a running event loop.
 
-        before_sync: makes durable what must be so before the results; called in the sync thread.
+        before_sync: called in the sync thread before each sync, to make durable what must be
+        durable before the results are.
         """
         self._before_sync = before_sync
         self._syncer = asyncio.create_task(self._sync_groups(), name="redline journal")
@@ -134,21 +134,21 @@ class Journal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether so much is not durable yet that no new rows may begin. Thread-safe."""
+        """Whether too many bytes are unsynced for new rows to begin. Thread-safe."""
         group = self._group
         lines_bytes = self._written_bytes() - group.begin_bytes
         return lines_bytes + len(group.rows) * KEPT_ROW_BYTES >= MOST_UNSYNCED_BYTES
 
     def has_succeeded(self, key: int, mark: int = 0) -> bool:
-        """Whether the row of this key and content succeeded in an earlier run or in this one."""
+        """Whether the row with this key and this mark succeeded, in an earlier run or this one."""
         if key in self._made_good:
             return True
         return key not in self._outdated and self.succeeded.matches(key, mark)
 
     def outdate(self, key: int, *, has_failed: bool = False) -> None:
-        """Marks the success of this key as one for other content than its row has now.
+        """Marks the success of this key as outdated: the content of its row has changed since.
 
-        has_failed: this run has written a failure for that content.
+        has_failed: whether this run has already written a failure for the new content.
         """
         self._outdated.add(key)
         self._may_replace = True
@@ -160,10 +160,10 @@ class Journal:
         return self._error or self._lost
 
     def append(self, result: Result) -> None:
-        """Takes one row's line.
+        """Takes one finished row.
 
-        The line is written by the next `flush`, at the latest in the next turn of the event loop; a
-        long one is written at once. Raises JournalError after a failed write; nothing is
+        Its line is written by the next `flush`, at the latest in the next turn of the event loop; a
+        long line is written at once. Raises JournalError if an earlier write has failed; nothing is
         acknowledged from then on.
         """
         if self._error is not None:
@@ -192,7 +192,7 @@ class Journal:
         self._group.rows.append(result.in_brief())
 
     def flush(self) -> None:
-        """Writes the lines taken. Call it before a request is sent; a failure is raised later."""
+        """Writes the lines taken. Call it before sending; a later `append` raises its error."""
         if self._has_lines:
             self._has_lines = False
             try:
@@ -203,7 +203,7 @@ class Journal:
                 self._fail(error)
 
     def _flush_turn(self) -> None:
-        """Writes the lines of a turn of the loop that no send has flushed."""
+        """Writes the lines of this turn of the loop, unless a send has already flushed them."""
         self._is_flush_due = False
         if self._has_lines:
             self.flush()
@@ -220,9 +220,9 @@ class Journal:
             raise self.failure
 
     async def close(self) -> None:
-        """Syncs and acknowledges what is written, then closes the files.
+        """Syncs and acknowledges all lines taken, then closes the files.
 
-        Raises JournalError if that failed.
+        Raises JournalError if any write or sync has failed.
         """
         self._is_closing = True
         self._wake.set()
@@ -234,8 +234,8 @@ class Journal:
         finally:
             self._disk.shutdown()
             try:
-                # After a cancellation, failures stay until the successes that replace them are
-                # durable: the next run takes them out.
+                # Failures may go only once the successes that replace them are durable. After a
+                # cancellation they stay, and the next run removes them.
                 if is_synced and self.failure is None:
                     if self._has_mended:
                         self._drop_mended()
@@ -261,14 +261,14 @@ class Journal:
         self.changes.notify()
 
     def _note(self, result: Result) -> None:
-        """Records a row that may have a line of an earlier run."""
+        """Records that a row may also have a line of an earlier run."""
         key = result.key
         has_failed = key in self.failed
         if self.succeeded.has_marks and is_other(result.mark, self.succeeded.mark_of(key)):
             self._outdated.add(key)
         self._has_mended |= has_failed
         if result.outcome.is_success and (has_failed or key in self._outdated):
-            # No other success need be remembered: its row is not read again by this run.
+            # Other successes need not be remembered: this run does not read their rows again.
             self._made_good.add(key)
 
     def _add_failure(self, result: Result) -> bytes:
@@ -310,7 +310,7 @@ class Journal:
                 return
 
     async def _sync_group(self, group: _Group) -> None:
-        """Syncs the group, and acknowledges it once it is durable and in its place."""
+        """Syncs the group, and acknowledges it if the file still has its name and all lines."""
         loop = asyncio.get_running_loop()
         for file in self._files():
             file.end_group()
@@ -338,7 +338,7 @@ class Journal:
                 file.check()
 
     def _check_end(self) -> None:
-        """Gives finished files that were lost a name again. Raises JournalError if it cannot."""
+        """Checks the finished files, and rescues lost ones. Raises JournalError if that fails."""
         lost: list[ResultsFile] = []
         for file in self._files():
             try:
@@ -351,7 +351,7 @@ class Journal:
                 file.rescue(self._lost)
 
     def _written_bytes(self) -> int:
-        """Returns the bytes of all lines in the files."""
+        """Returns the total size of the lines in the files, in bytes."""
         failures = self._failures
         return self._results.size_bytes + (0 if failures is None else failures.size_bytes)
 
@@ -407,12 +407,12 @@ class Journal:
 
 
 def _refuse(result: Result) -> bytes:
-    """Refuses the result of a row that ended after the run. Raises JournalError."""
+    """Raises JournalError: the row finished after the run had ended."""
     raise JournalError("the results are closed: the run has ended")
 
 
 class NotKept:
-    """The results of a run without an output: each row is acknowledged at once."""
+    """Replaces the journal in a run without an output: acknowledges each row at once."""
 
     failure: JournalError | None = None
 

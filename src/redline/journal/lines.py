@@ -1,8 +1,9 @@
-"""The lines of a results file, written with a checksum by which `sound_lines` finds damaged ones.
+"""Makes the lines of a results file, with a checksum by which `sound_lines` finds damaged lines.
 
 A line is one JSON object whose last field is `crc`: the CRC-32 (ISO 3309, as in zlib) of the line
-up to the comma before it, in eight hex digits. So each line shows by itself whether it is torn, cut
-or edited. The field before it is `row_hash`, the mark of a named row's content, see `identity`.
+up to the comma before that field, in eight hex digits. So each line shows by itself whether it was
+torn, truncated or edited. In the line of a named row, the field before `crc` is `row_hash`: the
+mark of the row's content, see `identity`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from redline.sources import Row, plain_form
 from redline.waist import Status
 
 VERSION = 1
-# Errors of a value without a JSON form, such as an object's.
+# The errors raised by encoding a value without a JSON form, such as an arbitrary object.
 UNWRITABLE = (TypeError, ValueError, ArithmeticError, RecursionError, msgspec.MsgspecError)
-# Fields that a success has only if they are set.
+# The fields that the line of a success has only if they are set.
 _NOT_ALWAYS = ("cached", "batched", "input", "response")
 _NO_REPLY = Reply(output=None)
 _encode = msgspec.json.Encoder(enc_hook=plain_form).encode
@@ -33,7 +34,7 @@ _SEALED = b'%b,"crc":"%08x"}\n'
 
 
 class Result(msgspec.Struct):
-    """One finished row, ready to be written. key, mark: identify the row, see `identity`."""
+    """One finished row, ready to be written. key, mark: see `identity`; mark is 0 if unknown."""
 
     row: Row
     key: int
@@ -49,7 +50,7 @@ class Result(msgspec.Struct):
         outcome.input = self.row.data
 
     def in_brief(self) -> Brief:
-        """Returns the row's identity and its ending, without request and answer."""
+        """Returns the facts about the row that outlive its line, without request and answer."""
         outcome = self.outcome
         reply, tried = outcome.reply, outcome.tried
         return Brief(
@@ -64,11 +65,11 @@ class Result(msgspec.Struct):
 
 
 class Brief(msgspec.Struct, frozen=True, gc=False):
-    """The facts about a row that are kept from when its line is taken until it is durable.
+    """The facts about a row that are kept from when its line is taken until the line is durable.
 
     key, custom_id: identify the row; custom_id is for observers of a run. finish_reason: see Reply;
-    None without a reply. complete_s: the monotonic time when its last attempt was over; None if no
-    attempt was made.
+    None without a reply. complete_s: when the row's last attempt ended, in seconds of the monotonic
+    clock; None if no attempt was made.
     """
 
     key: int
@@ -81,7 +82,7 @@ class Brief(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Line(msgspec.Struct, gc=False):
-    """A success, field by field; UNSET is not written."""
+    """The fields of a success's line; a field that is UNSET is not written."""
 
     v: int
     hash: str
@@ -103,7 +104,7 @@ class _Line(msgspec.Struct, gc=False):
 
 
 def line_writer(output: Output) -> Callable[[Result], bytes]:
-    """Returns a function that makes the line of a success, with its newline, for the output."""
+    """Returns a function that makes a success's line, with its newline, in the output's format."""
     if output.format == "batch":
         return partial(_batch_line, output.keep_input)
     return partial(_line, output.keep_input, output.raw)
@@ -125,7 +126,7 @@ def _line(keeps_input: bool, is_raw: bool, result: Result) -> bytes:
         reply.model,
         outcome.endpoint,
         outcome.attempts,
-        # As round(latency_s, 4), in half the time.
+        # Like round(latency_s, 4), in half the time.
         int(outcome.latency_s * 10_000 + 0.5) / 10_000,
     )
     if outcome.is_cached:
@@ -139,7 +140,7 @@ def _line(keeps_input: bool, is_raw: bool, result: Result) -> bytes:
             line.response = _whole_reply(outcome)
         fields = _with_fields(line, outcome.fields) if outcome.fields else line
         return _sealed(fields, result.mark)
-    # Every value is encoded anew, so none contains a line break.
+    # No value is raw JSON from a reply, so none contains a line break.
     if result.mark:
         line.row_hash = result.mark.to_bytes(4).hex()
     body = _encode(line)[:-1]
@@ -147,7 +148,7 @@ def _line(keeps_input: bool, is_raw: bool, result: Result) -> bytes:
 
 
 def _with_fields(line: _Line, fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the line's fields, with those of a task before the ones that are optional."""
+    """Returns the line's fields, with `fields` of a task inserted before the optional ones."""
     written = {
         name: value
         for name, value in msgspec.structs.asdict(line).items()
@@ -158,10 +159,10 @@ def _with_fields(line: _Line, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def failure_writer(output: Output) -> Callable[[Result], bytes]:
-    """Returns a function that makes the line of a failure, with its newline: input and error.
+    """Returns a function that makes a failure's line, with its newline, its input and its error.
 
-    In the batch format, the line contains the endpoint's own answer as well. Values without a JSON
-    form, such as objects that a function of the user's has returned, are null.
+    For the batch format, the line also contains the endpoint's HTTP response. Values without a JSON
+    form, such as objects that the user's own function returned, are written as null.
     """
     return partial(_failure_line, output.format == "batch")
 
@@ -224,20 +225,20 @@ def _batch_line(keeps_input: bool, result: Result) -> bytes:
 
 
 def _whole_reply(outcome: Outcome) -> Any:
-    """Returns the reply's JSON as it came; the output alone if there is no HTTP reply."""
+    """Returns the reply's JSON as received; the output alone if there was no HTTP response."""
     if outcome.reply is None or not outcome.reply.body:
         return outcome.output
     body = outcome.reply.body.strip()
     try:
         body.decode()
     except UnicodeDecodeError:
-        # The parser skips fields that are not read, but a results file must be valid throughout.
+        # The parser skips fields that are not used, but a results file must be valid UTF-8.
         body = body.decode("utf-8", "replace").encode()
     return msgspec.Raw(body)
 
 
 def _refusal(error: RedlineError | None) -> dict[str, Any] | None:
-    """Returns the HTTP answer behind an error; None if there was none."""
+    """Returns the HTTP response that caused an error; None if there was none."""
     if not isinstance(error, CallError) or error.status is None or not error.body:
         return None
     text = error.body.decode("utf-8", "replace")
@@ -249,7 +250,7 @@ def _refusal(error: RedlineError | None) -> dict[str, Any] | None:
 
 
 def error_fields(error: RedlineError | None) -> dict[str, Any] | None:
-    """Returns an error's fields, for programs and files; None for no error."""
+    """Returns an error as a dictionary that can be written as JSON; None for no error."""
     if error is None:
         return None
     return {
@@ -262,12 +263,12 @@ def error_fields(error: RedlineError | None) -> dict[str, Any] | None:
 
 
 def _writable(text: str) -> str:
-    """Returns the text safe to print and without lone surrogates, which file names may have."""
+    """Returns the text made safe to print, without lone surrogates, which file names may have."""
     return printable(text).encode("utf-8", "replace").decode()
 
 
 def _beginning(content: bytes) -> str:
-    """Returns enough of a bad row to find it by."""
+    """Returns the beginning of a bad row, enough to find the row in the input."""
     return content[:1000].decode("utf-8", "replace")
 
 
@@ -288,5 +289,5 @@ def _on_one_line(body: bytes) -> bytes:
     try:
         return _encode(msgspec.json.decode(body))
     except msgspec.DecodeError:
-        # A number that is out of range, in a field that nothing has read.
+        # The JSON contains a number out of range, in a field that nothing has read.
         return loose_json.mended(body)

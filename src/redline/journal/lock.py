@@ -1,4 +1,4 @@
-"""The lock that allows only one process at a time to write an output."""
+"""Locks an output, so that only one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from redline.errors import ConfigError
 from redline.journal.output import Output
 from redline.process import LockedFile
 
-# A process that checks whether a lock is held holds it for a moment.
+# How long to wait before a second try: a process that checks the lock holds it for a moment.
 _MOMENT_S = 0.05
 
 
 def is_held(output: Output) -> bool | None:
-    """Whether a process holds the output; None if the file system cannot tell.
+    """Whether a process holds the output's lock; None if the file system does not support locks.
 
-    The holder may be on another machine, or in a container, with the same file system. Raises
+    The holder may be in a container, or on another machine that shares the file system. Raises
     FileNotFoundError if there is no lock file.
     """
     fd = os.open(output.state_path / "lock", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # Several processes may check at once; an owner's lock is exclusive.
+        # A shared lock, so that several processes may check at once; the owner's is exclusive.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -37,9 +37,9 @@ def is_held(output: Output) -> bool | None:
 class OutputLock:
     """A hold on an output, from construction until `release` or the end of the process.
 
-    It is an flock on `labels.redline/lock`: the system releases it when the process ends, however
-    it ends and whatever it has forked. Raises ConfigError if another process holds it, if
-    nothing can be written, or if the file system has no locks.
+    The lock is an flock on `labels.redline/lock`: the system releases it when the process ends,
+    however that happens, even if forked children live on. Raises ConfigError if another process
+    holds the lock, if nothing can be written, or if the file system does not support locks.
     """
 
     def __init__(self, output: Output) -> None:
@@ -75,7 +75,7 @@ class OutputLock:
             os.ftruncate(self._file.fd, 0)
             os.pwrite(self._file.fd, name.encode(), 0)
         except OSError:
-            # The name only serves another process's message; a full disk is reported later.
+            # The name is only for another process's error message; a full disk is reported later.
             return
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""The settings behind the results, so that a resumed run cannot silently mix results of others."""
+"""Stores the settings behind the results, so that a resume with different settings is refused."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from redline.process import clipped, write_file
 from redline.store import local_path, url_of
 
 _LONGEST_SHOWN = 60
-# Names that lead to another file in each process.
+# Paths that mean a different file in each process.
 _OF_A_PROCESS = ("/dev/fd/", "/dev/stdin", "/proc/")
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """The contents of manifest.json. `settings`: all that decide an answer; never a key.
+    """The contents of manifest.json.
 
-    rows: the number of rows of the input, once a run has read it to its end. input: its path or
-    URL, for `verify`; empty if it has none under which it can be read again. others: paths and URLs
-    of other inputs of earlier runs.
+    settings: all settings that can change an answer; never an API key. rows: the number of rows in
+    the input; None until a run has read all of them. input: the input's path or URL, for `verify`;
+    empty if it cannot be read again. others: paths and URLs of other inputs of earlier runs. begun:
+    the UTC time when the output was begun, in ISO 8601.
     """
 
     v: int = 1
@@ -42,17 +43,17 @@ def path_of(output: Output) -> Path:
 
 
 def make(rows: object, settings: dict[str, Any]) -> Manifest:
-    """Makes the manifest of a new run over `rows`. settings: empty ones are left out.
+    """Makes the manifest of a new run over `rows`; empty `settings` are left out.
 
     Raises ConfigError for a setting that is not UTF-8.
     """
     path = ""
     url = url_of(rows)
     if url is not None:
-        # A signature or a password is not stored; `verify` then needs the input stated again.
+        # A URL with a signature or a password is not stored: `verify` must then be given the input.
         path = url.text if url.text == url.name else ""
     elif isinstance(rows, (str, os.PathLike)) and _is_lasting(rows):
-        # A file's name may not be UTF-8; it can be shown, but `verify` needs it stated again.
+        # If a file's name is not UTF-8, it can be shown, but `verify` must be given the input.
         path = os.fsencode(os.path.abspath(local_path(rows))).decode("utf-8", "replace")
     kept: dict[str, Any] = {}
     for name, value in settings.items():
@@ -61,15 +62,15 @@ def make(rows: object, settings: dict[str, Any]) -> Manifest:
         except UnicodeEncodeError as error:
             raise ConfigError(f"{name} is not UTF-8", hint="write it in UTF-8") from error
         if value:
-            # In the form in which it is loaded again: JSON has no tuples, and only text as keys.
+            # Stored as it will be loaded: JSON has no tuples, and its keys are strings.
             kept[name] = msgspec.json.decode(data)
     return Manifest(input=path, settings=kept)
 
 
 def _is_lasting(rows: str | os.PathLike[str]) -> bool:
-    """Whether the name leads to a file or a folder, and to the same one in other processes.
+    """Whether the path is a file or a folder, and the same one in other processes.
 
-    A pipe has other content each time, as /dev/fd/63 of a shell's `<(...)`.
+    A pipe such as /dev/fd/63, from a shell's `<(...)`, has different content each time.
     """
     if os.fspath(rows) == "-":
         return False
@@ -79,7 +80,7 @@ def _is_lasting(rows: str | os.PathLike[str]) -> bool:
 
 
 def load(output: Output) -> Manifest | None:
-    """Reads the manifest; None if there is none. Raises JournalError for a damaged one."""
+    """Reads the manifest; returns None if there is none. Raises JournalError if it is damaged."""
     try:
         data = path_of(output).read_bytes()
     except FileNotFoundError:
@@ -102,7 +103,7 @@ def save(output: Output, manifest: Manifest) -> None:
 
 
 def other_inputs(old: Manifest, now: str) -> list[str]:
-    """Returns the inputs of earlier runs other than `now`; "" for one without a path.
+    """Returns the inputs of earlier runs except `now`; an input without a path is "".
 
     A file that no longer exists is left out: it was renamed, or its folder was moved.
     """
@@ -120,7 +121,7 @@ def _is_there(place: str, now: str) -> bool:
 
 
 def check(old: Manifest, new: Manifest, output: Output) -> None:
-    """Raises ConfigError that lists the settings changed since the output was begun, if any."""
+    """Raises ConfigError, with a list, if settings have changed since the output was begun."""
     changed = sorted(
         name
         for name in old.settings.keys() | new.settings.keys()

@@ -1,4 +1,4 @@
-"""The output: the place of results, the contents of a line, and the names of the files beside it.
+"""Describes an output: where the results are, what a line contains, and the files beside it.
 
   results        failures                state
   labels.jsonl   labels.failed.jsonl     labels.redline/
@@ -34,12 +34,12 @@ class Names(NamedTuple):
 
 
 def stem_of(results: str) -> str:
-    """Returns the name without its .jsonl; `.jsonl` itself is a name like any other."""
+    """Returns the name without its suffix .jsonl; a file called `.jsonl` keeps its whole name."""
     return results.removesuffix(_JSONL) or results
 
 
 def names_of(results: str, *, are_old: bool = False) -> Names:
-    """Returns the names beside the results file of this name. are_old: those of redline 0.1."""
+    """Returns the names beside a results file. are_old: the names that redline 0.1 used."""
     stem = stem_of(results)
     if are_old or stem != results:
         return Names(f"{stem}.failed.jsonl", f"{stem}.redline")
@@ -54,7 +54,7 @@ def is_state(folder: Path) -> bool:
 def has_old_names(results: str, exists: Callable[[str], bool]) -> bool:
     """Whether redline 0.1 wrote this output, under names that now belong to `results`.jsonl.
 
-    exists: returns whether a name exists beside the results.
+    exists: returns whether a file or folder of this name exists beside the results.
     """
     old, new = names_of(results, are_old=True), names_of(results)
     if old == new or exists(new.state):
@@ -70,11 +70,11 @@ def has_old_files(path: Path) -> bool:
 class Output(msgspec.Struct, frozen=True, kw_only=True):
     """The place of results, and the contents of a line.
 
-    path: the results file; failures and the run's state go beside it. shown: the path for people,
-    if it is another one. url: the object that the results file becomes when the run ends; `path` is
-    then its copy on this machine. has_old_names: the files beside it have the names of redline 0.1,
-    see above. ordered: the finished file is in input order. keep_input: each line repeats its row.
-    raw: each line contains the whole reply.
+    path: the results file; failures and the run's state go beside it. shown: the path as people
+    should see it; "" if that is `path`. url: the object that the results file becomes when the run
+    ends; `path` is then its local copy. has_old_names: whether the files beside it have the names
+    of redline 0.1, see above. format: one of FORMATS. ordered: the finished file is in input order.
+    keep_input: each line repeats its row. raw: each line contains the whole reply.
     """
 
     path: Path
@@ -100,7 +100,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
         return cls(path=path, url=url, has_old_names=has_old_files(path), **fields)
 
     def anchored(self) -> Output:
-        """Returns the same output with an absolute path, because the working folder may change.
+        """Returns the same output with an absolute path, for when the working folder may change.
 
         Raises ConfigError if there is no working folder.
         """
@@ -120,7 +120,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed_name(self) -> str:
-        """The name for people of the failures beside it."""
+        """The name of the failures file for people: a URL without secrets, or a path."""
         name = self._names.failed
         if self.url is not None:
             return self.url.beside(name).name

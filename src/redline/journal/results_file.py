@@ -1,4 +1,4 @@
-"""One append-only file of sealed lines: it is read, repaired after a crash, written and synced."""
+"""Reads, repairs after a crash, writes and syncs one append-only file of lines with checksums."""
 
 from __future__ import annotations
 
@@ -30,21 +30,24 @@ from redline.process import (
 
 _BLOCK_BYTES = 1 << 20
 _ZERO = b"\0"
-# Bytes of a line's end, which contains its checksum: enough to recognize it.
+# How many bytes of a line's end are compared: they contain the line's checksum.
 _TAIL_BYTES = 32
 
 
 class ResultsLost(JournalError):
-    """A file of results was removed, moved, replaced or cut while lines were written to it.
+    """A results file was removed, moved, replaced or truncated while lines were written to it.
 
-    saved: where its lines are now, in words; empty until `ResultsFile.rescue` has looked.
+    saved: says where its lines are now; "" until `ResultsFile.rescue` has found them.
     """
 
     saved = ""
 
 
 class _Group(NamedTuple):
-    """Lines that are read back together. seam: the bytes before them; tail: their last bytes."""
+    """Lines that are read back together.
+
+    begin, end: their byte offsets. seam: the last bytes before them. tail: their own last bytes.
+    """
 
     begin: int
     end: int
@@ -55,21 +58,21 @@ class _Group(NamedTuple):
 class ResultsFile:
     """A file of results or failures. One writer at a time; `sync` and `check` may run beside it.
 
-    Opening reads every line once: `on_found` gets all that are sound, in order. All that was read
-    is then synced, because a process that died may have written it without a sync.
-    Damage that a sudden death leaves behind is repaired: a torn last line is cut off, and lines
-    whose bytes a power loss has turned into zeros are moved to a file beside this one, such as
-    labels.damaged-1.jsonl. Any other damaged line raises JournalError, because something else has
-    written to the file; so does a file that another redline writes to.
+    The constructor reads every line once: `on_found` gets all sound lines, in order. The file is
+    then synced, because a process that died may have written lines without a sync.
+    The damage that a crash leaves is repaired: a torn last line is cut off, and lines whose bytes
+    a power loss has turned into zeros are moved to a file beside this one, such as
+    labels.damaged-1.jsonl. Any other damaged line raises JournalError, because another program has
+    written to the file; so does a file that another redline process is writing to.
 
-    size_bytes: of the lines in it. write_s: seconds that its writes have taken, which the caller of
-    `flush` has waited for.
+    size_bytes: the size of the lines in the file. write_s: the total time of the writes in seconds,
+    for which the callers of `flush` have waited.
     """
 
     def __init__(self, path: Path, on_found: Callable[[Stretch], None]) -> None:
         self.path = path
         self._pending: list[bytes] = []
-        # Takes one whole line, which `flush` writes. Not a method, since it is called for each row.
+        # Takes one whole line, which `flush` writes. No method, for speed: it is called per row.
         self.add = self._pending.append
         self.size_bytes = 0
         self.write_s = 0.0
@@ -80,7 +83,7 @@ class ResultsFile:
         try:
             lost = self._load(on_found)
             with telling(path):
-                # The working folder may change later.
+                # Absolute, because the working folder may change later.
                 self._place = os.path.abspath(path)
                 self._mend(lost)
                 self._go_to_end()
@@ -89,10 +92,10 @@ class ResultsFile:
             raise
 
     def flush(self) -> None:
-        """Appends the lines taken. They survive a crash of the process, not yet of the machine.
+        """Writes the lines taken. They then survive a crash of the process, but not of the machine.
 
-        Raises JournalError, with the file cut back to its last whole line, if the disk is full
-        or broken.
+        If the disk is full or broken, cuts the file back to its last whole line and raises
+        JournalError.
         """
         pending = self._pending
         if not pending:
@@ -113,7 +116,7 @@ class ResultsFile:
         self._tail = lines[-_TAIL_BYTES:]
 
     def end_group(self) -> None:
-        """Ends the group of lines that `check` reads back: all that is flushed belongs to it."""
+        """Ends the group of lines that `check` reads back: all flushed since the last group."""
         last = self._group
         if self.size_bytes > last.end:
             self._group = _Group(last.end, self.size_bytes, last.tail, self._tail)
@@ -121,9 +124,9 @@ class ResultsFile:
     def check(self) -> None:
         """Reads the last group back from the file with this name. May be called in any thread.
 
-        Lines are written at their own offsets even if the file was truncated, so missing parts
-        read as zeros, which JSON never contains.
-        Raises ResultsLost if the file is another one, or lacks something of the group.
+        If the file was truncated, later lines are still written at their own offsets, so missing
+        parts read as zeros, which JSON never contains. Raises ResultsLost if the name leads to
+        another file, or if a part of the group is missing.
         """
         group = self._group
         with telling(self.path):
@@ -142,9 +145,9 @@ class ResultsFile:
             )
 
     def check_end(self) -> None:
-        """Checks as `check` does, and that the group is sound and ends the file.
+        """Checks as `check` does, and also that the group is sound and that the file ends with it.
 
-        No writer may be left. Raises ResultsLost.
+        Call it once nothing writes to the file any more. Raises ResultsLost.
         """
         self.check()
         group = self._group
@@ -155,9 +158,10 @@ class ResultsFile:
                 raise ResultsLost(f"{self.path} was changed by another program")
 
     def rescue(self, error: ResultsLost) -> None:
-        """Gives the lines a name again if they have none; states where they are in `error`. Blocks.
+        """Saves the lines under a name if they have none; adds to `error` where they are. Blocks.
 
-        No writer may be left. A file that has taken the name is left alone. Raises JournalError.
+        Call it once nothing writes to the file any more. Another file that now has the name is not
+        touched. Raises JournalError.
         """
         place, moved = Path(self._place), self._moved_to()
         again = "run the same command again: it continues"
@@ -197,7 +201,7 @@ class ResultsFile:
             return False
 
     def _moved_to(self) -> Path | None:
-        """Returns the current name of the open file; None if it has none or it is unknown."""
+        """Returns the current path of the open file; None if it has none or the path is unknown."""
         try:
             name = os.readlink(f"/proc/self/fd/{self._fd}")
             is_it = os.path.samestat(os.stat(name), os.fstat(self._fd))
@@ -214,7 +218,7 @@ class ResultsFile:
 
     def sync(self) -> None:
         """Makes all lines written so far durable. Blocks; may run beside `flush`, in a thread."""
-        # Before the call: a line written meanwhile may or may not be covered by it.
+        # Read before the call: a line written during the fsync may not be covered by it.
         size_bytes = self.size_bytes
         if size_bytes == self._synced_bytes:
             return
@@ -227,10 +231,10 @@ class ResultsFile:
     def drop(
         self, keys: Container[int], keeps_last: Callable[[int], bool], aside: Path
     ) -> Path | None:
-        """Moves the lines of these rows out, except a row's last one if it is to be kept.
+        """Moves the lines of these rows out, except the last line of a row if `keeps_last(key)`.
 
-        They go to labels.outdated-1.jsonl beside `aside`, or the first such name that is free.
-        Returns that file; None if there are no such lines. Blocks. Raises JournalError.
+        The lines go to labels.outdated-1.jsonl beside `aside`, or the first such name that is free.
+        Returns the path of that file; None if there are no such lines. Blocks. Raises JournalError.
         """
         self.flush()
         lines: dict[int, list[tuple[int, int]]] = {}
@@ -251,7 +255,7 @@ class ResultsFile:
         return moved
 
     def close(self) -> None:
-        """Closes the file. A later write fails: another file may get the same descriptor."""
+        """Closes the file. Later writes fail: another file may get the same descriptor."""
         self._fd = -1
         self._close()
 
@@ -265,13 +269,12 @@ class ResultsFile:
         """Moves to the end, where lines are written and the first group begins."""
         os.lseek(self._fd, self.size_bytes, os.SEEK_SET)
         seam = os.pread(self._fd, _TAIL_BYTES, max(0, self.size_bytes - _TAIL_BYTES))
-        # Of the group to be checked: where it begins and ends, the bytes that it follows, and its
-        # own last ones.
+        # An empty group: the next one begins here, after these last bytes.
         self._group = _Group(self.size_bytes, self.size_bytes, seam, seam)
 
     def _own(self, file: LockedFile) -> None:
         self._fd = file.fd
-        # If an error keeps the owner from closing it, its lock must not last longer than it.
+        # If an error keeps this object from being closed, its lock must still end with it.
         self._close = weakref.finalize(self, file.close)
 
     def _cut_back(self) -> None:
@@ -283,9 +286,9 @@ class ResultsFile:
             return
 
     def _load(self, on_found: Callable[[Stretch], None]) -> array[int]:
-        """Reads all lines; returns begins and ends of those that a power loss has damaged.
+        """Reads all lines; returns the bounds (begin, end, ...) of lines a power loss has damaged.
 
-        Sets the size up to the last whole line.
+        Sets `size_bytes` to the end of the last sound line.
         """
         lost = array("Q")
         number = 0
@@ -299,7 +302,7 @@ class ResultsFile:
             if not line.endswith(b"\n") and is_torn(line):
                 if lost:
                     lost.extend((begin, stretch.end))
-            # JSON never contains a zero byte: a block that was not written reads as zeros.
+            # JSON never contains a zero byte, but a block that was never written reads as zeros.
             elif _ZERO in line and (begin or is_torn(line) or line.startswith(_ZERO)):
                 lost.extend((begin, stretch.end))
             else:
@@ -313,25 +316,26 @@ class ResultsFile:
         return lost
 
     def _mend(self, lost: array[int]) -> None:
-        """Repairs the file to whole lines, all of them durable, of `size_bytes` in total."""
+        """Removes damaged lines, so that the file is `size_bytes` of whole lines, all durable."""
         has_torn_tail = self.size_bytes < os.fstat(self._fd).st_size
         if lost:
             take_out(self.path, self._fd, lost)
             self._reopen()
         elif has_torn_tail:
             os.ftruncate(self._fd, self.size_bytes)
-        # A process may have died after it wrote lines, or made, renamed or removed files, before
-        # that was durable. Nor may the tail that was cut reappear after new lines.
+        # A process may have died when lines that it wrote, or files that it created, renamed or
+        # removed, were not durable yet. Nor may the tail that was cut reappear after new lines.
         self.sync()
         sync_name(self.path)
 
 
 def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None) -> Path:
-    """Moves bytes of `path` to a new file, `aside` or labels.damaged-1.jsonl, and returns it.
+    """Moves bytes of `path` to a new file, and returns the path of the new file.
 
-    A crash leaves the old file or the new one, and loses no byte. fd: of `path`; it continues
-    to read the old file. bounds: begin, end, begin, ... Raises JournalError, with nothing
-    changed unless only the last sync has failed.
+    A crash leaves the old file or the shortened one, and loses no byte. fd: a descriptor of `path`;
+    it still reads the old file afterwards. bounds: offsets begin, end, begin, end, ... aside: the
+    path of the new file; None for the first free name like labels.damaged-1.jsonl. Raises
+    JournalError; nothing has then changed, unless only the last sync failed.
     """
     aside = aside or free_name(path, "damaged")
     kept = array("Q", [0, *bounds, os.fstat(fd).st_size])
@@ -339,8 +343,8 @@ def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None)
     try:
         replace_file(path, copier(fd, kept))
     except JournalError:
-        # On a full disk, the next attempt needs its room. But if the new file is in place, the
-        # lines are nowhere else.
+        # On a full disk, the next attempt needs the room that this copy takes. But if `path` is
+        # already the new file, the lines are nowhere else.
         if _is_at(path, fd):
             aside.unlink(missing_ok=True)
         raise
@@ -348,7 +352,7 @@ def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None)
 
 
 def _is_at(path: Path, fd: int) -> bool:
-    """Whether the open file is known to be the one at `path`."""
+    """Whether the open file is certainly the one at `path`."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(fd))
     except OSError:
@@ -356,7 +360,10 @@ def _is_at(path: Path, fd: int) -> bool:
 
 
 def copier(fd: int, bounds: array[int]) -> Callable[[int], None]:
-    """Returns a function that copies these bytes of `fd`, and its mode. bounds: begin, end, ..."""
+    """Returns a function that copies bytes of `fd`, and its mode, to a new descriptor.
+
+    bounds: the offsets of these bytes: begin, end, begin, end, ...
+    """
 
     def write(new_fd: int) -> None:
         copy_mode(fd, new_fd)

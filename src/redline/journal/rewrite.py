@@ -1,7 +1,7 @@
-"""Rewrites of whole finished files: dropping resolved failures, putting results in order.
+"""Rewrites whole finished files: drops resolved failures, puts results in order.
 
-Each writes a new file beside the old one and renames it, so that a crash at any moment leaves one
-of the two.
+Each function writes a new file beside the old one and renames it, so a crash at any moment leaves
+either the old or the new file.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from redline.process import (
 
 
 def drop_mended(path: Path, has_succeeded: Callable[[int], bool]) -> int:
-    """Drops failures in `path` that have succeeded since, and all but each row's last one.
+    """Drops from `path` the rows that have succeeded since, and all but each row's last failure.
 
-    Returns the number left; removes the file if there are none, and does not rewrite it if nothing
-    is to be dropped. The caller holds the output's lock. Raises JournalError.
+    Returns the number of lines left. Removes the file if no line is left, and does not rewrite it
+    if none is dropped. The caller holds the output's lock. Raises JournalError.
     """
     last: dict[int, int] = {}  # the number of each row's last line in the file
     ends = array("Q", [0])
@@ -47,10 +47,11 @@ def drop_mended(path: Path, has_succeeded: Callable[[int], bool]) -> int:
 
 
 def set_aside(path: Path, is_gone: Callable[[int], bool], aside: Path) -> None:
-    """Moves the lines of rows that are gone to the first free `labels.outdated-1.jsonl`.
+    """Moves the lines of rows that are gone to the first free `labels.outdated-N.jsonl`.
 
-    is_gone: called with a row's key. aside: the path from which that name is made. Removes `path`
-    if no line is left. The caller holds the output's lock. Raises JournalError.
+    is_gone: called with a row's key. aside: the path from which that name is made, such as
+    labels.jsonl. Removes `path` if no line is left. The caller holds the output's lock. Raises
+    JournalError.
     """
     bounds, kept = array("Q"), 0
     with closing(open_alone(path, os.O_RDONLY)) as file:
@@ -65,14 +66,14 @@ def set_aside(path: Path, is_gone: Callable[[int], bool], aside: Path) -> None:
 
 
 def set_all_aside(path: Path, aside: Path) -> None:
-    """Moves all lines to the first free `labels.outdated-1.jsonl`, and removes `path`.
+    """Moves all lines to the first free `labels.outdated-N.jsonl`, and removes `path`.
 
-    aside: the path from which that name is made. The caller holds the output's lock. Raises
-    JournalError.
+    aside: the path from which that name is made, such as labels.jsonl. Does nothing if `path` does
+    not exist. The caller holds the output's lock. Raises JournalError.
     """
     if not path.exists():
         return
-    # Copied rather than renamed: either place may be a link to another disk.
+    # Copied rather than renamed: either path may lead to another disk.
     with closing(open_alone(path, os.O_RDONLY)) as file:
         size_bytes = os.fstat(file.fd).st_size
         if size_bytes:
@@ -82,10 +83,11 @@ def set_all_aside(path: Path, aside: Path) -> None:
 
 
 def put_in_order(path: Path, keys: array[int]) -> None:
-    """Sorts the lines of `path` by the input's `keys`; lines of rows not in the input come last.
+    """Sorts the lines of `path` into the order of `keys`; lines of other rows come last.
 
-    The lines' own row numbers are not used: rows added to the input since may have shifted them.
-    Takes about 220 bytes of memory per row. Raises JournalError.
+    keys: the keys of the input's rows, in input order. The row numbers in the lines are not used:
+    rows added to the input since may have shifted them. Takes about 220 bytes of memory per row.
+    Raises JournalError.
     """
     places = {key: place for place, key in enumerate(keys)}
     rows, ends = array("Q"), array("Q", [0])
@@ -101,7 +103,7 @@ def put_in_order(path: Path, keys: array[int]) -> None:
 
 
 def _keep(path: Path, fd: int, bounds: Iterable[Iterable[int]]) -> None:
-    """Replaces `path` by these lines of `fd`, in this order. bounds: where each begins and ends."""
+    """Replaces `path` with lines of `fd`, in this order. bounds: (begin, end) of each line."""
     replace_file(path, copier(fd, array("Q", chain.from_iterable(bounds))))
 
 

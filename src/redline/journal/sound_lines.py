@@ -1,9 +1,9 @@
-"""Reading back the lines of a results file: which are sound, and to which rows they belong.
+"""Reads back the lines of a results file: which are sound, and to which rows they belong.
 
-There are two ways to the same answer. `_keys_of` checks all lines of a block at once, in half the
-time, and returns None unless each of them is sound and of the common form. If one is not, `_key_of`
-checks each line by itself. A line is also sound if it ends with CRLF, to which git or an editor may
-change it.
+Lines are checked in two ways, with the same result. `_keys_of` checks all lines of a block at once,
+in half the time, and returns None unless each line is sound and of the common form. If it returns
+None, `_key_of` checks each line by itself. A line that ends with CRLF is sound too: git or an
+editor may have changed its newline.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ T = TypeVar("T")
 # Small enough for the lines of a block to stay in the processor's cache while they are checked.
 _BLOCK_BYTES = 1 << 18
 
-# What the lines of line_writer, those of failure_writer and the batch format begin with.
+# The beginnings of lines: of `line_writer` and `failure_writer`, and in the batch format.
 _BEGINNINGS = (b'{"v":', b'{"id":"redline_')
-# In this version, both have the key at the same place, so that nothing after it need be parsed.
+# In this version, both formats have the key at the same offset, so nothing need be parsed.
 _KEYED = (b'{"v":%d,"hash":"' % VERSION, b'{"id":"redline_')
 _KEY_FROM, _KEY_TO = len(_KEYED[0]), len(_KEYED[0]) + 16
 _TAIL, _TAIL_END = b',"crc":"', b'"}\n'
 _TAIL_BYTES = len(_TAIL) + 8 + len(_TAIL_END)
 _MOST_KEY = 2**64 - 1
-# Before the checksum of a named row's line.
+# These enclose the mark, which comes before the checksum in a named row's line.
 _MARK, _MARK_END = b',"row_hash":"', b'"'
 _MARK_BYTES = len(_MARK) + 8 + len(_MARK_END)
 _INPUT, _NAMELESS = b',"input":{', b'"custom_id":null'
@@ -59,11 +59,11 @@ _TOLD, _ASKED = msgspec.json.Decoder(_Told), msgspec.json.Decoder(_Asked)
 
 
 class Stretch(msgspec.Struct):
-    """Lines that follow one another: all of them sound, or a single one that is not.
+    """Consecutive lines of a file: all of them sound, or a single one that is not.
 
-    begin, end: byte offsets in the file. share: the share of the file up to their end, above 0 and
-    at most 1. lines: with their newlines, which the file's last may lack. keys: those of the lines'
-    rows, as in `identity`; none if the line is not sound.
+    begin, end: byte offsets in the file. share: the share of the file up to `end`, above 0, at most
+    1. lines: with their newlines, which the last line of the file may lack. keys: the keys of the
+    lines' rows, as in `identity`; empty if the line is not sound.
     """
 
     begin: int
@@ -77,17 +77,17 @@ class Stretch(msgspec.Struct):
         return accumulate(map(len, self.lines), initial=self.begin)
 
     def bounds(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yields the key of each line, and where the line begins and ends; nothing if not sound."""
+        """Yields each line's key and its (begin, end) offsets; nothing if the line is not sound."""
         return zip(self.keys, pairwise(self.offsets()), strict=False)
 
     def row(self, place: int) -> int:
-        """Returns the row number in the line at this place."""
+        """Returns the row number in the line at this index."""
         return _TOLD.decode(self.lines[place]).row
 
     def marks(self) -> Sequence[int]:
         """Returns for each key the mark of the row's content, as in `identity`; 0 if unknown.
 
-        Lines without one are of unnamed rows, or older than marks.
+        Lines of unnamed rows have no mark, and neither have lines of older versions of redline.
         """
         if not self.keys:
             return []
@@ -97,7 +97,7 @@ class Stretch(msgspec.Struct):
 
 
 def read_stretches(fd: int, start: int = 0) -> Iterator[Stretch]:
-    """Yields all lines of a file, in order; holds about one block, or one line, in memory.
+    """Yields all lines of a file, in order; holds about one block, or one long line, in memory.
 
     start: the offset of the first line to read.
     """
@@ -117,19 +117,19 @@ def read_stretches(fd: int, start: int = 0) -> Iterator[Stretch]:
 
 
 def is_torn(data: bytes) -> bool:
-    """Whether a crash during the write of a line can have left this: its beginning, or zeros."""
+    """Whether a crash while a line was written can have left this data: its beginning, or zeros."""
     begins = any(data.startswith(text) or text.startswith(data) for text in _BEGINNINGS)
     return begins or not data.strip(b"\0")
 
 
 def _blocks(fd: int, start: int) -> Iterator[tuple[int, int, list[bytes]]]:
-    """Yields the begin, the end and the lines that end in one block."""
-    # The pieces of a line that continues in the next block: joined once, however long it gets.
+    """Yields, per block, the lines that end in it, after their begin and end offsets."""
+    # The pieces of a line that continues in the next block, joined only once the line is complete.
     pieces: list[bytes] = []
     begin = at = start
     while block := os.pread(fd, _BLOCK_BYTES, at):
         at += len(block)
-        # Five times as fast as bytes.split, which checks one byte after the other.
+        # Five times as fast as bytes.split, which checks byte by byte.
         lines = list(BytesIO(block))
         rest = b"" if block.endswith(b"\n") else lines.pop()
         if lines:
@@ -146,7 +146,8 @@ def _blocks(fd: int, start: int) -> Iterator[tuple[int, int, list[bytes]]]:
 def _key_of(line: bytes) -> int | None:
     """Returns the key of the line's row; None if the line is not sound.
 
-    Its checksum is wrong, its end is missing, or it is nested too deeply to be read.
+    A line is not sound if its checksum is wrong, its end is missing, or its JSON cannot be read,
+    for example because it is nested too deeply.
     """
     line = _as_written(line)
     body, tail = line[:-_TAIL_BYTES], line[-_TAIL_BYTES:]
@@ -167,7 +168,7 @@ def _as_written(line: bytes) -> bytes:
 
 
 def _mark_of(line: bytes) -> int:
-    """Returns the mark in the line, or that of the row that the line repeats; otherwise 0."""
+    """Returns the mark in the line, or the mark of the `input` in the line; 0 if it has neither."""
     end = _as_written(line)[-_TAIL_BYTES - _MARK_BYTES : -_TAIL_BYTES]
     if end.startswith(_MARK) and end.endswith(_MARK_END):
         try:
@@ -183,7 +184,7 @@ def _mark_of(line: bytes) -> int:
 
 
 def _keys_of(lines: list[bytes]) -> array[int] | None:
-    """Returns the lines' keys; None if a line may not be sound or begins in another way."""
+    """Returns the lines' keys; None if any line begins differently or may not be sound."""
     beginning = lines[0][:_KEY_FROM]
     if beginning not in _KEYED:
         return None
@@ -193,14 +194,14 @@ def _keys_of(lines: list[bytes]) -> array[int] | None:
     keys, told = _numbers("Q", names), _numbers("I", sums)
     if keys is None or told is None or sums is None or sums != sums.lower():
         return None
-    # The CRC of a whole line equals the stated CRC of its body continued over its tail: so no line
-    # is copied to remove its tail.
+    # A line is sound if its CRC equals the CRC stated in it, continued over its tail. Compared this
+    # way, no line is copied to remove its tail.
     is_sound = list(map(crc32, lines)) == list(map(crc32, tails, told))
     return keys if is_sound else None
 
 
 def _numbers(kind: Literal["I", "Q"], digits: bytes | None) -> array[int] | None:
-    """Reads hex digits as numbers of 32 or 64 bits; None if they are none."""
+    """Reads hex digits as numbers of 32 (I) or 64 bits (Q); None if any is not a hex digit."""
     if digits is None:
         return None
     try:
@@ -213,18 +214,18 @@ def _numbers(kind: Literal["I", "Q"], digits: bytes | None) -> array[int] | None
 
 
 def _between(before: bytes, parts: list[bytes], after: bytes) -> bytes | None:
-    """Joins what is between `before` and `after` in the parts; None if a part lacks these."""
+    """Joins what is between `before` and `after` in each part; None if a part lacks either."""
     inner = [part[len(before) : -len(after)] for part in parts]
     is_so = before + (after + before).join(inner) + after == b"".join(parts)
     return b"".join(inner) if is_so else None
 
 
 def read_results(path: Path, kind: type[T], *, is_optional: bool = False) -> Iterator[T]:
-    """Yields each line as a `kind`. A torn last line is left out: its row is not done yet.
+    """Yields each line decoded as a `kind`; skips a torn last line, whose row is not done yet.
 
-    is_optional: a file that does not exist has no lines. Raises JournalError for a line that is
+    is_optional: treat a file that does not exist as empty. Raises JournalError for a line that is
     damaged or nested too deeply and for a file that cannot be read, msgspec.ValidationError for a
-    line of another kind.
+    line that is not a `kind`.
     """
     if is_optional and not path.exists():
         return
@@ -250,9 +251,9 @@ def read_results(path: Path, kind: type[T], *, is_optional: bool = False) -> Ite
 
 
 def read_keys(path: Path) -> KeySet:
-    """Reads the keys of the file's lines, with the marks of their last lines.
+    """Reads the keys of the file's lines; the mark of a key is the one in its last line.
 
-    Returns an empty set if there is no file. Raises JournalError for one that cannot be read.
+    Returns an empty set if there is no file. Raises JournalError if the file cannot be read.
     """
     keys = KeySet()
     if path.exists():
@@ -264,14 +265,14 @@ def read_keys(path: Path) -> KeySet:
 
 
 def has_sound_line(path: Path) -> bool:
-    """Whether any line of the file is redline's. Raises JournalError if it cannot be read."""
+    """Whether the file has any sound line. Raises JournalError if the file cannot be read."""
     with opened_lines(path) as fd:
         return any(stretch.keys for stretch in read_stretches(fd))
 
 
 @contextmanager
 def opened_lines(path: Path) -> Iterator[int]:
-    """Opens the file for reading, as a descriptor, while entered. Raises JournalError."""
+    """Opens the file for reading as a descriptor, inside a `with`. Raises JournalError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

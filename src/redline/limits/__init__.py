@@ -1,4 +1,4 @@
-"""Rate limits and concurrency: decided in plain functions, waited for at the edge."""
+"""Keeps to rate limits and concurrency: pure functions decide, and only the outer layer waits."""
 
 from redline.limits.open import open_limiter
 from redline.limits.rule import (

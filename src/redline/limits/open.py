@@ -8,10 +8,10 @@ from redline.limits.wait import Limiter, RateLimiter
 
 
 def open_limiter(limits: Limits, name: str, clock: Clock) -> RateLimiter:
-    """A limiter of this process alone, or one shared with others if `Limits.share` says so.
+    """Returns a limiter for this process alone, or a shared one if `Limits.share` is set.
 
-    name: what is limited; processes that state the same name share its limits. Blocks for some
-    seconds at most if they are shared. Raises ConfigError if they cannot be.
+    name: what is limited; processes that pass the same name share its limits. If the limits are
+    shared, blocks for at most a few seconds. Raises ConfigError if they cannot be shared.
     """
     if not limits.share:
         return Limiter(limits, clock)

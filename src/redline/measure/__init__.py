@@ -1,4 +1,4 @@
-"""Throughput of anything that answers requests: loads, their figures, and the knee."""
+"""Measures the throughput of anything that answers requests: loads, their figures, the knee."""
 
 from redline.measure.callers import Answer, Caller, caller_of, takes_requests
 from redline.measure.figures import Figures

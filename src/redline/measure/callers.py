@@ -1,4 +1,4 @@
-"""A common interface for targets of a load: a backend, a client, or a user's function."""
+"""Gives the targets of a load one interface: a backend, a client, or a user's function."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from redline.errors import CallError, ConfigError, RateLimited, RedlineError
 from redline.process import DaemonThreads, RaisedStop, counted
 from redline.waist import is_backend
 
-# The least pause of a user after a failure, and after a 429.
+# The shortest pause of a simulated user after a failure, and after a 429.
 _FAILED_S, _LIMITED_S = 0.1, 1.0
 _FORM = "give a Backend, a Client, or a function of one request, async or plain"
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """The result of one call; its times are monotonic.
+    """The result of one call, with times in seconds of the monotonic clock.
 
-    weight: the number of requests in the call. sent_s: when it was written; None if it was not.
-    held_s: the wait for a slot and for the limits of this client. first_s: when the first chunk of
-    a stream arrived; texts_s: when each chunk with text did. kind, example: the kind and the text
-    of the error; empty for a success. error: the error, if it is one of redline's. input_tokens,
-    output_tokens: those of all requests in the call; None if they are unknown.
+    weight: the number of requests in the call. sent_s: when the call was written; None if it was
+    not. held_s: how long it waited for a slot and for this client's limits. first_s: when the first
+    chunk of a stream arrived. texts_s: when each chunk with text arrived. kind, example: the kind
+    and the text of the error; "" for a success. error: the error, if it is one of redline's.
+    input_tokens, output_tokens: of all requests in the call; None if unknown.
     """
 
     weight: int = 1
@@ -48,7 +48,7 @@ class Answer(msgspec.Struct, kw_only=True):
 
 
 class Caller(Protocol):
-    """A target that answers calls.
+    """Makes calls to the target of a load.
 
     label: the target's name in figures. takes: the most requests that one call takes.
     """
@@ -59,21 +59,21 @@ class Caller(Protocol):
     async def ask(self, requests: Sequence[Any]) -> Answer:
         """Makes one call with these requests, at most `takes`.
 
-        Raises ConfigError if one is not a request, and CancelledError.
+        Raises ConfigError if one of them is not a request, and CancelledError.
         """
 
     def pause_s(self, answer: Answer, now_s: float) -> float:
-        """Returns the pause of a user after a failure, in seconds; 0 or less for none."""
+        """Returns the pause of a user after a failure, in seconds; 0 or less for no pause."""
 
     def drop_unsent(self) -> None:
-        """Cancels calls that wait to be sent, as far as they are known."""
+        """Cancels the calls that are known to be waiting to be sent."""
 
     def close(self) -> None:
-        """Releases what the caller made for its calls."""
+        """Releases the resources that the caller created for its calls."""
 
 
 class _Stamps(Sink):
-    """A sink that records the times of chunks, not the chunks."""
+    """A sink that records when chunks arrive, and drops the chunks."""
 
     def __init__(self, clock: Clock) -> None:
         self._now_s = clock.now_s
@@ -89,7 +89,10 @@ class _Stamps(Sink):
 
 
 class BackendCaller:
-    """Calls a backend, whose owner closes it. is_streamed: ask for streams if its API has them."""
+    """Calls a backend, which its owner closes.
+
+    is_streamed: request streams if the request's API has them.
+    """
 
     takes = 1
 
@@ -99,7 +102,7 @@ class BackendCaller:
         self._is_streamed = is_streamed
         self._clock = clock
         self._calls: dict[asyncio.Task[Any], Call] = {}
-        # Whether the backend states when it sends a call.
+        # Whether the backend reports when it sends a call.
         self._has_stamps = False
 
     async def ask(self, requests: Sequence[Any]) -> Answer:
@@ -124,7 +127,7 @@ class BackendCaller:
     def pause_s(self, answer: Answer, now_s: float) -> float:
         """Returns the time for which the backend is parked, or a short pause if that is longer.
 
-        The pause keeps failing requests from flooding an endpoint.
+        The pause keeps users whose requests fail from flooding an endpoint.
         """
         least_s = _LIMITED_S if isinstance(answer.error, RateLimited) else _FAILED_S
         return max(least_s, self._backend.load(now_s).parked_until_s - now_s)
@@ -135,11 +138,11 @@ class BackendCaller:
                 task.cancel()
 
     def close(self) -> None:
-        """Does nothing: the backend is closed by its owner."""
+        """Does nothing: the backend's owner closes it."""
 
 
 def _request(given: Any) -> Request:
-    """Converts the body of a chat completion, or the text of its only message, to a Request.
+    """Returns a Request; makes it from the body of a chat completion, or from a user's message.
 
     Raises ConfigError for anything else.
     """
@@ -176,10 +179,10 @@ def _answered(outcome: Outcome) -> Answer:
 
 
 class FunctionCaller:
-    """Calls a user's function with one request, or with a list of at most `batch_size`.
+    """Calls a user's function with one request, or with a list of at most `batch_size` requests.
 
-    A function of lists returns one of the same length. A coroutine function is awaited, an async
-    generator's items are the pieces of a streamed answer, and a plain function runs in one of
+    A function of lists must return a list of the same length. A coroutine function is awaited. The
+    items of an async generator are the pieces of a streamed answer. A plain function runs in one of
     `threads` threads, and may return an awaitable or an async generator. Raises ConfigError for a
     plain generator.
     """
@@ -197,7 +200,7 @@ class FunctionCaller:
         self._function = function
         self._is_of_lists = batch_size is not None
         self._clock = clock
-        # A callable object is of the same kind as its `__call__`.
+        # A callable object is async if its `__call__` is.
         method = function if inspect.isroutine(function) else type(function).__call__
         if isinstance(function, partial):
             method = function.func
@@ -221,11 +224,11 @@ class FunctionCaller:
             # Something inside this call was cancelled, not the call itself.
             _fail(answer, error)
         except Exception as error:
-            # The row boundary: whatever the function raises is this call's failure.
+            # Anything that the user's function raises is a failure of this call alone.
             _fail(answer, error)
         if inspect.isgenerator(result):
             raise _never_run(f"{self.label} returns a generator")
-        # A function that never waits would otherwise block all other calls.
+        # Otherwise, a function that never waits would block all other calls.
         await asyncio.sleep(0)
         return answer
 
@@ -273,10 +276,10 @@ def _fail(answer: Answer, error: BaseException) -> None:
 
 
 def _read(answer: Answer, result: Any, *, is_of_lists: bool) -> None:
-    """Adds the tokens of a function's result.
+    """Adds the tokens of a function's result to the answer.
 
-    Raises ValueError if it should be a list and is not one of this length, and the error of a
-    failed Outcome in it.
+    Raises ValueError if the result should be a list, but is not a list of this length; raises the
+    error of a failed Outcome in the result.
     """
     if is_of_lists:
         if not isinstance(result, Sequence) or isinstance(result, str | bytes):
@@ -295,7 +298,10 @@ def _read(answer: Answer, result: Any, *, is_of_lists: bool) -> None:
 
 
 def _tokens(part: Any) -> tuple[int, int] | None:
-    """Returns the input and output tokens of a Reply, or of an answer with an OpenAI usage."""
+    """Returns the input and output tokens of a Reply, or of an answer with a `usage` like OpenAI's.
+
+    None for any other answer.
+    """
     if isinstance(part, Reply):
         return part.input_tokens or 0, part.output_tokens or 0
     usage = part.get("usage") if isinstance(part, Mapping) else getattr(part, "usage", None)
@@ -320,8 +326,8 @@ def caller_of(
 ) -> Caller:
     """Returns the caller for a user's handler. Raises ConfigError if it cannot be called.
 
-    batch_size: the function takes lists of at most this many requests; None if it takes one.
-    threads: those in which a plain function runs.
+    batch_size: the most requests in a list, for a function of lists; None for a function of one
+    request. threads: the number of threads in which a plain function runs.
     """
     if isinstance(handler, Client):
         handler = handler.backend

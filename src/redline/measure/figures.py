@@ -1,4 +1,4 @@
-"""The figures that a load has measured."""
+"""Defines the figures that a load measures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from redline.timeline import Quantiles
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
-    """Failed calls of one kind. kind: such as `rate_limited`, or the name of an exception."""
+    """The failed requests of one kind.
+
+    kind: an error's kind, such as `rate_limited`, or an exception's name. example: the text of one
+    of the errors.
+    """
 
     kind: str
     count: int
@@ -19,7 +23,10 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers that met the objectives. share: of all calls, including failed ones; 0 to 1."""
+    """The rate of answers that met the objectives.
+
+    share: their share of all scheduled requests, including failed ones, 0 to 1.
+    """
 
     objectives: str
     rate: Rate
@@ -27,12 +34,13 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The resources that the load took in this process.
+    """The resources that the load used in this process.
 
-    cpu: the share of a core that the event loop's thread used; process_cpu: that of all threads
-    together. loop_lag_s: the delay of the event loop, 99th percentile. late_s: the delay of calls
-    that did not wait for a place, 99th percentile; 0 for a closed loop. bottleneck: why the figures
-    are this client's and not the target's; empty if they are the target's.
+    cpu: the share of a core that the event loop's thread used; process_cpu: the share that all
+    threads used together. loop_lag_s: the delay of the event loop, 99th percentile. late_s: how
+    late calls were made, 99th percentile, without calls that had to wait for others to end; 0 for a
+    closed loop. bottleneck: why the figures show this client's performance rather than the
+    target's; "" if they show the target's.
     """
 
     cpu: float
@@ -45,22 +53,23 @@ class ClientUse(msgspec.Struct, frozen=True, kw_only=True):
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one load; docs/metrics.md has the formula and the source of each.
 
-    load: a description in words. concurrency: the most calls in flight. seconds: the measured
-    window, without the warm-up. scheduled: requests due in the window, which are the sum of
-    succeeded, failed, unsent (never made) and cut (ended by an interrupt). warm_up: requests before
-    the window.
+    load: a description in words. concurrency: the most calls in flight. seconds: the length of the
+    measured window, without the warm-up. scheduled: the requests due in the window: the sum of
+    succeeded, failed, unsent (never made) and cut (cancelled before their answer). warm_up: the
+    requests before the window.
 
     input_tokens_per_s, output_tokens_per_s, tokens_per_s: None if answers do not report their
-    usage; is_token_count_estimated: the chunks of some answers were counted instead, and their
-    input is unknown, so that tokens_per_s is that of the output. in_flight: the mean. latency: from
-    the scheduled time to the end of the answer; from_send: from the write of the request. ttft:
-    from the scheduled time to the first text; inter_token: between two pieces of text; tpot: the
-    time per token of an answer after the first. waited: for a place or a limit of this client.
-    batch_efficiency: the share of places that were taken, 0 to 1: of those in lists of requests,
-    otherwise of those for calls in flight; None for single requests on a schedule. gpu_utilization:
-    of this machine's GPUs, 0 to 1; None without NVML or a GPU. concurrent_users: the number that
-    the throughput supports, by Little's law. spent_usd: None if the price of an answer is unknown.
-    ended: why the load ended before its time; empty if it did not.
+    usage. is_token_count_estimated: the chunks of some answers were counted as tokens, and their
+    input is unknown, so tokens_per_s covers only the output. in_flight: the mean number of requests
+    in flight. latency: from the scheduled time to the end of the answer; from_send: from the write
+    of the request to the end of the answer. ttft: from the scheduled time to the first text.
+    inter_token: between two pieces of text. tpot: the time per token of an answer, after its first.
+    waited: the wait for a slot and for this client's limits. batch_efficiency: the used share of
+    the places in lists of requests, or, without lists, of the places for calls in flight, 0 to 1;
+    None for single requests on a schedule. gpu_utilization: the share of time in which this
+    machine's GPUs were busy, 0 to 1; None without NVML or a GPU. concurrent_users: the number of
+    users that the throughput supports, by Little's law. spent_usd: None if the price of an answer
+    is unknown. ended: why the load ended early; "" if it did not.
     """
 
     target: str

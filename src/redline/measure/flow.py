@@ -1,7 +1,7 @@
-"""Work over time: the amount within a window, and the rate with its confidence interval.
+"""Computes how much work falls within a window of time, and its rate with a confidence interval.
 
-A call counts in a window by the share of its time within it. So calls that begin or end outside do
-not blur the rate, even if calls are as long as the window and few.
+A call counts in a window with the share of its duration that lies within the window. So calls that
+begin or end outside do not distort the rate, even if there are only a few long calls.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 
 _SLICES = 2048
 _FIRST_WIDTH_S = 1e-4
-# A rate's interval is that of the means of these parts of the window (batch means: Law, Simulation
-# Modeling and Analysis, 5th ed. 2015, 9.5.3), which are to be longer than two calls, so that one
-# call lies in few of them.
+# The interval of a rate comes from the means of this many parts of the window (batch means: Law,
+# Simulation Modeling and Analysis, 5th ed. 2015, 9.5.3). A part must be longer than two calls, so
+# that each call lies in only a few parts.
 _MOST_BATCHES, _LEAST_BATCHES = 10, 5
 _CALLS_A_BATCH = 2.0
 # With fewer calls per part, the means of the parts are meaningless.
@@ -26,29 +26,29 @@ _T = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """A rate. error: half the width of its 95 % interval; None if the window is too short."""
+    """A rate per second. error: half the width of its 95 % interval; None if it is unknown."""
 
     per_s: float
     error: float | None = None
 
 
 class Flow:
-    """The amounts of calls in slices of time, each spread evenly over its call's duration.
+    """Adds up amounts in slices of time; a call's amount is spread evenly over its duration.
 
-    There are at most 2,048 slices up to the end of the latest call, and after 0.1 s at least 1,024,
-    for any number of calls and any length of time: slices are joined in pairs as time goes on.
-    Adding a call takes constant time, however long the call.
+    For any number of calls and any length of time, there are at most 2,048 slices up to the end of
+    the latest call, and from 0.1 s on at least 1,024: as time passes, slices are joined in pairs.
+    Adding a call takes constant time, however long the call is.
     """
 
     def __init__(self) -> None:
         self.width_s = _FIRST_WIDTH_S
-        # The amounts of calls in their first and last slices, and the difference of their amounts
-        # per whole slice from one slice to the next.
+        # Calls' amounts in their first and last slices, which they cover in part; and, for slices
+        # that calls cover whole, by how much the amount differs from the previous slice.
         self._edges = array("d", bytes(8 * _SLICES))
         self._steps = array("d", bytes(8 * (_SLICES + 1)))
 
     def add(self, begin_s: float, end_s: float, amount: float) -> None:
-        """Adds an amount between begin_s and end_s, in seconds since the start."""
+        """Adds an amount, spread evenly from begin_s to end_s, in seconds since the start."""
         while end_s >= self.width_s * _SLICES:
             self._join()
         width_s = self.width_s
@@ -69,7 +69,7 @@ class Flow:
         return [max(0.0, edge + whole) for edge, whole in sums]
 
     def _join(self) -> None:
-        """Joins slices in pairs. Calls are added after their end, so none extends further."""
+        """Joins slices in pairs. No call extends beyond them: a call is added after its end."""
         slices = self.slices()
         joined = [one + other for one, other in zip(slices[::2], slices[1::2], strict=True)]
         self.width_s *= 2
@@ -79,7 +79,7 @@ class Flow:
 
 def rate(flow: Flow, begin_s: float, end_s: float, call_s: float = 0.0) -> Rate:
     """Returns the rate from begin_s to end_s, rounded to slices. call_s: a call's mean duration."""
-    # Time after the latest call counts, up to the end of the window.
+    # Extends the slices to the end of the window, because time after the latest call counts too.
     flow.add(end_s, end_s, 0.0)
     slices, width_s = flow.slices(), flow.width_s
     first = min(round(begin_s / width_s), len(slices) - 1)

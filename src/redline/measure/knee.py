@@ -1,9 +1,9 @@
 """Finds the concurrency that is enough: the knee of throughput over calls in flight.
 
-The knee is the smallest level whose throughput is within 5 % of the best one. Beyond it throughput
-rises slowly and latency fast (Chiu and Jain, Analysis of the Increase and Decrease Algorithms for
-Congestion Avoidance in Computer Networks, 1989, figure 1). Differences below 5 % do not matter: an
-indifference zone (Bechhofer, A Single-Sample Multiple Decision Procedure, 1954).
+The knee is the smallest level whose throughput is within 5 % of the best throughput. Beyond it,
+throughput rises slowly and latency fast (Chiu and Jain, Analysis of the Increase and Decrease
+Algorithms for Congestion Avoidance in Computer Networks, 1989, figure 1). Differences below 5 % are
+an indifference zone (Bechhofer, A Single-Sample Multiple Decision Procedure, 1954).
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import msgspec
 from redline.measure.figures import Figures
 
 ENOUGH = 0.95
-# A level is useless if more than this share of its calls fails.
+# A sweep ends at a level at which more than this share of the calls fails.
 _MOST_FAILED = 0.5
 
 
 class Knee(msgspec.Struct, frozen=True, kw_only=True):
     """The knee: the smallest concurrency that is enough.
 
-    concurrency: that of the knee; best: the one with the highest throughput. share: the knee's
-    throughput as a share of the best. unsure: smaller levels that may be enough as well, given
-    their intervals. is_open: the knee is the highest level, so throughput may rise further.
+    concurrency: the concurrency at the knee. best: the concurrency with the highest throughput.
+    share: the knee's throughput divided by the highest. unsure: smaller concurrencies that may also
+    be enough, given their confidence intervals. is_open: whether the knee is the highest level of
+    several, so that throughput may rise further.
     """
 
     concurrency: int
@@ -46,8 +47,8 @@ def levels(most: int) -> Iterator[int]:
 def rises_no_more(measured: Sequence[Figures]) -> bool:
     """Returns whether throughput has stopped rising, or too many calls of the last level failed.
 
-    It has stopped if neither of the last two levels exceeds the best before them by 5 %; one such
-    level alone may be noise.
+    Throughput has stopped rising if neither of the last two levels exceeds the best earlier level
+    by 5 %; a single such level may be noise.
     """
     if not measured:
         return False
@@ -61,14 +62,14 @@ def rises_no_more(measured: Sequence[Figures]) -> bool:
 
 
 def knee_of(measured: Sequence[Figures]) -> Knee | None:
-    """Returns the knee of levels in ascending order; None if none has any throughput."""
+    """Returns the knee of these levels, which are in ascending order; None without throughput."""
     best = max(measured, key=lambda one: one.requests_per_s, default=None)
     if best is None or best.requests_per_s <= 0:
         return None
     enough = ENOUGH * best.requests_per_s
     at = next(at for at, one in enumerate(measured) if one.requests_per_s >= enough)
     found = measured[at]
-    # The lower bound of the best level, against the upper bounds of levels below the knee.
+    # Compare the upper bounds of the levels below the knee with the lower bound of the best level.
     least = ENOUGH * (best.requests_per_s - (best.requests.error or 0.0))
     unsure = tuple(
         one.concurrency

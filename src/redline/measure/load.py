@@ -1,4 +1,4 @@
-"""Makes the calls of one load, each when it is due or when the previous call has ended."""
+"""Makes the calls of one load, each when it is due, or when the user's previous call has ended."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from redline.measure.callers import Answer, Caller
 from redline.measure.resources import Watch
 from redline.measure.tally import Ended, Tally
 
-# A load ends if this many requests, or its concurrency if that is more, fail before any succeeds.
+# A load ends if its first requests fail: this many, or as many as its concurrency if that is more.
 _HOPELESS = 20
-# A call that is due within this time is made now: event loops wake to the millisecond.
+# A call that is due within this time is made at once: event loops wake to the nearest millisecond.
 _DUE_S = 0.0005
-# The most requests of a schedule that are counted as not made, so that the load ends at once.
+# At most this many requests of a schedule are counted as unsent, so that the load ends at once.
 _MOST_COUNTED = 1_000_000
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of a load.
 
-    schedule: the times at which requests are due, in seconds since the start, in order; a call of
-    several is due with the last of them. None for a closed loop, in which each of `concurrency`
-    users makes the next call when the last one has ended.
+    schedule: when requests are due, in seconds since the start, in ascending order; a call with
+    several requests is due with the last of them. None for a closed loop, in which each of
+    `concurrency` users makes the next call when the previous one has ended.
 
-    concurrency: the most calls in flight, also for a schedule; further calls wait, and their
-    latency counts from when they were due. duration_s: how long calls are made, of which the first
-    warm_up_s are not measured. most: the most requests; None for no limit besides the duration.
+    concurrency: the most calls in flight; on a schedule, further calls wait, and their latency
+    counts from when they were due. duration_s: how long calls are made; its first warm_up_s are not
+    measured. most: the most requests; None for no limit but the duration.
     """
 
     concurrency: int
@@ -47,7 +47,9 @@ class Load:
     """A load in progress. Call `run` once; `interrupt` may be called at any time.
 
     requests: the requests in order; the load ends when they run out. tally: records each call.
-    stopped: the error that ended the load because no other call can avoid it; None without one.
+    watch: observes this process during the load. begun_s: when the load began, monotonic.
+    in_flight: the number of calls in flight. stopped: the error that ended the load because every
+    other call would meet it too; None without such an error.
     """
 
     def __init__(
@@ -79,15 +81,15 @@ class Load:
         self._is_stopped = self._is_interrupted = False
         self._why = ""
         self._makers: list[asyncio.Task[None]] = []
-        # An exception of a call, which is a defect: no call should raise.
+        # An exception that a call has raised, which is a defect: calls should not raise.
         self._defect: BaseException | None = None
         self.in_flight = 0
         self.stopped: RedlineError | None = None
 
     async def run(self) -> Ended:
-        """Makes the calls, and returns when all have ended.
+        """Makes the calls, and returns when all of them have ended.
 
-        Does not handle signals. Raises the exception of a call, which a caller should not raise.
+        Does not handle signals. Raises an exception that a call raises, though calls should not.
         """
         plan = self._plan
         if plan.schedule is None:
@@ -121,7 +123,7 @@ class Load:
         )
 
     def interrupt(self) -> None:
-        """Stops making calls, and cancels those in flight."""
+        """Stops making calls, and cancels the calls in flight."""
         self._is_interrupted = True
         self._stop("it was interrupted")
         self._cancel()
@@ -131,7 +133,7 @@ class Load:
             task.cancel()
 
     def _stop(self, why: str) -> None:
-        """Stops making calls. Those in flight continue."""
+        """Stops making calls. Calls in flight are not cancelled."""
         if self._is_stopped:
             return
         self._is_stopped, self._why = True, why
@@ -141,20 +143,20 @@ class Load:
                 task.cancel()
 
     def _is_over(self) -> None:
-        """Records when the load is no longer kept up."""
+        """Records the time from which the load is no longer at its full level."""
         if self._full_s is None:
             self._full_s = min(self._clock.now_s(), self._end_s)
             self._watch.stop()
 
     async def _warm_up(self) -> None:
-        """Restarts the watch when the warm-up is over."""
+        """Starts the watch, and starts it over when the warm-up ends."""
         self._watch.start()
         await asyncio.sleep(self._plan.warm_up_s)
         if self._full_s is None:
             self._watch.start()
 
     async def _drop_unsent(self) -> None:
-        """Ends calls that have not been sent when the time is up."""
+        """Cancels the calls that have not been sent when the load's time is up."""
         await self._until(self._end_s)
         self._caller.drop_unsent()
 
@@ -162,13 +164,13 @@ class Load:
         return at_s - self._begun_s
 
     def _take(self, most: int) -> list[Any]:
-        """Returns the next requests, at most this many; none if there are no more."""
+        """Returns the next requests, at most `most`; none if there are no more."""
         taken = list(islice(self._requests, min(most, self._left)))
         self._left -= len(taken)
         return taken
 
     async def _user(self) -> None:
-        """Makes one call after the other."""
+        """Makes one call after another, as one user of a closed loop."""
         while not self._is_stopped and (now_s := self._clock.now_s()) < self._end_s:
             requests = self._take(self._caller.takes)
             if not requests:
@@ -177,7 +179,7 @@ class Load:
             try:
                 answer = await self._call(now_s, requests)
             except Exception as error:
-                # The other users need not continue to the end.
+                # Stop the other users as well.
                 self._stop(str(error))
                 raise
             if answer.kind:
@@ -188,7 +190,7 @@ class Load:
                     return
 
     async def _dispatch(self, schedule: Iterable[float]) -> None:
-        """Makes each call when it is due, or as soon afterwards as a place is free."""
+        """Makes each call when it is due, or later, as soon as the concurrency allows it."""
         clock, is_behind = self._clock, False
         calls = _calls(schedule, self._caller.takes, self._plan.duration_s)
         for times in calls:
@@ -226,7 +228,7 @@ class Load:
             await asyncio.sleep(wait_s)
 
     def _count_unsent(self, times: Iterable[float]) -> None:
-        """Counts the requests of these times as not made, if they are due in the window."""
+        """Counts the requests due at these times as unsent, if they are due in the window."""
         plan, most = self._plan, min(self._left, _MOST_COUNTED)
         due = takewhile(lambda at_s: at_s < plan.duration_s, times)
         self._unsent += sum(at_s >= plan.warm_up_s for at_s in islice(due, most))
@@ -250,7 +252,7 @@ class Load:
             if scheduled_s - self._begun_s >= self._plan.warm_up_s:
                 self._cut += len(requests)
             if self._is_interrupted:
-                # Other calls are cancelled before they are sent.
+                # Without an interrupt, only calls that were not sent are cancelled.
                 tally.give_up(begun_s, clock.now_s(), len(requests))
             raise
         finally:
@@ -258,13 +260,13 @@ class Load:
         done_s = clock.now_s()
         self._answered_s = max(self._answered_s, self._since(done_s))
         if not isinstance(answer.error, BudgetSpent) or not tally.succeeded:
-            # A call that the budget does not allow is not a failure of the target.
+            # A call that the budget does not allow is not counted as a failure of the target.
             tally.add(scheduled_s, begun_s, done_s, answer)
         self._judge(answer)
         return answer
 
     def _judge(self, answer: Answer) -> None:
-        """Ends the load after a failure that no other call can avoid, or if nothing succeeds."""
+        """Ends the load after an error that every other call would meet, or if nothing succeeds."""
         error, tally = answer.error, self._tally
         if error is not None and error.stops_run:
             if not isinstance(error, BudgetSpent) or not tally.succeeded:
@@ -275,7 +277,7 @@ class Load:
 
 
 def _calls(schedule: Iterable[float], takes: int, duration_s: float) -> Iterator[list[float]]:
-    """Yields the times of each call's requests, at most `takes`, none across the duration's end."""
+    """Yields the due times of each call's requests: at most `takes`, on one side of duration_s."""
     times = list[float]()
     for at_s in schedule:
         if times and (len(times) == takes or at_s >= duration_s):

@@ -1,4 +1,4 @@
-"""Measures one load, or several at rising concurrency, from the plan to the figures."""
+"""Measures one load, or several loads with rising concurrency, from the plan to the figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Started(msgspec.Struct, frozen=True):
-    """A load that has begun, for a progress display and for interrupts."""
+    """A load that has begun, for a progress display and for interrupts. begun_s: monotonic."""
 
     load: Load
     tally: Tally
@@ -35,10 +35,11 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Measuring(msgspec.Struct, frozen=True, kw_only=True):
-    """A measurement's target and settings.
+    """The target and the settings of a measurement.
 
-    words: the load in words. on_start: called with each load as it begins. cost_of: returns the
-    picodollars of an answer, or None if they are unknown.
+    target: its name in the figures. words: the load in words. objectives: what an answer must meet
+    to count as goodput. cost_of: returns the cost of an answer in picodollars; None if unknown.
+    on_start: called with each load as it begins.
     """
 
     caller: Caller
@@ -51,9 +52,9 @@ class Measuring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def measured(what: Measuring, plan: Plan, requests: Iterator[Any]) -> Figures:
-    """Measures one load with these requests; it ends early if they run out.
+    """Measures one load with these requests; the load ends early if they run out.
 
-    Raises RedlineError if an error that no call can avoid has ended it before any answer.
+    Raises RedlineError if an error that every call would meet ended the load before any answer.
     """
     clock, watch = what.clock, Watch(what.clock)
     begun_s = clock.now_s()
@@ -81,8 +82,8 @@ async def measured(what: Measuring, plan: Plan, requests: Iterator[Any]) -> Figu
 async def swept(what: Measuring, plan: Plan, requests: Iterator[Any]) -> AsyncIterator[Figures]:
     """Measures closed loops of 1, 2, 4, ... users, up to the plan's concurrency.
 
-    Each takes the plan's duration; `most` applies to all together. Ends when throughput stops
-    rising, the requests are used up, or a level ended before its time.
+    Each level takes the plan's duration; `most` applies to all levels together. The sweep ends when
+    throughput stops rising, when the requests are used up, or after a level that ended early.
     """
     done, left = list[Figures](), plan.most
     for level in levels(plan.concurrency):
@@ -97,7 +98,7 @@ async def swept(what: Measuring, plan: Plan, requests: Iterator[Any]) -> AsyncIt
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM during a load: the first ends it with its figures, the second at once."""
+    """Handles Ctrl-C and SIGTERM: the first ends the load with its figures, the second at once."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -105,15 +106,15 @@ class Interrupts:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def watch(self, started: Started) -> None:
-        """Directs interrupts at this load from now on."""
+        """Makes interrupts end this load from now on."""
         self._load, self._loop = started.load, asyncio.get_running_loop()
         if self.count:
             self._loop.call_soon(self._load.interrupt)
 
     def interrupt(self) -> None:
-        """Interrupts the load, from any thread.
+        """Interrupts the load; may be called from any thread.
 
-        Raises KeyboardInterrupt if there is no load yet, or from the second call on.
+        Raises KeyboardInterrupt if there is no load yet, and from the second call on.
         """
         self.count += 1
         if self._load is None or self._loop is None or self.count > 1:
@@ -122,7 +123,7 @@ class Interrupts:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Makes signals interrupt within the block. Does nothing outside the main thread."""
+        """Makes signals interrupt the load within the block, if this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -148,7 +149,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def nothing_measured(figures: Figures) -> RedlineError | None:
-    """Returns why the figures are meaningless; None if they are not."""
+    """Returns an error that says why the figures are meaningless; None if they are not."""
     if figures.succeeded:
         return None
     if figures.failures:

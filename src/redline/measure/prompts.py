@@ -1,17 +1,18 @@
-"""Meaningless prompts of a given length. From 8 tokens on, two practically never begin alike."""
+"""Generates meaningless prompts of a given length; from 8 tokens on, hardly any begin alike."""
 
 from __future__ import annotations
 
 from random import Random
 
-# With the space before it, each is one token to the usual tokenizers, and to the simulated
-# provider, which counts four bytes as a token.
+# Each word, with the space before it, is one token for the usual tokenizers, and for the simulated
+# provider, which counts four bytes as one token.
 _WORDS = (
     "the and for not you all can had her was one our out day get has him his how man new now old "
     "see two way who did its let put say she too use air are but car end eye far few got job key "
     "law lot low own run set"
 )
-# Random words at the beginning: 52^8 is 5e13 beginnings, so that no prefix cache has one of them.
+# Each prompt begins with this many random words of its own: there are 52^8 = 5e13 such beginnings,
+# so no prefix cache has seen one of them.
 _OWN = 8
 
 
@@ -24,7 +25,7 @@ class Prompts:
         self._tails = dict[int, str]()
 
     def next(self, tokens: int) -> str:
-        """Returns a prompt of about `tokens` tokens, 1 or more, besides those of a chat's frame."""
+        """Returns a prompt of about `tokens` tokens, 1 or more, without the chat template's own."""
         own = self._random.choices(self._words, k=min(tokens, _OWN))
         left = tokens - len(own)
         if left not in self._tails:

@@ -1,4 +1,4 @@
-"""Measures what a load costs its own process, and how busy this machine's GPUs are."""
+"""Measures the resources that a load uses in its process, and how busy this machine's GPUs are."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from redline.timeline import Quantiles, Spread
 
 _TICK_S = 0.05
 _GPU_S = 0.5
-# An event loop that is busy for this share of its time delays calls: at 0.9, a random arrival
-# finds it busy nine times in ten.
+# An event loop that is busy for this share of its time is taken to delay calls: at 0.9, it is busy
+# at nine of ten random moments.
 _BUSY = 0.9
-# The client's own delay matters from this share of a typical latency, and from this duration.
+# The client's own delay matters if it is above this share of a typical latency and this duration.
 _DELAY_SHARE, _LEAST_DELAY_S = 0.1, 0.01
 
 
@@ -54,7 +54,7 @@ class Watch:
         self._tasks = []
 
     def use(self, typical: Quantiles | None) -> ClientUse:
-        """Returns the measurements from the last start to the stop. typical: as in `bottleneck`."""
+        """Returns what was measured between `start` and `stop`. typical: see `bottleneck`."""
         thread_s, process_s, wall_s = map(sub, self._ended, self._begun)
         use = ClientUse(
             cpu=thread_s / wall_s if wall_s > 0 else 0.0,
@@ -66,7 +66,7 @@ class Watch:
 
     @property
     def gpu_utilization(self) -> float | None:
-        """The mean over all GPUs and the time, 0 to 1; None without NVML or a GPU."""
+        """The mean utilization over all GPUs and the time, 0 to 1; None without NVML or a GPU."""
         return self._gpu_sum / self._gpu_count if self._gpu_count else None
 
     async def _watch_loop(self) -> None:
@@ -76,7 +76,7 @@ class Watch:
             self._lag.add(max(0.0, self._clock.now_s() - due_s))
 
     async def _watch_gpus(self) -> None:
-        # The driver's library is loaded and queried in a thread, since both may take long.
+        # The driver's library is loaded and queried in threads, because both may take long.
         read = await asyncio.to_thread(gpu_reader)
         while read is not None:
             used = await asyncio.to_thread(read)
@@ -91,10 +91,11 @@ def _used(clock: Clock) -> tuple[float, float, float]:
 
 
 def gpu_reader() -> Callable[[], float | None] | None:
-    """Returns a function that reads the mean utilization of the GPUs, 0 to 1; None without any.
+    """Returns a function that reads the mean utilization of all GPUs, 0 to 1; None without GPUs.
 
-    It is NVML's utilization.gpu: the share of the driver's last sample, 1/6 to 1 s, in which one or
-    more kernels ran (NVML API reference, nvmlUtilization_t).
+    The utilization is NVML's utilization.gpu: the share of the driver's last sample period, which
+    is 1/6 s to 1 s, in which any kernel was running (NVML API reference, nvmlUtilization_t). The
+    function returns None if the GPUs can no longer be read.
     """
     try:
         # From the package nvidia-ml-py.
@@ -118,7 +119,7 @@ def gpu_reader() -> Callable[[], float | None] | None:
 
 
 def bottleneck(use: ClientUse, typical: Quantiles | None) -> str:
-    """Returns why the figures are this client's own; empty if they are not.
+    """Returns why the figures show this client's limits; "" if they show the target's.
 
     typical: quantiles of the time to first token, or of the latency if answers are not streamed.
     """

@@ -1,4 +1,4 @@
-"""Schedules: the times at which requests are due, in seconds since the load began."""
+"""Makes schedules: the times at which requests are due, in seconds since the load began."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from random import Random
 
 
 def constant(rate_per_s: float) -> Iterator[float]:
-    """Returns endless times at equal intervals from 0 on. rate_per_s: above 0."""
-    # By division, since sums would drift from the rate as the number of calls grows.
+    """Returns an endless series of times at equal intervals, from 0 on. rate_per_s: above 0."""
+    # Divides rather than adds intervals: rounding errors would add up and change the rate.
     return (number / rate_per_s for number in count())
 
 
 def poisson(rate_per_s: float, seed: int) -> Iterator[float]:
-    """Yields the endless times of a Poisson process, whose intervals are exponential.
+    """Yields the times of an endless Poisson process, whose intervals are exponential.
 
     rate_per_s: the mean rate, above 0. The same seed gives the same times.
     """
@@ -26,6 +26,6 @@ def poisson(rate_per_s: float, seed: int) -> Iterator[float]:
 
 
 def recorded(arrivals_s: Sequence[float]) -> list[float]:
-    """Returns the recorded times, one or more, in order and relative to the first."""
+    """Returns the times in ascending order, relative to the first. arrivals_s: one or more."""
     ordered = sorted(arrivals_s)
     return [at_s - ordered[0] for at_s in ordered]

@@ -1,6 +1,6 @@
-"""Service level objectives, which an answer must meet to count as good.
+"""Parses and checks service level objectives, which an answer must meet to count as goodput.
 
-Goodput is the rate of answers that meet all of them (Zhong et al., DistServe: Disaggregating
+Goodput is the rate of answers that meet all objectives (Zhong et al., DistServe: Disaggregating
 Prefill and Decoding for Goodput-optimized Large Language Model Serving, OSDI 2024).
 """
 
@@ -19,7 +19,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, None: 1.0}
 
 
 class Objective(msgspec.Struct, frozen=True):
-    """One objective of the goodput: `figure`, one of FIGURES, is at most `most_s` seconds."""
+    """One objective: `figure`, one of FIGURES, must be at most `most_s` seconds."""
 
     figure: str
     most_s: float
@@ -57,8 +57,8 @@ def keeps(
 ) -> bool:
     """Returns whether an answer with these figures meets all objectives.
 
-    Without a stream, the first token arrives with the last, so the latency counts as ttft. An
-    answer of one token has no tpot, and meets any bound on it.
+    Without a stream, the first token arrives with the last one, so the latency counts as the ttft.
+    An answer of one token has no tpot, and meets any objective for the tpot.
     """
     taken = {
         "latency": latency_s,

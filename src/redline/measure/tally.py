@@ -1,4 +1,4 @@
-"""Adds up the calls of a load to its figures."""
+"""Adds up the calls of a load, and computes its figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redline.measure.flow import Flow, rate
 from redline.measure.slo import Objective, keeps
 from redline.timeline import Spread
 
-# Kinds of errors whose counts are kept one by one; further ones are counted together.
+# At most this many kinds of errors are counted separately; all others are counted together.
 _MOST_KINDS = 50
 OTHERS = "other errors"
 
@@ -23,9 +23,10 @@ OTHERS = "other errors"
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a load, with times in seconds since its start.
 
-    full_s: when the load was no longer kept up. answered_s: when the last answer arrived, but not
-    before full_s. unsent: requests that were due by full_s but not made. cut: requests that an
-    interrupt ended. Neither counts requests of the warm-up. why: as `Figures.ended`.
+    full_s: from when the load was no longer at its full level. answered_s: when the last answer
+    arrived, or full_s if that was later. unsent: requests that were due but never made. cut:
+    requests that were cancelled. Neither counts requests of the warm-up. why: as in
+    `Figures.ended`.
     """
 
     full_s: float
@@ -37,10 +38,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally:
-    """Adds up calls as they end, and keeps those of the first `warm_up_s` seconds apart.
+    """Adds up calls as they end; leaves calls of the first `warm_up_s` seconds out of the figures.
 
-    begun_s: the load's start, monotonic. cost_of: returns the picodollars of an answer, or None if
-    they are unknown.
+    begun_s: when the load began, monotonic. cost_of: returns the cost of an answer in picodollars;
+    None if unknown. ended, failed, succeeded: the numbers of requests, including the warm-up.
     """
 
     def __init__(
@@ -64,14 +65,14 @@ class Tally:
         # Including the warm-up, for the progress display.
         self.ended = self.failed = self.succeeded = 0
         self._measured = self._measured_failed = 0
-        # The requests that calls took, and those they could have taken.
+        # The number of requests that calls took, and the number that they could have taken.
         self._places_taken = self._places = 0
 
     def add(self, scheduled_s: float, begun_s: float, done_s: float, answer: Answer) -> None:
-        """Adds a call that was due at scheduled_s and has ended. All times are monotonic."""
+        """Adds an ended call, which was due at scheduled_s. All times are monotonic."""
         weight = answer.weight
         self.ended += weight
-        # A backend of the user's may have a coarser clock.
+        # The user's own backend may have a coarser clock.
         sent_s = begun_s if answer.sent_s is None else min(max(begun_s, answer.sent_s), done_s)
         is_measured = scheduled_s - self._begun_s >= self._warm_up_s
         at_s, done_at_s = sent_s - self._begun_s, done_s - self._begun_s
@@ -109,7 +110,7 @@ class Tally:
             self._tpot.add(tpot_s)
 
     def give_up(self, begun_s: float, now_s: float, weight: int) -> None:
-        """Adds a call that began at begun_s and was ended by an interrupt at now_s."""
+        """Adds the in-flight time of a call that an interrupt ended at now_s."""
         spent_s = (now_s - begun_s) * weight
         self._busy.add(begun_s - self._begun_s, now_s - self._begun_s, spent_s)
 
@@ -124,7 +125,8 @@ class Tally:
     def _count_tokens(self, answer: Answer, begin_s: float, end_s: float) -> int:
         """Adds an answer's tokens and cost, and returns its output tokens.
 
-        They are those of its usage, otherwise the number of its chunks with text.
+        The output tokens come from its usage; without usage, they are the number of its chunks with
+        text.
         """
         if self._picodollars is not None and self._cost_of is not None:
             cost = self._cost_of(answer)
@@ -141,19 +143,19 @@ class Tally:
         return output or 0
 
     def offered(self, taken: int, places: int) -> None:
-        """Records a call with `taken` requests that could have had `places`."""
+        """Records a call with `taken` requests that had room for `places` requests."""
         self._places_taken += taken
         self._places += places
 
     def batch_fill(self) -> float | None:
-        """Returns the share of the places in calls that were taken; None before the first call."""
+        """Returns the used share of the places in calls, 0 to 1; None before the first call."""
         return self._places_taken / self._places if self._places else None
 
     def window_s(self, ended: Ended) -> tuple[float, float]:
         """Returns the beginning and the end of the measured window, in seconds since the start.
 
-        It ends when the load was no longer kept up; or, if that is sooner than a typical call ends,
-        as with a limit of few requests, with the last answer, so that the window is not empty.
+        The window ends when the load was no longer at its full level. If it would then be shorter
+        than a typical call, as with a limit of a few requests, it ends with the last answer.
         """
         end_s, calls = ended.full_s, self._from_send.quantiles()
         if calls is None or end_s - self._warm_up_s < calls.p50_s:

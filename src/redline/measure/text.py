@@ -1,4 +1,4 @@
-"""Formats figures as lines for a reader."""
+"""Formats figures as lines of text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from redline.measure.knee import ENOUGH, Knee
 from redline.process import counted
 
 _LEVEL = "{:>9}  {:>15}  {:>12}  {:>9}  {:>9}  {:>9}  {:>7}"
-# The share of the typical latency from which waits for this client's limits are noted.
+# Waits for this client's limits are noted if they exceed this share of the typical latency.
 _WAITED_SHARE = 0.05
 _EXAMPLE_CHARS = 300
 
 
 def figures_lines(figures: Figures) -> Iterator[str]:
-    """Yields the lines for everything that was measured."""
+    """Yields lines with all figures, their failures and notes."""
     took = f"{figures.seconds:.1f} s" if figures.seconds >= 1 else _time(figures.seconds)
     warm_up = f", after {figures.warm_up:,} in the warm-up" if figures.warm_up else ""
     yield (
@@ -48,7 +48,7 @@ def figures_lines(figures: Figures) -> Iterator[str]:
 
 
 def _notes(figures: Figures) -> Iterator[str]:
-    """Yields the notes that a reader of the figures needs."""
+    """Yields the notes that a reader needs to interpret the figures."""
     if client := _bottleneck(figures):
         yield f"this client is the bottleneck: {client}"
     if figures.unsent:
@@ -78,7 +78,7 @@ def _notes(figures: Figures) -> Iterator[str]:
 
 
 def _bottleneck(figures: Figures) -> str:
-    """Returns why the figures are this client's own; empty if they are not."""
+    """Returns why the figures show this client's limits; "" if they show the target's."""
     return "" if figures.client is None else figures.client.bottleneck
 
 
@@ -144,7 +144,7 @@ def knee_lines(knee: Knee, measured: Sequence[Figures]) -> Iterator[str]:
 
 
 def _rate(found: Rate) -> str:
-    """Formats a rate, as `12.3 ± 0.4`, with as many decimals as are meaningful."""
+    """Formats a rate, such as `12.3 ± 0.4`, with as many decimals as are meaningful."""
     places = 0 if found.per_s >= 1000 else 1 if found.per_s >= 10 else 2
     shown = f"{found.per_s:,.{places}f}"
     return shown if found.error is None else f"{shown} ± {found.error:,.{places}f}"

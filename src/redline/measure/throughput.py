@@ -1,4 +1,4 @@
-"""`ThroughputMetrics`: measures the throughput of anything that answers requests, in Python."""
+"""Measures the throughput of anything that answers requests, from Python: `ThroughputMetrics`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from redline.process import DaemonThreads, is_in_loop
 
 ARRIVALS = ("constant", "poisson")
 MOST_CONCURRENCY = 100_000
-# The default of the usual peers: enough to keep a small server busy without flooding it.
+# The default of similar tools: enough to keep a small server busy without flooding it.
 USUAL_CONCURRENCY = 16
-# The default limit of calls in flight for a schedule; further calls wait.
+# The default for the most calls in flight on a schedule; further calls wait.
 SCHEDULE_CONCURRENCY = 1000
 _LONGEST_S = 31 * 86_400.0
 _COUNTS = ("concurrency", "batch_size", "limit")
@@ -39,14 +39,14 @@ _OTHERS: dict[str, tuple[type, str]] = {
 class LoadOptions(TypedDict, total=False):
     """The options of a load.
 
-    concurrency: concurrent calls, 16 by default, and 1 for functions of lists; for a schedule, the
-    most in flight, 1,000 by default. rate_per_s: the rate at which requests are due, regardless
-    of earlier ones; a list is due with its last request. arrivals: "constant", the default with a
-    rate, or "poisson". seed: the seed of the arrivals. warm_up_s: the first part of the duration,
-    which is not measured. limit: the most requests. batch_size: the handler takes lists of at most
-    this length. stream: False asks an endpoint for whole answers. slo: objectives such as
-    "ttft<500ms,latency<3s". think_time_s: a user's pause between two requests, for
-    `concurrent_users`.
+    concurrency: the number of concurrent calls, by default 16, or 1 for functions of lists; with a
+    rate, the most calls in flight, by default 1,000. rate_per_s: the rate at which requests are
+    due, regardless of earlier requests; a list is due with its last request. arrivals: "constant"
+    (the default) or "poisson"; needs a rate. seed: the seed of the arrivals, 0 by default.
+    warm_up_s: the first part of the duration, which is not measured. limit: the most requests.
+    batch_size: the most requests in a list, for a handler that takes lists. stream: False requests
+    whole answers from an endpoint. slo: objectives such as "ttft<500ms,latency<3s". think_time_s: a
+    user's pause between two requests, for `concurrent_users`.
     """
 
     concurrency: int
@@ -81,13 +81,13 @@ class ThroughputMetrics(Figures, frozen=True, kw_only=True):
         handler: a Backend, a Client, or a function of one request, async or plain; with
         `batch_size`, of a list of requests, which returns a list of the same length. The items of
         an async generator are the pieces of a streamed answer. A plain function runs in threads.
-        requests: a list is repeated from its beginning; the end of any other iterable ends the
-        load. For a backend: Requests, bodies of chat completions, or texts.
+        requests: a list is repeated from its beginning; the load ends with the end of any other
+        iterable. For a backend: Requests, bodies of chat completions, or strings.
         options: see LoadOptions. Works in a script and in a notebook; in other code with a running
         event loop, use `await ThroughputMetrics.ameasure(...)`. Ctrl-C ends the load and returns
-        its figures so far. Failed calls are counted in the figures. Raises ConfigError for options
-        or requests that are not valid, and RedlineError if the load is ended before any answer by
-        an error that no other call can avoid, such as a refused key.
+        the figures so far. Failed calls are counted in the figures. Raises ConfigError for invalid
+        options or requests, and RedlineError if an error that every call would meet, such as a
+        refused key, ended the load before any answer.
         """
         interrupts = Interrupts()
 
@@ -164,7 +164,7 @@ def load_words(plan: Plan, rate_per_s: float | None, arrivals: str | None) -> st
 
 
 def checked_plan(plan: Plan) -> Plan:
-    """Returns the plan. Raises ConfigError if it is not valid."""
+    """Returns the plan unchanged. Raises ConfigError if it is invalid."""
     duration_s, warm_up_s = plan.duration_s, plan.warm_up_s
     if not 0 < duration_s <= _LONGEST_S:
         raise ConfigError(f"the duration must be above 0 s, not {duration_s:g} s")
@@ -184,7 +184,10 @@ def checked_plan(plan: Plan) -> Plan:
 
 
 def schedule_of(rate_per_s: float, arrivals: str, seed: int) -> Iterator[float]:
-    """Returns when requests are due. Raises ConfigError for a rate or arrivals not valid."""
+    """Returns the times when requests are due. Raises ConfigError for an invalid rate or arrivals.
+
+    rate_per_s: above 0, at most 1,000,000. arrivals: one of ARRIVALS. seed: used by `poisson`.
+    """
     if not 0 < rate_per_s <= 1e6:
         raise ConfigError(
             f"a rate must be above 0 and at most 1,000,000 requests/s, not {rate_per_s:g}",
@@ -216,7 +219,7 @@ def _plan(options: LoadOptions, duration_s: float) -> Plan:
 
 
 def _check(options: LoadOptions, duration_s: float) -> None:
-    """Raises ConfigError for an unknown option, or a value of the wrong kind."""
+    """Raises ConfigError for an unknown option or an invalid value."""
     known = LoadOptions.__annotations__
     for name, value in options.items():
         if name not in known:
@@ -243,9 +246,9 @@ def _check_number(name: str, value: object) -> None:
 
 
 def _endless(requests: Iterable[Any]) -> Iterator[Any]:
-    """Repeats a list endlessly, another iterable once.
+    """Returns an iterator that repeats a list endlessly, and reads any other iterable once.
 
-    Raises ConfigError for an empty list, and for a single request in place of a list.
+    Raises ConfigError for an empty list, and for a single request instead of a list.
     """
     if isinstance(requests, str | bytes | dict | msgspec.Struct):
         raise ConfigError("requests must be a list or another iterable of requests")
@@ -257,7 +260,7 @@ def _endless(requests: Iterable[Any]) -> Iterator[Any]:
 
 
 def _refuse_to_block() -> None:
-    """Raises ConfigError inside a running event loop, except in a notebook's cells."""
+    """Raises ConfigError in code with a running event loop, except in a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     if shell is None or shell() is None:
         raise ConfigError(

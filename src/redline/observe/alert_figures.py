@@ -1,7 +1,7 @@
-"""The figures that alert rules look at, each from the last windows of a run.
+"""Computes the figures that alert rules watch, each from the last windows of a run.
 
-span_s: how many of the last seconds the figure covers. A figure is None while there is too little
-data, or while it has no meaning: a run without rows to send is not slow.
+A figure covers the last `span_s` seconds. It is None while there is too little data, or while it
+has no meaning: a run without rows to send is not slow.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ import msgspec
 
 from redline.timeline import Holder, ServerUse, Window, errors_of, merged_use
 
-# A figure needs windows that cover this share of its span; they do not end on whole seconds.
+# A figure needs windows that cover this share of its span: windows do not end on whole seconds.
 _LEAST_OF = 0.9
 _QUEUE_S, _COST_S, BEST_S = 30.0, 60.0, 60.0
-# With fewer attempts, rows or waiting calls, a share has no meaning.
+# With fewer attempts, rows or waiting calls, a ratio has no meaning.
 _LEAST = 10
 _IDLE: tuple[Holder, ...] = ("rest", "input", "batch")
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """The input of all figures. windows: of one run, at least one; older ones may be longer.
+    """The input of all figures.
 
-    best_tokens_per_s: the highest rate in any minute of the run. budget_usd, budget_tokens: None
-    without one.
+    windows: the windows of one run, at least one, in order; older ones may be longer.
+    best_tokens_per_s: the highest rate in any minute of the run; 0 if unknown. budget_usd,
+    budget_tokens: None without such a budget.
     """
 
     windows: Sequence[Window]
@@ -35,49 +36,49 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_per_s(seen: Seen, span_s: float) -> float | None:
-    """Rows per second that became durable, failed ones included."""
+    """Returns the rows per second that became durable, including failures."""
     return _rate(seen, span_s, lambda window: window.done + window.failed)
 
 
 def tokens_per_s(seen: Seen, span_s: float) -> float | None:
-    """Input and output tokens of the answers per second."""
+    """Returns the tokens per second of the answers, input and output together."""
     return _rate(seen, span_s, lambda window: window.input_tokens + window.output_tokens)
 
 
 def tokens_of_best(seen: Seen, span_s: float) -> float | None:
-    """Tokens per second now, divided by those of the best minute."""
+    """Returns the current tokens per second divided by those of the best minute."""
     now = tokens_per_s(seen, span_s)
     return now / seen.best_tokens_per_s if now is not None and seen.best_tokens_per_s else None
 
 
 def error_rate(seen: Seen, span_s: float) -> float | None:
-    """Failed attempts divided by ended attempts."""
+    """Returns the failed attempts divided by the finished attempts, 0 to 1."""
     failed = sum(errors_lately(seen, span_s).values())
     ended = failed + sum(window.answered for window in _lately(seen.windows, span_s))
     return failed / ended if ended >= _LEAST else None
 
 
 def errors_lately(seen: Seen, span_s: float) -> dict[str, int]:
-    """Failed attempts by kind, most first."""
+    """Counts the failed attempts by kind of error, the most frequent kind first."""
     return dict(errors_of(_lately(seen.windows, span_s)).most_common())
 
 
 def batch_efficiency(seen: Seen, span_s: float) -> float | None:
-    """The share of the places in a model's batches that were taken."""
+    """Returns the share of the slots in a model's batches that were used, 0 to 1."""
     use = _use(seen, span_s)
     return use.batch_rows / use.batch_places if use.batch_places else None
 
 
 def gpu_utilization(seen: Seen, span_s: float) -> float | None:
-    """The share of the time in which a model's GPU computed."""
+    """Returns the share of the time in which a model's GPU was computing, 0 to 1."""
     use = _use(seen, span_s)
     return use.gpu_busy / use.gpu_reads if use.gpu_reads else None
 
 
 def queue_growth(seen: Seen, span_s: float) -> float | None:
-    """Calls that wait for a limit or a retry, divided by the number 30 s before.
+    """Returns the calls waiting for a limit or a retry, divided by their number 30 s earlier.
 
-    The comparison is always with 30 s before, whatever span_s is.
+    The comparison is always with 30 s earlier, regardless of `span_s`.
     """
     now = _lately(seen.windows, _QUEUE_S)
     before = _lately(seen.windows, _QUEUE_S, _QUEUE_S)
@@ -88,9 +89,9 @@ def queue_growth(seen: Seen, span_s: float) -> float | None:
 
 
 def budget_burn(seen: Seen, span_s: float) -> float | None:
-    """The expected cost of the whole job, divided by the budget.
+    """Returns the expected cost of the whole job divided by the budget; with two, the larger.
 
-    Assumes that further rows cost as much as those of the last minute, whatever span_s is.
+    Assumes that further rows cost as much as the rows of the last minute, regardless of `span_s`.
     """
     last, found = seen.windows[-1].totals, _lately(seen.windows, _COST_S)
     rows = sum(window.done + window.failed for window in found[1:])
@@ -107,7 +108,7 @@ def budget_burn(seen: Seen, span_s: float) -> float | None:
 
 
 def _lately(windows: Sequence[Window], span_s: float, before_s: float = 0.0) -> list[Window]:
-    """The windows of `span_s` that end `before_s` ago; none if they cover too little of it."""
+    """Returns the windows of the span that ended `before_s` ago; none if they cover too little."""
     end_s = windows[-1].end_s - before_s
     begin = bisect_right(windows, end_s - span_s, key=lambda window: window.end_s)
     end = bisect_left(windows, end_s, key=lambda window: window.begin_s)
@@ -116,18 +117,18 @@ def _lately(windows: Sequence[Window], span_s: float, before_s: float = 0.0) -> 
 
 
 def _rate(seen: Seen, span_s: float, count: Callable[[Window], int]) -> float | None:
-    """Counts per second; None without windows, or if most samples had no row to send."""
+    """Returns counts per second; None without windows, or if most samples had no row to send."""
     found = _at_work(seen, span_s)
     return sum(map(count, found)) / sum(window.span_s for window in found) if found else None
 
 
 def _use(seen: Seen, span_s: float) -> ServerUse:
-    """How a model in the run's process was used; not at all if most samples had no row to send."""
+    """Returns the use of a model in the run's process; zero if most samples had no row to send."""
     return merged_use(window.server for window in _at_work(seen, span_s))
 
 
 def _at_work(seen: Seen, span_s: float) -> list[Window]:
-    """The windows of the last seconds; none if most of their samples had no row to send."""
+    """Returns the windows of the last `span_s`; none if most samples had no row to send."""
     found = _lately(seen.windows, span_s)
     samples = sum(window.samples for window in found)
     idle = sum(window.held.get(one, 0) for window in found for one in _IDLE)
@@ -135,6 +136,6 @@ def _at_work(seen: Seen, span_s: float) -> list[Window]:
 
 
 def _waiting(windows: Sequence[Window]) -> float:
-    """The mean number of calls that wait."""
+    """Returns the mean number of waiting calls over the windows' time."""
     span_s = sum(window.span_s for window in windows)
     return sum((one.waiting + one.retrying) * one.span_s for one in windows) / span_s

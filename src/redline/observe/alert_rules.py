@@ -1,17 +1,18 @@
-"""The rules that raise an alert, and what they advise.
+"""Defines the rules that raise alerts, and the advice that each rule gives.
 
 rule              figure                                    breached  usual  for
 error_rate        share of the attempts that failed         above     20 %   30 s
-tokens_falling    tokens/s, of those of the best minute     below     50 %   60 s
-queue_growth      calls that wait, of those 30 s before     above     1.2    60 s
-budget_burn       expected cost of the job, of the budget   above     100 %  30 s
-batch_efficiency  taken places of a model's batches         below     70 %   60 s
+tokens_falling    tokens/s relative to the best minute      below     50 %   60 s
+queue_growth      waiting calls relative to 30 s earlier    above     1.2    60 s
+budget_burn       expected cost relative to the budget      above     100 %  30 s
+batch_efficiency  used slots in a model's batches           below     70 %   60 s
 gpu_utilization   time in which a model's GPU computes      below     50 %   60 s
 rows_per_s        rows/s                                    below     -      60 s
 tokens_per_s      tokens/s                                  below     -      60 s
 
-A figure covers as many seconds as `for` states, but at least 3 and at most 30.
-A rule whose usual threshold is `-` is a target: it applies only to a job that states it. Only a
+An alert is raised once the figure has been beyond its threshold for the time in the column `for`.
+The figure covers the last seconds, also for that time, but at least 3 s and at most 30 s. A rule
+whose usual threshold is `-` is a target: it applies only to a job that sets a threshold. Only a
 model in the run's own process has figures for `batch_efficiency` and `gpu_utilization`.
 """
 
@@ -35,9 +36,9 @@ Word = Literal["above", "below"]
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """Raises an alert once its figure has been beyond the threshold for `for_s`.
+    """A rule that raises an alert once its figure has been beyond the threshold for `for_s`.
 
-    name: one of KNOWN_RULES. is_stated: by the user.
+    name: one of KNOWN_RULES. is_stated: whether the user has set the rule.
     """
 
     name: str
@@ -47,27 +48,27 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def span_s(self) -> float:
-        """The number of seconds that its figure covers."""
+        """The number of seconds that the rule's figure covers."""
         return min(max(self.for_s, _LEAST_S), _MOST_S)
 
 
 class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The alert rules of a job.
 
-    webhook: the URL that is notified; empty for none.
+    webhook: the URL to which alerts are posted; "" for none.
     """
 
     rules: tuple[Rule, ...]
     webhook: str = ""
 
     def __repr__(self) -> str:
-        """Without the URL: its path is often a secret."""
+        """Leaves out the webhook's URL, because its path is often a secret."""
         return f"AlertSettings({len(self.rules)} rules{', a webhook' if self.webhook else ''})"
 
     def refuse_without_figures(self, names: Collection[str]) -> None:
-        """Raises ConfigError for a stated rule of these names, for which the job has no figure.
+        """Raises ConfigError if the user has set a rule with one of these names.
 
-        A built-in rule without a figure stays silent.
+        names: rules for which the job has no figure. A built-in rule without a figure stays silent.
         """
         for rule in self.rules:
             if rule.is_stated and rule.name in names:
@@ -80,10 +81,12 @@ class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """The definition of one rule. usual: the default threshold, None for a target.
+    """The definition of one rule.
 
-    is_share: figure and threshold are shown in per cent. is_part: the figure is a part of a whole,
-    so that a threshold must be below 100 %. what: the figure in words.
+    word: the side of the threshold that is a breach. usual: the default threshold; None for a
+    target. for_s: the default duration. what: the figure in words. figure, advice: are called with
+    the run's windows and the rule's `span_s`. is_share: the figure and the threshold are shown in
+    per cent. is_part: the figure is a part of a whole, so a threshold must be below 100 %.
     """
 
     word: Word
@@ -99,7 +102,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
         return value > threshold if self.word == "above" else value < threshold
 
     def beyond(self, threshold: float) -> str:
-        """Such as `above 20 %`."""
+        """Returns words such as `above 20 %`."""
         return f"{self.word} {self.shown(threshold)}"
 
     def shown(self, value: float) -> str:
@@ -139,7 +142,7 @@ def _by_what_binds(seen: Seen, span_s: float) -> str:
 
 
 def _by_fit(seen: Seen) -> str:
-    """The change with the largest predicted gain; empty if no gain is likely or predictable."""
+    """Returns advice for the change with the largest predicted gain; "" if none is predicted."""
     endpoints = tuple(one.name for one in seen.windows[-1].endpoints)
     facts = RunFacts(v=TIMELINE_VERSION, at=0.0, endpoints=endpoints)
     found = predictions([RunHistory(facts=facts, windows=list(seen.windows))])
@@ -237,7 +240,7 @@ KNOWN_RULES = {
         advice=_by_what_binds,
     ),
 }
-# Rules for which not every job has a figure: why a job has none, and what it takes to have one.
+# The rules for which not every job has a figure: why it is missing, and what it takes to have it.
 OF_A_MODEL = {
     "batch_efficiency": (
         "an endpoint does not report how full its batches are",

@@ -1,12 +1,12 @@
-"""Finds breached rules, as a function of the successive windows of a run.
+"""Finds breached alert rules from the successive windows of a run.
 
-state    its figure                                    what happens
-quiet    is within the threshold, or unknown           nothing
-pending  is beyond it, for less than `for_s`           nothing
-firing   has been beyond it for `for_s`                one alert, `firing`
-ending   is within it, or unknown, for less than       nothing
-         `for_s`; beyond it again, it is firing still
-quiet    has been within it for `for_s`                the same alert, `ended`
+rule is  when its figure                                what happens
+quiet    is within the threshold, or unknown            nothing
+pending  has been beyond it for less than `for_s`       nothing
+firing   has been beyond it for `for_s`                 one alert, `firing`
+ending   has been within it, or unknown, for less than  nothing; if the figure goes
+         `for_s` since the alert                        beyond it again: firing
+quiet    has been within it, or unknown, for `for_s`    the same alert, `ended`
 
 The end of a run ends all of its alerts.
 """
@@ -26,11 +26,12 @@ from redline.timeline import Window
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """One alert. rule, threshold, for_s: of its rule. value: the latest of the figure.
+    """One alert.
 
-    number: of this alert in the run, from 1. since_s, at_s: when the figure was first beyond the
-    threshold, and when the alert changed, in seconds since the run began. what: one sentence.
-    advice: what may help: a gain predicted from the run so far, or a rule of thumb.
+    rule, threshold, for_s: as in its rule. number: counts the alerts of the run, from 1. value: the
+    latest value of the figure. since_s: when the figure first was beyond the threshold. at_s: when
+    the alert began or ended; both in seconds since the run began. what: one sentence. advice: a
+    change with its predicted gain, or a rule of thumb.
     """
 
     rule: str
@@ -46,15 +47,15 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The problem and what may help, in a line."""
+        """The problem and what may help, in one line."""
         return f"{self.what}; {self.advice}"
 
 
 class _State(msgspec.Struct):
     """The state of one rule.
 
-    beyond_s, within_s: since when its figure is beyond the threshold, or within it; None if it is
-    not.
+    beyond_s, within_s: when its figure went beyond the threshold, or came back within it, in
+    seconds since the run began; None if the figure is not on that side. alert: the firing one.
     """
 
     beyond_s: float | None = None
@@ -63,7 +64,7 @@ class _State(msgspec.Struct):
 
 
 class Alerts:
-    """The alerts of one run. budget_usd, budget_tokens: None without one."""
+    """Tracks the alerts of one run. budget_usd, budget_tokens: None without such a budget."""
 
     def __init__(
         self,
@@ -83,14 +84,14 @@ class Alerts:
         return [state.alert for _, state in self._rules if state.alert is not None]
 
     def note(self, windows: Sequence[Window]) -> list[Alert]:
-        """The alerts that begin or end with the last of these windows of the run."""
+        """Returns the alerts that begin or end with the last of these windows of the run."""
         seen = self._seen(windows=windows, best_tokens_per_s=self._best)
         self._best = max(self._best, tokens_per_s(seen, BEST_S) or 0.0)
         found = (self._step(rule, state, seen) for rule, state in self._rules)
         return [alert for alert in found if alert is not None]
 
     def end(self, now_s: float) -> list[Alert]:
-        """Ends the firing alerts, since the run has ended. now_s: seconds since its start."""
+        """Ends the firing alerts at the end of the run. now_s: seconds since the run began."""
         ended = [_ended(alert, alert.value, now_s, "the run has ended") for alert in self.firing]
         for _, state in self._rules:
             state.alert = None

@@ -1,19 +1,21 @@
-"""What binds in each window of a run: the first rule that matches.
+"""Finds what binds in each window of a run: the first rule that matches.
 
 Samples record what held the next call back (`timeline.window`). If all slots are in use, that alone
-does not show why: more calls in flight may bring more answers, or only queue at the endpoint.
-Latency decides between the two. The first calls of a run found the endpoint without other calls of
-the run. If later calls, with as many in flight, take longer than the first ones by more than chance
-explains, calls queue at the endpoint, or it has become slower; either way the endpoint binds. With
-a queue of c calls before k servers, the lower quartile of the first c calls is that of a call that
-did not wait, or a quarter of the queue; later calls wait for all of the queue. With less than two
-calls for each server, a quarter may not wait at all, although most do: then the medians show it.
+does not show what binds: more calls in flight may bring more answers, or only queue at the
+endpoint. Latency decides between the two. When the first calls of a run arrive, the endpoint has no
+other calls of the run. If later calls take longer than the first ones, with as many in flight and
+by more than chance explains, then calls queue at the endpoint, or it has become slower; either way
+the endpoint binds. If c calls queue for k servers, the fastest quarter of the first c calls did not
+wait, or waited for at most a quarter of the queue, whereas later calls wait for the whole queue:
+the lower quartiles differ. With fewer than two calls per server, a quarter of the later calls may
+not wait at all, although most do: then the medians differ.
 
-If the number of calls in flight has changed during the run, as in a search for it, latencies are
-compared at about the same number, and the rates of answers at two numbers decide as well: an
-endpoint with spare capacity gives answers in proportion. A search also tries fewer calls than the
-endpoint can work on. That more calls would then bring more answers proves nothing: if calls queued
-at the endpoint when more were last in flight, the endpoint is what keeps their number from rising.
+If the number of calls in flight has changed during the run, as in a search for the best number,
+latencies are compared at about the same number. The rates of answers at two such numbers count as
+well: with spare capacity, the rate grows in proportion to the calls in flight. A search also tries
+fewer calls than the endpoint can process at once. That more calls would then bring more answers
+does not make concurrency the constraint: if calls queued at the endpoint when more calls were last
+in flight, it is the endpoint that keeps their number from rising.
 """
 
 from __future__ import annotations
@@ -37,43 +39,45 @@ from redline.timeline import (
     without,
 )
 
-# A cause holds if it has at least this share of the samples, or of the time.
+# A cause binds if it has at least this share of the samples, or of the time.
 _MOST_OF = 0.5
-# Without a majority, the largest share decides if it is at least this.
+# Without a majority, the cause with the largest share binds if its share is at least this.
 _LEAST_SHARE = 1 / 3
-# The event loop's thread runs, or waits for a CPU, for at least this share of the time.
+# The client binds if the event loop's thread runs, or waits for a CPU, for this share of the time.
 _BUSY = 0.85
-# CPU use of all threads together, which share one interpreter; and the lateness of samples.
+# It also binds if all threads, which share one interpreter, use this much CPU, and samples are late
+# by this many seconds.
 _CPU, _LAG_S = 0.9, 0.05
-# A limit is nearly as strict as the strictest if it held calls back in this share of its samples,
-# or in some, and is used to this share of the other's use.
+# Another limit is nearly as strict as the strictest one if it held calls back in at least this
+# share of as many samples, or if its used part is at least this share of the strictest one's used
+# part.
 _NEAR_HELD, _NEAR_USED = 0.75, 0.95
-# A limit has capacity to spare if less than this share of it is used, room for several calls is
-# left, and few calls wait for it although nearly all slots are taken.
+# A limit has capacity to spare if less than this share of it is used, it has room for this many
+# calls, and few calls wait for it (this share of the slots) with nearly all slots taken.
 _MOST_SPARE, _LEAST_SPARE, _FEW_WAITING, _FULL = 0.9, 3, 0.25, 0.9
-# Answers needed for a latency; windows around the one in question are added until there are as
-# many.
+# A latency is taken from about this many answers: from the window in question, and as many of the
+# windows around it as that takes.
 _ENOUGH_ANSWERS = 60
-# The same for answers at about one number of calls in flight; with fewer, quartiles are chance.
+# Answers needed at about one number of calls in flight; with fewer, quartiles are chance.
 _LEAST_ANSWERS = 16
-# The latency must have grown by this factor, and by this many standard errors.
+# Calls queue at the endpoint if latency has grown by this factor and this many standard errors.
 _GROWTH, _ERRORS = 1.25, 2.5
 # The quantiles of the two latencies that are compared, and their names.
 _COMPARED = {0.25: "lower quartile", 0.5: "median"}
-# Standard error of a quartile of n normal values, in their standard deviations, times sqrt(n): more
-# than that of their median; and the distance of the two quartiles in standard deviations.
+# For n normal values with a standard deviation of 1: the standard error of a quartile, times
+# sqrt(n) (the median's is smaller), and the distance between the two quartiles.
 _QUARTILE_ERROR, _QUARTILES = 1.36, 1.349
-# Numbers of calls in flight within a factor of 1.1 are one level; since a number may lie between
-# two levels, neighbouring ones count as alike. If the endpoint binds, the rate of answers grows at
-# most by this power of the level, two standard errors included.
+# Numbers of calls in flight within a factor of 1.1 are one level; neighbouring levels count as
+# alike, because a number may lie between the two. The endpoint binds if the rate of answers, plus
+# two standard errors, grows by less than this power of the number of calls.
 _LEVEL, _LEAST_POWER = math.log(1.1), 0.5
-# While a run continues, this many of its latest seconds are treated as one window.
+# What binds now is read from this many of the run's latest seconds, treated as one window.
 _CURRENT_S = 3.0
-# The number of its latest windows that show what binds.
+# The number of a run's latest windows that are needed to find what binds now.
 _RECENT = 60
 
 Found = tuple[Cause, str, str]
-# For each holder: the cause, its name, and the evidence, to which the share of samples is added.
+# For each holder: the cause, what binds, and the evidence without the share of samples.
 _HELD: dict[str, Found] = {
     "input": (Cause.INPUT, "the input", "workers wait for rows of the input"),
     "writer": (Cause.WRITER, "the disk", "no rows are read until more results are durable"),
@@ -104,13 +108,13 @@ _HELD: dict[str, Found] = {
 
 
 def bindings(windows: Sequence[Window]) -> list[Binding]:
-    """What bound in each of these windows of one run, in their order."""
+    """Returns what bound in each of these windows of one run, in order."""
     run = _Run(windows)
     return [run.binding(index) for index in range(len(windows))]
 
 
 def current(windows: Sequence[Window]) -> Binding | None:
-    """What binds now: in the last seconds of these windows of one run; None without windows."""
+    """Returns what binds in the last seconds of these windows of one run; None without windows."""
     if not windows:
         return None
     begin_s = windows[-1].end_s - _CURRENT_S
@@ -120,10 +124,10 @@ def current(windows: Sequence[Window]) -> Binding | None:
 
 
 def recent(windows: Sequence[Window]) -> list[Window]:
-    """The windows that `current` needs for a run that continues; their number does not grow.
+    """Returns the windows that `current` needs of a running run, so that older ones can be dropped.
 
-    These are the latest ones, and earlier ones with the first calls, which show how long an answer
-    takes while the endpoint has no others.
+    These are the latest windows, and those with the run's first calls, which show how long an
+    answer takes while the endpoint has no other calls of the run. Their number is bounded.
     """
     first = [window for window in windows[:-_RECENT] if window.first.pairs]
     return [*first, *windows[-_RECENT:]]
@@ -142,9 +146,9 @@ class _Run:
             if self._later[place].pairs and _is_full(window):
                 self._answered.append(place)
                 self._at_level[_level_of(window.in_flight)].append(place)
-        # With one number of slots, that of calls in flight differs by chance alone.
+        # If the number of slots was always the same, the calls in flight varied only by chance.
         is_searched = len({_level_of(windows[place].slots) for place in self._answered}) > 1
-        # Answers, and seconds.
+        # For each level, the number of answers and the time in seconds.
         self._sums = {
             level: (
                 sum(self._later[place].count for place in places),
@@ -179,7 +183,7 @@ class _Run:
         return cause, what, _evidence(held, window, share)
 
     def _full_or_saturated(self, index: int, window: Window) -> Found:
-        """All slots are in use: decides whether more would bring more answers."""
+        """Decides whether concurrency or the endpoint binds, when all slots are in use."""
         are = "is" if round(window.in_flight) == 1 else "are"
         calls = counted(round(window.slots), "call")
         full = f"{window.in_flight:,.0f} of {calls} {are} in flight"
@@ -202,9 +206,9 @@ class _Run:
         return Cause.CONCURRENCY, "the concurrency", f"{evidence} {self._times(later)}"
 
     def _saturated(self, index: int, later: Sketch) -> str | None:
-        """The evidence that calls queue at the endpoint, in words; None if there is none.
+        """Returns the evidence that calls queue at the endpoint, in words; None if there is none.
 
-        later: latencies around this window.
+        later: the latencies around this window.
         """
         for q in _COMPARED:
             alone_s, now_s, chance = _growth(self._first, later, q)
@@ -217,7 +221,7 @@ class _Run:
         return None
 
     def _without_gain(self, level: int) -> int | None:
-        """Another level with hardly another rate of answers, which shows that calls queue."""
+        """Returns a level with about the same rate, so that calls queue; None if there is none."""
         if level not in self._sums:
             return None
         for other in sorted(self._sums, key=lambda one: -abs(one - level)):
@@ -236,9 +240,9 @@ class _Run:
         return f"({_COMPARED[q]} {now_s:.3g} s, of the first calls {alone_s:.3g} s)"
 
     def _latest_saturated(self, index: int) -> Window | None:
-        """The latest earlier window with more calls in flight in which the endpoint was what bound.
+        """Returns the latest earlier window with more calls in flight in which the endpoint bound.
 
-        If such a window decides nothing, a still fuller one before it is examined.
+        If the endpoint did not bind in such a window, an earlier and still fuller one is examined.
         """
         place = self._latest_fuller(index)
         while place is not None:
@@ -248,7 +252,7 @@ class _Run:
         return None
 
     def _latest_fuller(self, index: int) -> int | None:
-        """The latest window before this one in which clearly more calls were in flight."""
+        """Returns the index of the latest earlier window with clearly more calls in flight."""
         level = _level_of(self._windows[index].in_flight) + 1
         latest = [
             places[before - 1]
@@ -258,9 +262,9 @@ class _Run:
         return max(latest, default=None)
 
     def _latency_around(self, index: int) -> Sketch:
-        """Latencies of calls other than the first, in windows around this one that are as full.
+        """Returns the latencies of calls other than the first, in full windows around this one.
 
-        Uses windows with about as many calls in flight, if they have enough answers.
+        Uses only windows with about as many calls in flight, if they have enough answers.
         """
         level = _level_of(self._windows[index].in_flight)
         alike = sorted(
@@ -272,7 +276,7 @@ class _Run:
         return found if found.count >= _LEAST_ANSWERS else self._nearest(self._answered, index)
 
     def _nearest(self, places: Sequence[int], index: int) -> Sketch:
-        """Latencies in the nearest of these windows, as many as are enough."""
+        """Returns the latencies in the nearest of these windows, until there are enough."""
         after = bisect_left(places, index)
         sides = places[after:], reversed(places[:after])
         found: list[Sketch] = []
@@ -299,7 +303,7 @@ def _is_full(window: Window) -> bool:
 
 
 def _most(window: Window) -> tuple[Holder | None, float]:
-    """What held calls back in most samples; and the share of samples with the same cause."""
+    """Returns what held calls back in most samples, and the share of samples with its cause."""
     held = max(window.held, key=lambda one: window.held[one], default=None)
     if held is None or not window.samples:
         return None, 0.0
@@ -309,7 +313,7 @@ def _most(window: Window) -> tuple[Holder | None, float]:
 
 
 def _halted(window: Window) -> Found | None:
-    """Reports that nothing else could run: the process was stopped, or results were written."""
+    """Returns the finding that the process was stopped, or blocked by writes; None otherwise."""
     if window.stopped_s >= _MOST_OF * window.span_s:
         evidence = f"the process did not run for {window.stopped_s:.1f} of {window.span_s:.1f} s"
         return Cause.CLIENT, "the client, which was stopped", evidence
@@ -320,7 +324,7 @@ def _halted(window: Window) -> Found | None:
 
 
 def _busy_client(window: Window) -> Found | None:
-    """Reports that the client has no CPU to spare, or that its event loop is blocked."""
+    """Returns the finding that the client's CPU is busy or its loop is blocked; None otherwise."""
     is_late = window.cpu >= _CPU and window.lag_s >= _LAG_S
     if window.busy >= _BUSY or is_late:
         evidence = f"the event loop was busy for {100 * min(1.0, window.busy):.0f} % of the time"
@@ -349,8 +353,8 @@ def _limits(window: Window, share: float) -> Found:
 def _has_spare(window: Window) -> bool:
     """Whether the limits that hold calls back have capacity to spare, with nearly all slots taken.
 
-    A pace makes each of a few calls wait a little, so that one nearly always waits; but more calls
-    would use the limit.
+    A limit paced over its window makes each call wait a little, so one call is nearly always
+    waiting; but more slots would use more of the limit.
     """
     is_at_work = window.in_flight + window.waiting >= _FULL * window.slots > 0
     if not is_at_work or not 0 < window.waiting < _FEW_WAITING * window.slots:
@@ -365,7 +369,7 @@ def _has_spare(window: Window) -> bool:
 def _is_near(use: LimitUse, strictest: LimitUse, age_s: float) -> bool:
     """Whether the limit is nearly as strict as the strictest one.
 
-    age_s: of the run, which may be shorter than the window of a limit.
+    age_s: the age of the run, which may be shorter than the window of a limit.
     """
     if use.held >= _NEAR_HELD * strictest.held:
         return True
@@ -373,7 +377,7 @@ def _is_near(use: LimitUse, strictest: LimitUse, age_s: float) -> bool:
 
 
 def _used(use: LimitUse, age_s: float) -> float:
-    """The used share of what the limit has allowed so far."""
+    """Returns the used share of what the limit has allowed so far."""
     return use.used / (use.count * min(1.0, age_s / use.window_s))
 
 
@@ -384,11 +388,11 @@ def _mixture(window: Window) -> str:
 
 
 def _growth(first: Sketch, later: Sketch, q: float) -> tuple[float, float, float]:
-    """The two q-quantiles in seconds, and how much of their ratio's logarithm may be chance.
+    """Returns both q-quantiles in seconds, and how much of their ratio's logarithm may be chance.
 
-    The last one is _ERRORS standard errors. With few first calls, their quantile is the nearest
-    order statistic, and the later latencies are taken at the same level. The spread is that of the
-    later ones: without a queue at the endpoint, both have the same.
+    The last value is _ERRORS standard errors. With few first calls, their quantile is the nearest
+    order statistic, and the quantile of the later calls is taken for the same probability. The
+    spread is measured on the later latencies: without a queue, the first ones have the same spread.
     """
     count = first.count
     place = max(1, round((count + 1) * q))
@@ -400,7 +404,7 @@ def _growth(first: Sketch, later: Sketch, q: float) -> tuple[float, float, float
 
 
 def _lower_s(sketch: Sketch, q: float) -> float:
-    """The quantile, or the order statistic below it."""
+    """Returns the order statistic at the quantile, or the next lower one, in seconds."""
     return sketch.ranked_s(math.floor(q * (sketch.count - 1)))
 
 
@@ -416,6 +420,6 @@ def _evidence(held: Holder, window: Window, share: float) -> str:
 
 
 def _errors(window: Window) -> str:
-    """The failed attempts by kind, and the last error."""
+    """Returns the failed attempts by kind, and the last error, in words; "" if there are none."""
     counts = ", ".join(f"{count:,} x {kind}" for kind, count in errors_of([window]).items())
     return f" ({counts}, the last: {window.error})" if counts else ""

@@ -1,16 +1,16 @@
-"""The possible causes that hold a job back.
+"""Defines the causes that can hold a job back.
 
-cause         holds when                                       what helps
+cause         binds when                                       what helps
 input         workers wait for rows                            a faster source
-client        the process works, or was stopped                CPU, several processes
-limit         calls wait for a rate limit, which has a name    a higher limit, another key
-concurrency   all slots are in use                             -c
-endpoint      the same, and more calls would only queue there  another endpoint
+client        its process is busy, or was stopped              CPU, several processes
+limit         calls wait for a rate limit                      a higher limit, another key
+concurrency   all slots are in use                             more calls in flight (-c)
+endpoint      more calls in flight would only queue there      another endpoint
 down          the endpoint asked to wait, is unreachable or    waiting; nothing is lost
               fails
 writer        results wait for the disk, or to be taken        a faster disk or reader
-nothing       all rows are in hand                             nothing
-undetermined  the samples decide for none of these             a longer observation
+nothing       no row is left to send                           nothing
+undetermined  the samples point to none of these               observing for longer
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Cause(Enum):
 class Binding(msgspec.Struct, frozen=True):
     """What held a run back from begin_s to end_s, seconds since the run began.
 
-    what: in a few words, such as `200k tokens/min`, or `the endpoint`; two limits that are nearly
-    equally strict are named together. evidence: one sentence with figures.
+    what: a few words, such as `200k tokens/min` or `the endpoint`; includes the names of all limits
+    that are about equally strict. evidence: one sentence with figures.
     """
 
     cause: Cause
@@ -52,5 +52,5 @@ class Binding(msgspec.Struct, frozen=True):
         return self.end_s - self.begin_s
 
     def is_same(self, other: Binding) -> bool:
-        """Whether both have the same constraint, whatever the figures."""
+        """Whether both have the same constraint, regardless of the figures."""
         return (self.cause, self.what) == (other.cause, other.what)

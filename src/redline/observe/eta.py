@@ -1,10 +1,10 @@
-"""When a run will end, from the windows of its timeline; a plain function, without a clock.
+"""Estimates when a run will end, from the windows of its timeline; a function without a clock.
 
-The remaining rows are assumed to take as long as the same number of rows took lately: over the last
-half of the run, which ignores a slow start and averages out chance. Rows often end in waves, such
-as those of a limit that is used up and then free again, or of calls that were sent together; waves
-are averaged. Long standstills, in which the endpoint asked to wait or was down, are left out.
-During a standstill, the estimate keeps the value that it had at its start.
+The remaining rows are assumed to finish at the rate of the last half of the run, which ignores a
+slow start and averages out chance. Rows often finish in waves, for example when a limit is used up
+and then free again, or when calls were sent together; the rate is averaged over such waves. Long
+standstills, in which the endpoint asked redline to wait or was down, are left out. During a
+standstill, the estimate keeps the value that it had when the standstill began.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from typing import NamedTuple
 
 from redline.timeline import Window, merged_sketches
 
-# Looks back over this share of the run, and at least this time and number of rows, if it has them.
+# The rate covers this share of the run, but at least this time and this number of rows, as far as
+# the run has them.
 _SHARE, _LEAST_S, _LEAST_ROWS = 0.5, 20.0, 100
-# Calls of at least this length come in waves; shorter ones are averaged in any case.
+# Shorter waves are ignored: the span averages them out anyway.
 _LEAST_WAVE_S = 2.0
+# The duration of calls is taken from this many of the latest windows with answers.
 _CALL_WINDOWS = 5
-# The smallest share that is looked at, in a run of little more than one wave.
+# The smallest share of the run that the rate covers, in a run hardly longer than one wave.
 _LEAST_SHARE = 0.05
-# Shorter pauses are part of the normal behaviour of an endpoint, such as one whose limit per minute
-# shows only in how long it asks to wait.
+# Shorter pauses are normal for some endpoints, such as one that does not report its limit per
+# minute and only asks redline to wait.
 _LEAST_HOLD_S = 65.0
 _MAJORITY = 0.5
 
@@ -34,7 +36,7 @@ class Estimate(NamedTuple):
     """The estimated end of a run.
 
     eta_s: seconds from the end of the last window; None while unknown. is_on_hold: the run is at a
-    standstill, and the estimate is that of the moment before.
+    standstill, and the estimate dates from its beginning.
     """
 
     eta_s: float | None
@@ -42,8 +44,10 @@ class Estimate(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """The run at the end of a window. active_s: since it began, without standstills. ended: rows of
-    this run that have their outcome.
+    """The state of the run at the end of a window.
+
+    active_s: seconds since the run began, without standstills. ended: the number of rows of this
+    run that have their outcome.
     """
 
     active_s: float
@@ -52,7 +56,7 @@ class _Point(NamedTuple):
 
 
 def estimate(windows: Sequence[Window]) -> Estimate:
-    """The estimated end of the run, from all its windows so far, in order."""
+    """Returns the estimated end of the run, from all its windows so far, in order."""
     points, is_on_hold = _active(windows)
     return Estimate(_eta_s(points) if points else None, is_on_hold)
 
@@ -68,7 +72,7 @@ def _eta_s(points: Sequence[_Point]) -> float | None:
 
 
 def _active(windows: Sequence[Window]) -> tuple[list[_Point], bool]:
-    """The windows without long standstills, and whether the run is at a standstill now."""
+    """Returns the windows without long standstills, and whether the run is at a standstill now."""
     points, held = list[_Point](), list[Window]()
     active_s, ended = 0.0, 0
     for window in windows:
@@ -86,9 +90,9 @@ def _active(windows: Sequence[Window]) -> tuple[list[_Point], bool]:
 
 
 def _is_standstill(window: Window) -> bool:
-    """The process was stopped, or for most of the window no call could be sent.
+    """Whether the process was stopped, or no call could be sent for most of the window.
 
-    If rows end between the pauses that an endpoint asks for, it is not a standstill.
+    Pauses that the endpoint asks for, and waits for retries, count only if no row ended.
     """
     if not window.samples or window.stopped_s > _MAJORITY * window.span_s:
         return True
@@ -99,7 +103,7 @@ def _is_standstill(window: Window) -> bool:
 
 
 def _span_s(points: Sequence[_Point]) -> float:
-    """How far to look back from the last point."""
+    """Returns how far to look back from the last point, in seconds."""
     last = points[-1]
     enough = (one.active_s for one in reversed(points) if last.ended - one.ended >= _LEAST_ROWS)
     span_s = max(_SHARE * last.active_s, _LEAST_S, last.active_s - next(enough, 0.0))
@@ -107,15 +111,15 @@ def _span_s(points: Sequence[_Point]) -> float:
 
 
 def _rows_per_s(points: Sequence[_Point], span_s: float) -> float:
-    """The rate over the span before the last point.
+    """Returns the rows per second over the span before the last point.
 
-    If rows end in waves, it is the mean of the rates over the spans that end within the last wave:
-    whatever the length of the span, the crests and troughs of a wave cancel out.
+    If rows end in waves, this is the mean rate over all spans that end within the last wave: the
+    crests and troughs of a wave then cancel out, regardless of the length of the span.
     """
     end_s = points[-1].active_s
     wave_s = _wave_s([point for point in points if point.active_s > end_s - span_s])
     if wave_s >= end_s:
-        # The wave is not complete: the whole run is part of it.
+        # The run is not longer than one wave: use all of it.
         wave_s, span_s = 0.0, end_s
     elif wave_s:
         span_s = min(span_s, max(end_s - wave_s, _LEAST_SHARE * end_s))
@@ -125,9 +129,9 @@ def _rows_per_s(points: Sequence[_Point], span_s: float) -> float:
 
 
 def _wave_s(lately: Sequence[_Point]) -> float:
-    """The longest period after which events may repeat; 0 if it is short.
+    """Returns the length of the longest wave in which rows may end, in seconds; 0 if it is short.
 
-    It is the window of a binding limit, or the duration of the last calls.
+    It is the window of a binding limit or the duration of the last calls, whichever is longer.
     """
     answered = [point.window.latency for point in lately if point.window.latency.pairs]
     call_s = merged_sketches(answered[-_CALL_WINDOWS:]).quantile_s(0.5) or 0.0
@@ -141,7 +145,7 @@ def _wave_s(lately: Sequence[_Point]) -> float:
 
 
 def _mean_ended(points: Sequence[_Point], begin_s: float, end_s: float) -> float:
-    """The mean number of ended rows from begin_s to end_s; that at end_s if both are equal.
+    """Returns the mean number of ended rows from begin_s to end_s, or at end_s if they are equal.
 
     Between two points, the number is interpolated; before the run, it is 0.
     """
@@ -157,7 +161,7 @@ def _mean_ended(points: Sequence[_Point], begin_s: float, end_s: float) -> float
 
 
 def _ended_at(points: Sequence[_Point], at_s: float) -> float:
-    """Rows of this run that had ended then."""
+    """Returns the number of rows of this run that had ended at `at_s`, interpolated."""
     place = bisect_left(points, at_s, key=lambda one: one.active_s)
     begin_s, before = (points[place - 1].active_s, points[place - 1].ended) if place else (0.0, 0)
     if place == len(points):
@@ -168,12 +172,13 @@ def _ended_at(points: Sequence[_Point], at_s: float) -> float:
 
 
 def _limited_s(last: _Point, span_s: float) -> float:
-    """Seconds that limits with a window longer than the span need for the remaining rows.
+    """Returns the seconds that the remaining rows need under limits with long windows.
 
-    The past does not show such limits yet: a day's quota holds nothing back until it is used up.
+    Long windows are those above `span_s`. The past does not show the effect of such a limit yet: a
+    daily quota holds nothing back until it is used up.
     """
     totals, longest_s = last.window.totals, 0.0
-    # The limits count calls in flight already, whose rows have not ended.
+    # The limits already count the calls in flight, whose rows have not ended.
     in_flight = last.window.in_flight
     unsent = max(0.0, totals.left - in_flight)
     per_row = {

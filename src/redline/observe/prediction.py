@@ -1,16 +1,16 @@
-"""The effect of another setting, and whether the prediction for a run came true.
+"""Predicts the effect of other settings, and checks whether a run's prediction came true.
 
 The rate of answers is the minimum of what each constraint allows:
 
-limits        what each rate limit allows; for one that binds, the observed rate
-endpoint      its rate with all slots in use, by the curve through all observed levels
+limits        what each rate limit allows; for a limit that binds, the observed rate
+endpoint      its rate with all slots in use, from the curve fitted to all observed levels
 client        the rate at which its event loop would be busy all of the time
-input, disk   the observed rate, if they bind
+input, disk   the observed rate, if one of them binds
 
-Another setting moves one constraint, and the next one then binds. Nothing is predicted for more
+A different setting moves one constraint, and then the next one binds. Nothing is predicted for more
 than twice the observed number of calls in flight. The curve needs three levels, the highest at
-least 1.5 times the lowest: levels of earlier runs of the job count, and `-c auto` visits several in
-one run.
+least 1.5 times the lowest; levels of earlier runs of the job count as well, and `-c auto` tries
+several in one run.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from redline.timeline import LimitUse, Prediction, RunFacts, RunHistory, Window,
 
 _LEAST_LEVELS, _LEAST_FACTOR = 3, 1.5
 _FURTHEST = 2.0
-# Of n slots, a few are free now and then: twice as many slots still count as within twice the
-# level.
+# A few slots are free now and then, so a level is a little lower than the slots: with this factor,
+# twice as many slots still count as twice the level.
 _ROUNDING = 1.1
-# A run is judged by its last minute; this many seconds of it are enough.
+# A run is judged by its last steady minute. A measurement needs this many steady seconds.
 _LATELY_S, _LEAST_S = 60.0, 3.0
-# The interval contains the rate in nineteen of twenty cases.
+# Quantiles of a prediction: the interval should contain the rate in 19 of 20 cases.
 _LOW, _MIDDLE, _HIGH = 0.025, 0.5, 0.975
-# Standard errors of the logarithm: of what a binding cause allows, of what a limit and the client
-# allow while they do not bind, and of the later measurement.
+# Standard errors of the logarithms of rates: what a binding cause allows, what a limit allows that
+# does not bind, what the client allows if it does not bind, and what the later run measures.
 _BINDING_ERROR, _SPARE_ERROR, _CLIENT_ERROR, _LATER_ERROR = 0.015, 0.03, 0.1, 0.02
-# The event loop is the limit once it is busy for this share of the time.
+# The event loop binds once it is busy for this share of the time. Below the second share, the
+# client is taken to allow any rate.
 _BUSY_AT_MOST, _LEAST_BUSY = 0.95, 0.05
-# A likely gain below _NO_GAIN counts as none, unless it may reach _UNSURE_GAIN.
+# A likely gain below _NO_GAIN counts as no gain, unless the gain may reach _UNSURE_GAIN.
 _NO_GAIN = 0.05
 _UNSURE_GAIN = 0.15
 _FIXED = (Cause.INPUT, Cause.CLIENT, Cause.WRITER)
@@ -62,8 +63,8 @@ _TOO_FAR = "more than twice the calls in flight seen so far"
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """The resources of a run.
 
-    slots: calls in flight, 0 for no bound. limits: the amount over all endpoints, by kind and
-    window. endpoints: their number.
+    slots: the most calls in flight; 0 for no bound. limits: the amount over all endpoints, by kind
+    and window, such as `requests/min`. endpoints: the number of endpoints.
     """
 
     slots: float
@@ -72,9 +73,13 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Known(msgspec.Struct, frozen=True, kw_only=True):
-    """The observations of a job. level: the recent level of the latest run; caps: for each limit,
-    named as in Setting, the answers per second that it allows, and their error; others: the
-    other constraints. most_slots: the most calls that a search may have in flight, 0 if unknown.
+    """The observations of a job.
+
+    setting, level, cause: the setting, the recent level and the binding cause of the latest run.
+    most_slots: the most calls that a search may have in flight; 0 if unknown. caps: for each limit,
+    with the key that it has in Setting, the answers per second that it allows, and the standard
+    error of their logarithm. others: the answers per second that the client, the input and the disk
+    allow. curve: None if there are too few levels.
     """
 
     setting: Setting
@@ -87,7 +92,7 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def setting_of(slots: float, limits: Sequence[LimitUse], endpoints: int) -> Setting:
-    """The setting of a run with these limits."""
+    """Returns the setting of a run with these limits, slots and number of endpoints."""
     counts = Counter[str]()
     for use in limits:
         counts[_key(use)] += use.count
@@ -95,7 +100,7 @@ def setting_of(slots: float, limits: Sequence[LimitUse], endpoints: int) -> Sett
 
 
 def _known_of(runs: Sequence[RunHistory]) -> _Known | str:
-    """The observations from the runs of a job; or the reason why nothing can be predicted."""
+    """Returns the observations from a job's runs, or the reason why nothing can be predicted."""
     runs = [run for run in runs if run.windows]
     lately = _lately(runs[-1].windows) if runs else []
     level = level_of(lately)
@@ -127,7 +132,7 @@ def _known_of(runs: Sequence[RunHistory]) -> _Known | str:
 
 
 def _predicted(known: _Known, to: Setting, change: str) -> Prediction:
-    """The rate of answers with that setting. change: the change, in words."""
+    """Predicts the rate of answers with the setting `to`. change: describes it in words."""
     limits, before_per_s = known.setting.limits, known.level.per_s
     rates = known.others + [
         around(per_s * to.limits[name] / limits[name], error)
@@ -156,7 +161,7 @@ def _predicted(known: _Known, to: Setting, change: str) -> Prediction:
 
 
 def _usual_changes(known: _Known) -> Iterator[tuple[Setting, str]]:
-    """The changes that users ask about: twice the calls in flight or the limits, more endpoints."""
+    """Yields the usual changes: twice the calls in flight, twice the limits, another endpoint."""
     now = known.setting
     if now.slots:
         yield replace(now, slots=2 * now.slots), f"{2 * now.slots:,.0f} calls in flight"
@@ -165,14 +170,14 @@ def _usual_changes(known: _Known) -> Iterator[tuple[Setting, str]]:
         yield replace(now, limits=raised), "twice the limits"
     grown = 1 + 1 / now.endpoints
     limits = {name: round(count * grown) for name, count in now.limits.items()}
-    # A search for the number of calls in flight finds that of the new endpoint as well.
+    # A search for the number of calls in flight would find more, up to its maximum.
     slots = max(now.slots, min(known.most_slots, grown * now.slots))
     more = replace(now, endpoints=now.endpoints + 1, limits=limits, slots=slots)
     yield more, "another endpoint or key" if known.cause is Cause.LIMIT else "another endpoint"
 
 
 def predictions(runs: Sequence[RunHistory]) -> list[Prediction] | str:
-    """A prediction for each of the usual changes; or the reason why none is possible."""
+    """Returns a prediction for each of the usual changes, or the reason why none is possible."""
     known = _known_of(runs)
     if isinstance(known, str):
         return known
@@ -180,13 +185,14 @@ def predictions(runs: Sequence[RunHistory]) -> list[Prediction] | str:
 
 
 def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Prediction | None:
-    """The prediction for a run whose settings differ from those of the run before it.
+    """Returns the prediction for a new run whose settings differ from the previous run's.
 
-    facts: of the new run. None if nothing has changed, or if the run uses another model.
+    to, facts: the setting and the facts of the new run. None if nothing has changed, or if the new
+    run uses another model.
     """
     seen = [run for run in earlier if run.windows]
-    # Slots and limits at the end of a run are not always its settings: its endpoint may have been
-    # down, and headers may have lowered a limit.
+    # Compare the facts too: the slots and limits at the end of a run are not always its settings,
+    # as when its endpoint was down or when response headers had lowered a limit.
     if not seen or _stated(seen[-1].facts) == _stated(facts):
         return None
     before, last = seen[-1], seen[-1].windows[-1]
@@ -205,7 +211,7 @@ def _stated(facts: RunFacts) -> tuple[object, ...]:
 
 
 def _changes(was: Setting, to: Setting) -> Iterator[str]:
-    """The changes in words."""
+    """Yields the changes in words, such as `8 -> 16 calls in flight`."""
     if round(was.slots) != round(to.slots):
         one, other = (f"{n:,.0f}" if n else "any number of" for n in (was.slots, to.slots))
         yield f"{one} -> {other} calls in flight"
@@ -219,7 +225,10 @@ def _changes(was: Setting, to: Setting) -> Iterator[str]:
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """The prediction for a run and its measured rate. holds: the rate is within the interval."""
+    """The prediction for a run and its measured rate.
+
+    holds: whether the rate was within the predicted interval.
+    """
 
     prediction: Prediction
     measured_per_s: float
@@ -230,7 +239,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scores_of(runs: Sequence[RunHistory]) -> list[Score]:
-    """The scores of a job's runs that were predicted and steady for long enough."""
+    """Returns the scores of those runs that had a prediction and were steady for long enough."""
     return [
         Score(prediction=run.prediction, measured_per_s=per_s)
         for run in runs
@@ -239,7 +248,7 @@ def scores_of(runs: Sequence[RunHistory]) -> list[Score]:
 
 
 def measured_per_s(run: RunHistory) -> float | None:
-    """Answers a second of a run while it was steady; None if that was too short."""
+    """Returns a run's answers per second while it was steady; None if that was too short."""
     found = steady(run.windows)
     level = level_of(found)
     if level is None or sum(one.span_s for one in found) < _LEAST_S:
@@ -248,7 +257,7 @@ def measured_per_s(run: RunHistory) -> float | None:
 
 
 def gain_text(prediction: Prediction) -> str:
-    """`+62 % (40 to 71 %)`, `no gain (-2 to 3 %)`, or `unknown: ...`."""
+    """Returns `+62 % (40 to 71 %)`, `no gain (-2 to 3 %)`, or `unknown: ...`."""
     before = prediction.before_per_s
     if prediction.unknown:
         text = f"unknown: {prediction.unknown}"
@@ -264,7 +273,7 @@ def gain_text(prediction: Prediction) -> str:
 
 
 def advice(found: Sequence[Prediction]) -> list[tuple[str, str]]:
-    """Changes and their effects, both in words; changes with the same effect are merged."""
+    """Returns (changes, effect) in words; changes with the same effect are joined with `or`."""
     changes = defaultdict[str, list[str]](list)
     for prediction in found:
         changes[gain_text(prediction)].append(prediction.change)
@@ -272,7 +281,7 @@ def advice(found: Sequence[Prediction]) -> list[tuple[str, str]]:
 
 
 def best_of(found: Sequence[Prediction]) -> Prediction | None:
-    """The change with the largest gain, if any is likely to bring one."""
+    """Returns the change with the largest gain; None if no change is likely to bring a gain."""
     known = [one for one in found if not one.unknown]
     best = max(known, key=lambda one: one.likely_per_s, default=None)
     is_gain = best is not None and best.low_per_s > best.before_per_s * (1 + _NO_GAIN)
@@ -284,16 +293,19 @@ def _percent(factor: float) -> str:
 
 
 def _lately(windows: Sequence[Window]) -> list[Window]:
-    """The steady windows of the last steady minute that resemble its last one."""
+    """Returns the windows of the last steady minute that have about the same calls in flight.
+
+    The number of calls in flight is compared with that of the minute's last window.
+    """
     found = steady(windows)
     since_s = found[-1].end_s - _LATELY_S if found else 0.0
     return [one for one in found if one.end_s > since_s and is_alike(one, found[-1])]
 
 
 def _caps(lately: Sequence[Window], level: Level, binding: str) -> dict[str, tuple[float, float]]:
-    """Answers per second that each limit allows, and the standard error of their logarithm.
+    """Returns the answers per second that each limit allows, and the error of their logarithm.
 
-    binding: the names of the binding limits.
+    binding: the names of the binding limits, joined with `and`; "" if no limit binds.
     """
     names = binding.split(" and ")
     limits = merged(lately).limits
@@ -301,7 +313,7 @@ def _caps(lately: Sequence[Window], level: Level, binding: str) -> dict[str, tup
     used, counts = Counter[str](), Counter[str]()
     for window in lately:
         for use in window.limits:
-            # The count of a window that is longer than the run is not complete yet.
+            # In a run shorter than the limit's window, the count does not cover a window yet.
             if window.end_s >= use.window_s:
                 used[_key(use)] += use.used
                 counts[_key(use)] += use.count
@@ -312,7 +324,7 @@ def _caps(lately: Sequence[Window], level: Level, binding: str) -> dict[str, tup
 
 
 def _others(whole: Window, level: Level, cause: Cause) -> list[Draws]:
-    """The rates that the client, the input and the disk allow."""
+    """Returns the answers per second that the client, the input and the disk allow."""
     if cause in _FIXED:
         return [around(level.per_s, _BINDING_ERROR)]
     if whole.busy < _LEAST_BUSY:
@@ -321,23 +333,23 @@ def _others(whole: Window, level: Level, cause: Cause) -> list[Draws]:
 
 
 def _of_endpoint(known: _Known, to: Setting, most: float) -> Draws | str:
-    """The rate that the endpoint gives with that setting; or the reason why it is not known.
+    """Returns the rate that the endpoint would reach with `to`, or the reason why it is unknown.
 
-    most: the rate that all other constraints allow.
+    most: the answers per second that all other constraints allow.
     """
     now, level = known.setting, known.level
     grown = to.endpoints / now.endpoints
     is_full = known.cause in (Cause.CONCURRENCY, Cause.ENDPOINT)
     slots = to.slots or math.inf
     is_same = is_full and math.isclose(slots, now.slots or math.inf)
-    # Another constraint binds, and will continue to bind.
+    # Another constraint binds, and still binds with the new setting.
     is_bound = most <= level.per_s * (1 + _NO_GAIN) and slots >= level.in_flight
     if grown == 1 and (is_same or is_bound):
         return around(level.per_s, _BINDING_ERROR)
     if known.curve is None:
         return _FEW_LEVELS
-    # To reach the rate that the other constraints allow, calls in flight need at most grow in
-    # proportion.
+    # To reach the rate that the other constraints allow, the calls in flight need not grow by more
+    # than the rate does.
     needed = min(slots, level.in_flight * max(1.0, most / level.per_s)) / grown
     furthest = _FURTHEST * known.curve.most
     if needed > furthest * _ROUNDING:
@@ -347,5 +359,5 @@ def _of_endpoint(known: _Known, to: Setting, most: float) -> Draws | str:
 
 
 def _key(use: LimitUse) -> str:
-    """The kind and window of a limit without amount and endpoint: `requests/min`."""
+    """Returns the kind and window of a limit without amount and endpoint: `requests/min`."""
     return use.name.partition(" ")[2].partition(" at ")[0]

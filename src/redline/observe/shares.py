@@ -1,4 +1,4 @@
-"""What bound a whole run, and for how long."""
+"""Summarizes what bound a whole run, and for which share of the time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import msgspec
 
 from redline.observe.causes import Binding, Cause
 
-# A cause that is interrupted for less than this many seconds counts as uninterrupted.
+# A cause counts as uninterrupted if another one interrupts it for fewer seconds than this.
 _BRIDGED_S = 3.0
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
     """How long one constraint bound a run.
 
-    share: of the time in which this constraint bound, 0 to 1. evidence: from its longest window.
+    share: the share of the run's time in which this constraint bound, 0 to 1. evidence: the
+    evidence of the longest window in which it bound.
     """
 
     cause: Cause
@@ -28,7 +29,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """What bound a whole run.
 
-    shares: largest first; they add up to 1. sentence: describes the largest.
+    shares: largest first; they add up to 1. sentence: describes the largest share.
     """
 
     shares: tuple[Share, ...]
@@ -36,7 +37,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summary_of(found: Sequence[Binding]) -> Summary:
-    """The shares of time of each constraint, from the bindings of one run or of several."""
+    """Returns each constraint's share of the time, from the bindings of one or several runs."""
     total_s = sum(one.span_s for one in found) or 1.0
     alike = defaultdict[tuple[Cause, str], list[Binding]](list)
     for one in found:
@@ -55,7 +56,7 @@ def summary_of(found: Sequence[Binding]) -> Summary:
 
 
 def stretches(found: Sequence[Binding]) -> list[Binding]:
-    """Merges neighbours with the same cause, and drops a different one of a moment between them."""
+    """Merges neighbours with the same constraint, and drops short interruptions by another one."""
     groups: list[Binding] = []
     for one in found:
         is_bridged = len(groups) > 1 and groups[-2].is_same(one)

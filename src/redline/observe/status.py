@@ -1,4 +1,4 @@
-"""The status of a job, from its timeline: while it runs, after its end, and after it was killed."""
+"""Reads the status of a job from its timeline, whether it is running, has ended or was killed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from redline.timeline import (
     merged_phases,
 )
 
-# The present state is read from the windows of the last seconds, latencies from a longer span.
+# Current figures cover the windows of the last seconds; latencies cover a longer span.
 _LATELY_S, _LATENCY_S = 10.0, 60.0
-# A run writes a window each second.
+# A run counts as silent if it has written nothing for this long: it writes a window every second.
 SILENT_S = 5.0
 
 State = Literal["running", "finished", "interrupted", "stopped", "dead"]
@@ -33,7 +33,7 @@ State = Literal["running", "finished", "interrupted", "stopped", "dead"]
 class LimitStatus(msgspec.Struct, frozen=True):
     """The use of one rate limit.
 
-    used: of `count`, in the last `window_s`. binds: it holds calls back now.
+    used: how much of `count` was used in the last `window_s`. binds: it is holding calls back.
     """
 
     name: str
@@ -44,7 +44,7 @@ class LimitStatus(msgspec.Struct, frozen=True):
 
 
 class BindingStatus(msgspec.Struct, frozen=True):
-    """What binds now, or did at the end. for_s: for how many seconds."""
+    """What binds now, or what bound at the end of the run. for_s: for how long, in seconds."""
 
     cause: Cause
     what: str
@@ -53,20 +53,21 @@ class BindingStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, by all its runs unless said otherwise. Times are seconds since 1970-01-01 UTC.
+    """The status of a job.
 
-    state: of its latest run. stopped: that ended it early, in words. begun, seen: when the latest
-    run began, and gave its last sign of life. runs: that are known. Of the latest one: pid, host,
-    has_budget (in money, so that what is spent is by all runs; None if unknown).
-    rows, done, failed, untried, left: of the whole input; at least that many rows, unless is_exact.
-    Of the last ten seconds that were recorded, or of all of a run that has ended: rows_per_s,
-    tokens_per_s, in_flight, slots, waiting, retrying; latency_p50_s and latency_p95_s of a minute,
-    None without answers. eta_s: None while it is unknown.
-    Of the latest run: attempts, input_tokens, output_tokens, errors (by kind), error (the last one
-    in words), bound (shares of the time by what bound), sentence (the largest of them), phases (see
-    time_by_phase).
-    helps: the predicted effects of other settings, from all runs; helps_unknown: why there are
-    none. scores: of the runs that were predicted.
+    Of the latest run: state; begun and seen (when it began, and its last sign of life, both in
+    seconds since 1970-01-01 UTC); elapsed_s; pid; host; has_budget (whether it has a budget in
+    money, which all runs share; None if unknown); stopped (what ended it early, in words); errors
+    (counts by kind); error (the last one in words); binding; bound (each constraint's share of the
+    time); sentence (describes the largest share); phases (see `time_by_phase`).
+    runs: the number of known runs. totals: the rows of the whole input, and the attempts and tokens
+    of the latest run; the number of rows is a lower bound unless `totals.is_exact`. left: the rows
+    still to be processed.
+    Of the last ten recorded seconds, or of the whole latest run if it has ended: rows_per_s,
+    tokens_per_s, in_flight, slots, waiting, retrying, parked_s, limits; likewise, of the last
+    minute, latency_p50_s and latency_p95_s, None without answers. eta_s: None while unknown.
+    helps: the predicted effects of other settings, from all runs; helps_unknown: the reason if
+    there are none. scores: how well the predictions for runs came true.
     """
 
     state: State
@@ -103,13 +104,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
-    """The present status of the job.
+    """Returns the status of the job at the time `now`, in seconds since 1970-01-01 UTC.
 
-    timeline: with at least one run. is_running: a process holds its output.
+    timeline: has at least one run. is_running: whether a process holds the job's output.
     """
     run = timeline.runs[-1]
     windows, end = run.windows, run.end
-    # A process that holds the output after that begins another run.
+    # If the run has an end, a process that holds the output is about to begin another run.
     state: State = end.how if end is not None else "running" if is_running else "dead"
     whole = lately = _whole(windows)
     latency = whole.latency
@@ -156,7 +157,7 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
 
 
 def time_by_phase(windows: Sequence[Window]) -> dict[str, float]:
-    """Seconds that the rows of a run spent in each phase, all rows together, longest first.
+    """Returns the seconds that the rows of a run spent in each phase in total, longest first.
 
     A phase has the name of its field in `Phases`, without the unit. Only calls that have ended
     count. The wait for the disk comes after a row has its outcome.
@@ -167,7 +168,7 @@ def time_by_phase(windows: Sequence[Window]) -> dict[str, float]:
 
 
 def _last_of(windows: Sequence[Window], seconds: float) -> list[Window]:
-    """The latest windows of one run that together cover `seconds`; at least one if any exists."""
+    """Returns the latest windows of one run that cover `seconds`; at least one if any exists."""
     return [window for window in windows if window.end_s > windows[-1].end_s - seconds]
 
 
@@ -185,7 +186,7 @@ def _limits(window: Window) -> tuple[LimitStatus, ...]:
 
 
 def _binding(windows: Sequence[Window], found: Sequence[Binding]) -> BindingStatus | None:
-    """What binds in the last seconds. found: what bound in each of the windows."""
+    """Returns what binds in the last seconds. found: what bound in each of the windows."""
     now = current(windows)
     if now is None:
         return None

@@ -1,8 +1,8 @@
-"""The steady windows of a run, and its rate of answers in them.
+"""Finds the steady windows of a run, and the rate of answers in them.
 
-With calls of many seconds, a second may contain no answer, or the answers to all calls that were
-sent together. Therefore the rate of answers comes from Little's law (A Proof for the Queuing
-Formula L = lambda W, Operations Research 9, 1961): calls in flight divided by the mean latency.
+If calls take many seconds, one second may bring no answer, and another the answers to all calls
+that were sent together. Therefore the rate of answers comes from Little's law (A Proof for the
+Queuing Formula L = lambda W, Operations Research 9, 1961): calls in flight divided by mean latency.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ import msgspec
 
 from redline.timeline import Sketch, Window, errors_of, merged
 
-# A window is steady if the number of calls in flight was equal within this factor for as long
-# before it as most calls take.
+# A window is steady if the calls in flight have stayed within this factor of its own for as long
+# before it as this share of the calls take, but at least _LEAST_S.
 _SAME = math.log(1.25)
 _MOST_CALLS = 0.9
 _LEAST_S = 1.0
-# Maximum shares of failed attempts, and of samples in which no call could be sent.
+# A steady window has at most this share of failed attempts, and of samples in which no call could
+# be sent.
 _MOST_FAILED = _MOST_IDLE = 0.1
 _IDLE = ("parked", "down", "backoff", "rest", "batch")
-# Windows whose calls in flight differ by less than this factor are one level.
+# Windows whose calls in flight are within this factor form one level, if they have enough answers.
 _LEVEL = 1.15
 _LEAST_ANSWERS = 10
-# Least standard error of a rate by Little's law: mean calls in flight are sampled, and latencies
-# are exact to one per cent.
+# The smallest standard error of a rate from Little's law: the calls in flight are only sampled, and
+# latencies are exact to one per cent.
 _LEAST_ERROR = 0.01
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """The rate of the endpoint's answers at this number of calls in flight.
+    """The endpoint's rate of answers with this number of calls in flight.
 
-    in_flight: the mean. per_s: answers per second. error: standard error of its logarithm.
+    in_flight: the mean number. per_s: answers per second. error: the standard error of the
+    logarithm of `per_s`.
     """
 
     in_flight: float
@@ -42,12 +44,12 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def steady(windows: Sequence[Window]) -> list[Window]:
-    """The steady windows of one run, in order."""
+    """Returns the steady windows of one run, in order."""
     return [window for index, window in enumerate(windows) if _is_steady(windows, index)]
 
 
 def level_of(windows: Sequence[Window]) -> Level | None:
-    """These windows as one level; None if there are too few answers."""
+    """Returns these windows as one level; None if there are too few answers."""
     if not windows:
         return None
     whole = merged(windows)
@@ -59,14 +61,14 @@ def level_of(windows: Sequence[Window]) -> Level | None:
         return None
     return Level(
         in_flight=whole.in_flight,
-        # Some of the calls in flight end with an error.
+        # Some of the calls in flight will end with an error instead of an answer.
         per_s=whole.in_flight / mean_s * (1.0 - _failed(whole)),
         error=math.hypot(_LEAST_ERROR, deviation_s / mean_s / math.sqrt(answers)),
     )
 
 
 def levels_of(runs: Iterable[Sequence[Window]]) -> list[Level]:
-    """The levels at which runs were steady, ascending. runs: the windows of each."""
+    """Returns the levels at which runs were steady, ascending. runs: the windows of each run."""
     found = sorted((one for run in runs for one in steady(run)), key=lambda one: one.in_flight)
     groups: list[list[Window]] = []
     for window in found:
@@ -79,7 +81,7 @@ def levels_of(runs: Iterable[Sequence[Window]]) -> list[Level]:
 
 
 def is_alike(one: Window, other: Window) -> bool:
-    """Whether about as many calls are in flight in both; each must have some."""
+    """Whether about as many calls are in flight in both windows; both must have some."""
     return abs(math.log(one.in_flight / other.in_flight)) <= _SAME
 
 
@@ -102,13 +104,13 @@ def _is_steady(windows: Sequence[Window], index: int) -> bool:
 
 
 def _failed(window: Window) -> float:
-    """The share of attempts that ended with an error."""
+    """Returns the share of attempts that ended with an error, 0 to 1."""
     failed = errors_of([window]).total()
     return failed / max(1, failed + window.answered)
 
 
 def _mean_s(sketch: Sketch) -> tuple[float, float]:
-    """Mean and standard deviation, in seconds; the sketch is not empty."""
+    """Returns the mean and the standard deviation in seconds; the sketch must not be empty."""
     count = sketch.count
     mean_s = sum(value_s * each for value_s, each in sketch.values_s()) / count
     square = sum((value_s - mean_s) ** 2 * each for value_s, each in sketch.values_s()) / count

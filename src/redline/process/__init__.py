@@ -1,4 +1,4 @@
-"""The process and its files: signals, threads, locks, durable writes, safe printing."""
+"""Manages the process and its files: signals, threads, locks, durable writes, safe printing."""
 
 from redline.process.changes import Changes, end_tasks
 from redline.process.connections import keep_alive

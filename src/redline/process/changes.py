@@ -1,4 +1,4 @@
-"""Waits for other tasks of the event loop: for a state that they change, and for their end."""
+"""Waits for other tasks of the event loop: for a condition that they change, and for their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TCP keep-alive, for connections that are silent for a long time."""
+"""Sets up TCP keep-alive, for connections that are silent for a long time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket
 
-# If the system has them: idle seconds before the first probe (macOS has a name of its own for it),
-# seconds between probes, and lost probes that end the connection. The usual idle time is two hours.
+# The options that this system has: idle seconds before the first probe (two names: Linux's and
+# macOS's), seconds between probes, and the number of lost probes that end the connection. By
+# default, the idle time is two hours.
 _OPTIONS = [
     (getattr(socket, name), value)
     for name, value in (
@@ -24,15 +25,15 @@ _OPTIONS = [
 
 
 def keep_alive(connected: socket.socket | TransportSocket | None) -> None:
-    """Makes the system probe a TCP connection each minute while nothing is sent on it.
+    """Makes the system probe a TCP connection every minute while nothing is sent on it.
 
-    An answer may take many minutes. NATs and firewalls forget a silent connection, some after four:
-    the answer would be billed and never arrive. connected: None, as for a transport without a
-    socket, is ignored.
+    An answer may take many minutes, but NATs and firewalls forget a silent connection, some after
+    four minutes: the answer would be billed and never arrive. connected: the connection's socket;
+    None, for a transport without a socket, is ignored.
     """
     if connected is None:
         return
-    # macOS refuses options of a connection that the other side has closed.
+    # macOS refuses to set options of a connection that the other side has closed.
     with suppress(OSError):
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _OPTIONS:

@@ -1,8 +1,8 @@
-"""Files that survive a crash: replaced in one step, made durable, held by one process.
+"""Writes files that survive a crash: replaced atomically, made durable, locked by one process.
 
-A lock must end with the process that took it. But an flock belongs to an open file, which a forked
-process shares: the workers of a pool may outlive a killed run, and keep its locks. So locked files
-are closed in every forked process, and only the process that took a lock unlocks it.
+A lock must end with the process that took it. But an flock belongs to an open file, which forked
+processes share: the workers of a pool may outlive a killed run and would keep its locks. So locked
+files are closed in every forked process, and only the process that took a lock unlocks it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HINTS = {
 
 
 class LockedFile:
-    """An open file and the flock on it. fd: -1 once it is closed, and in a forked process."""
+    """An open file, which can be locked with flock. fd: -1 once closed, and in a forked process."""
 
     __slots__ = ("fd",)
 
@@ -40,7 +40,10 @@ class LockedFile:
         _OPEN.add(self)
 
     def try_lock(self) -> bool:
-        """Takes the lock; False if another process has it. Raises OSError if locks do not work."""
+        """Takes the lock; returns False if another process has it.
+
+        Raises OSError if the file system does not support locks.
+        """
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -55,7 +58,7 @@ class LockedFile:
             return False
 
     def close(self) -> None:
-        """Unlocks and closes the file. May be repeated; does nothing in a forked process."""
+        """Unlocks and closes the file. May be called again; does nothing in a forked process."""
         fd, self.fd = self.fd, -1
         _OPEN.discard(self)
         if fd < 0:
@@ -63,7 +66,7 @@ class LockedFile:
         try:
             fcntl.flock(fd, fcntl.LOCK_UN)
         except OSError:
-            # A file system without locks has none to release.
+            # The file system does not support locks, so there is none to release.
             pass
         os.close(fd)
 
@@ -72,7 +75,7 @@ _OPEN: set[LockedFile] = set()
 
 
 def _close_in_child() -> None:
-    """Closes the copies without unlocking, since the lock is the parent's."""
+    """Closes the copies without unlocking them, because the locks are the parent's."""
     for file in _OPEN:
         fd, file.fd = file.fd, -1
         if fd >= 0:
@@ -85,11 +88,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def open_alone(path: Path, flags: int) -> LockedFile:
-    """Opens and locks the file at `path`, which no other redline may hold under any name.
+    """Opens and locks the file at `path`, so that no other redline process writes to it.
 
-    The output's own lock does not detect two names of one file, such as a link and its target, or a
-    folder that was moved and replaced by a new one. flags: as for `os.open`. Raises
-    JournalError if the file cannot be opened or another process holds it.
+    The output's own lock does not detect two names of one file, such as a link and its target, or
+    a folder that was moved and replaced by a new one. flags: as for `os.open`. Raises JournalError
+    if the file cannot be opened or another process holds it.
     """
     try:
         file = LockedFile(os.open(path, flags | os.O_CLOEXEC, 0o666))
@@ -111,7 +114,7 @@ def _hold(file: LockedFile, path: Path) -> None:
         # Another process may have replaced the file since it was opened.
         is_alone = file.try_lock() and file.is_at(path)
     except OSError:
-        # On a file system without locks, the lock in the output's folder must suffice.
+        # The file system does not support locks; the lock in the output's folder must suffice.
         return
     if not is_alone:
         raise JournalError(
@@ -122,7 +125,7 @@ def _hold(file: LockedFile, path: Path) -> None:
 
 
 def sync_name(path: Path) -> None:
-    """Makes the creation or removal of the name `path` durable; an fsync of the file does not."""
+    """Makes the creation or removal of the name `path` durable; an fsync of the file would not."""
     fd = os.open(_real(path).parent, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -149,19 +152,19 @@ def replace_file(path: Path, write: Callable[[int], None]) -> None:
                 os.close(fd)
             os.replace(beside, _real(path))
         except OSError:
-            # The unfinished file takes up space on what may be a full disk.
+            # Removed, because the disk may be full and the unfinished file takes up space.
             beside.unlink(missing_ok=True)
             raise
         sync_name(path)
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replaces the file at `path` by one with these bytes, as `replace_file` does."""
+    """Replaces the content of the file at `path` with these bytes, as `replace_file` does."""
     replace_file(path, lambda fd: write_all(fd, [data]))
 
 
 def drop_unfinished(path: Path) -> None:
-    """Removes what a crash in `replace_file` left beside `path`. Raises JournalError."""
+    """Removes the file that a crash in `replace_file` left beside `path`. Raises JournalError."""
     with telling(path):
         _beside(path).unlink(missing_ok=True)
 
@@ -173,7 +176,7 @@ def free_name(path: Path, word: str) -> Path:
 
 
 def make_like(path: Path, model: Path) -> None:
-    """Creates an empty file with the permissions of `model` unless there is a file at `path`.
+    """Creates an empty file with the permissions of `model`, unless there is a file at `path`.
 
     Raises JournalError.
     """
@@ -184,9 +187,9 @@ def make_like(path: Path, model: Path) -> None:
 
 
 def copy_mode(source: int | Path, target: int | Path) -> None:
-    """Copies the permissions of a file, if that is permitted. Raises OSError.
+    """Copies the permissions of a file, if the system allows it. Raises OSError.
 
-    source, target: paths, or descriptors.
+    source, target: paths or descriptors.
     """
     try:
         os.chmod(target, stat.S_IMODE(os.stat(source).st_mode))
@@ -211,7 +214,7 @@ def telling(path: Path) -> Iterator[None]:
 
 
 def unwritable(path: Path, error: OSError) -> JournalError:
-    """Returns the error that `path` cannot be written, with a hint on what to do."""
+    """Returns the error for a `path` that cannot be written, with a hint about what to do."""
     return JournalError(
         f"cannot write {path}: {error.strerror}",
         hint=_HINTS.get(error.errno or 0, f"check that disk, {_AGAIN}"),

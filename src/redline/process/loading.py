@@ -1,4 +1,4 @@
-"""Loads objects of the user's own modules by name."""
+"""Loads objects from the user's own modules by name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _LONGEST_LINE = 100
 
 
 def load_object(name: str, hint: str = "") -> Any:
-    """Loads the object `module:name` from a module in this folder or an installed one.
+    """Loads the object `module:name` from a module in the working folder or an installed module.
 
     name: may contain dots on both sides of the colon. hint: added to the error if the module does
-    not exist. Raises ConfigError if the object cannot be loaded, with the failing line of the
-    user's own code.
+    not exist. Raises ConfigError, with the failing line of the user's own code, if the object
+    cannot be loaded.
     """
     module_name, colon, path = name.partition(":")
     if not (colon and module_name and path):
@@ -30,7 +30,7 @@ def load_object(name: str, hint: str = "") -> Any:
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:
-        # A user's module may raise anything.
+        # A user's module may raise any exception.
         raise _not_imported(name, module_name, error, hint) from error
     for part in path.split("."):
         if not hasattr(found, part):
@@ -53,7 +53,10 @@ def _not_imported(name: str, module: str, error: Exception, hint: str) -> Config
 
 
 def _own_line(error: Exception) -> str:
-    """Returns the last line of the user's own code in this folder that led to the error."""
+    """Returns a hint with the last line of the user's code that led to the error; "" if none.
+
+    The user's code is the code in the working folder.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         place = _inside(error.filename) or error.filename
         return f"see {place}:{error.lineno}: {(error.text or '').strip()}"[:200]
@@ -70,6 +73,6 @@ def _is_own(frame: traceback.FrameSummary) -> bool:
 
 
 def _inside(filename: str) -> Path | None:
-    """Returns the path of a file relative to this folder; None if it is outside."""
+    """Returns the path of a file relative to the working folder; None if it is outside."""
     path, here = Path(filename), Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else None

@@ -1,4 +1,4 @@
-"""Limits of open files: each connection is one, so the limit must allow for the concurrency."""
+"""Raises the limit of open files, because each connection in use is an open file."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import resource
 
 from redline.errors import ConfigError
 
-# Results, failures, lock, input, event loop, standard streams, and a margin.
+# Room for other files: results, failures, lock, input, event loop, standard streams, and a margin.
 _OTHER_FILES = 64
-# Of these, the files that a run itself opens, with the margin.
+# Room for the files among these that a run itself has yet to open, with the margin.
 _OWN_FILES = 48
-# More than any process needs: used if the system states no limit, or a far higher one.
+# More than any process needs: used if the system has no limit, or a far higher one.
 _MOST_FILES = 1 << 20
 
 
 def raise_limit(connections: int) -> None:
-    """Raises the soft limit as far as the hard one allows.
+    """Raises the soft limit of open files as far as the hard limit allows.
 
-    connections: the number that may be in use at once; idle ones come on top of these. Raises
-    ConfigError if the hard limit is too low for those in use.
+    connections: how many may be in use at once, without idle ones. Raises ConfigError if the hard
+    limit is too low for them.
     """
     others = max(_OTHER_FILES, _open_files() + _OWN_FILES)
     needed = connections + others
@@ -35,7 +35,7 @@ def raise_limit(connections: int) -> None:
 
 
 def _open_files() -> int:
-    """Counts the open files of this process, of which a user's program may have many."""
+    """Counts the open files of this process; a user's program may have many."""
     try:
         return len(os.listdir("/dev/fd"))
     except OSError:
@@ -43,12 +43,12 @@ def _open_files() -> int:
 
 
 def raise_limit_fully() -> None:
-    """Raises the soft limit to the hard one: each connection of a server is an open file."""
+    """Raises the soft limit of open files to the hard limit, for a server's connections."""
     _raise(0)
 
 
 def _raise(needed: int) -> None:
-    """Raises the soft limit to the hard one, within bounds, but to `needed` in any case."""
+    """Raises the soft limit to the hard limit, at most _MOST_FILES, but at least to `needed`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max(needed, _MOST_FILES)
     if hard != resource.RLIM_INFINITY:
@@ -58,6 +58,6 @@ def _raise(needed: int) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     except (OSError, ValueError):
-        # macOS also has a limit of its own, which may be lower.
+        # macOS has a further limit, which may be lower than the hard limit.
         if soft < needed:
             resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

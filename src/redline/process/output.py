@@ -1,6 +1,7 @@
-"""Prints text for a reader; a failure to print affects neither the work nor the exit status.
+"""Formats and prints text for people; a failure to print affects neither work nor exit code.
 
-Text from outside is made safe to print: it can neither move a cursor nor change the direction.
+Text from outside is made safe to print: it can neither move the cursor nor change the direction of
+the text.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any, TextIO, cast
 
-# Control sequences of terminals (ECMA-48, 5.4 and 5.6): CSI with its parameters, strings up to
-# their terminator, and the short ones.
+# Control sequences of terminals (ECMA-48, 5.4 and 5.6): CSI with its parameters, control strings up
+# to their terminator, and short escape sequences.
 _SEQUENCES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]"
 )
-# Other control characters except line feed and tab; marks, embeddings, overrides and isolates of
-# direction (Unicode, UAX 9); zero-width characters that hide in text, and tags.
+# Other control characters except line feed and tab; the directional marks, embeddings, overrides
+# and isolates of Unicode (UAX 9); zero-width characters; and tag characters.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
@@ -30,7 +31,7 @@ _LONGEST_LIST = 500
 
 
 class _Lasting:
-    """A stream that drops text it cannot write, as on a full disk or after its terminal closed."""
+    """A stream that drops text it cannot write, for example after its terminal was closed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -53,12 +54,12 @@ class _Lasting:
 
 
 def lasting(stream: TextIO) -> TextIO:
-    """Wraps `stream` so that errors of writing to it are ignored."""
+    """Wraps `stream` so that errors while writing to it are ignored."""
     return stream if isinstance(stream, _Lasting) else cast("TextIO", _Lasting(stream))
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """Formats a count: `1 row`, `2,000 rows`. many: the plural, by default `one` with an s."""
+    """Formats a count: `1 row`, `2,000 rows`. many: the plural; by default, `one` with an s."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
@@ -68,7 +69,7 @@ def clipped(text: str, longest: int) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Returns the names for a message: `text, label`, cut if very long; `none` for none."""
+    """Joins names for a message: `text, label`, clipped if very long; `none` if there are none."""
     return clipped(", ".join(names) or "none", _LONGEST_LIST)
 
 
@@ -89,7 +90,7 @@ def duration(seconds: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Formats a value of 0 or more with at least three digits, as `0.120`, `44.1` or `9,312`."""
+    """Formats a value of 0 or more with at least three digits: `0.120`, `44.1` or `9,312`."""
     return f"{value:#.3g}" if value < 99.95 else f"{value:,.0f}"
 
 

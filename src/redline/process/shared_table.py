@@ -1,16 +1,16 @@
-"""Numbers in memory that several processes of one command share under one lock.
+"""Shares numbers in memory between the processes of one command, under one lock.
 
-The memory has no name: a process inherits its descriptor, and the memory is freed with the last
-process that holds it. The lock is the kernel's (fcntl, not flock: an inherited descriptor is one
-open file), so it is released if its holder is killed. The numbers must therefore be consistent at
-every moment: each is written in one step, and a row of numbers has one word for each process, which
-only that process writes.
+The memory has no name: processes inherit its descriptor, and the memory is freed with the last
+process that holds it. The lock is the kernel's (fcntl rather than flock, because all processes
+share one open file), so it is released if its holder is killed. Since that may happen at any
+moment, the numbers must always be consistent: each is written in one step, and a row of numbers has
+one word per process, which only that process writes.
 
 kind     a region                         when a process is lost
 plain    any words                        stays as it is
-counts   a word for each process          its word becomes 0
-amounts  the same, after a word for all   its word is added to the first word and becomes 0
-         lost processes
+counts   one word per process             its word becomes 0
+amounts  one word for lost processes,     its word is added to the first word, then becomes 0
+         then one word per process
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Self
 from redline.errors import ConfigError, RedlineError
 
 MOST_PROCESSES = 64
-# Only pages that are written take memory.
+# The size of the address range; only pages that are written take memory.
 _SIZE_BYTES = 1 << 30
 _WORD_BYTES = 8
 _END, _PROCESSES, _FIRST = 0, 1, 8
@@ -35,7 +35,7 @@ _HEAD_WORDS = 4
 
 
 class Kind(IntEnum):
-    """The kinds of regions, by what happens to their words when a process is lost."""
+    """The kinds of regions, which differ in what happens when a process is lost: see above."""
 
     PLAIN = 0
     COUNTS = 1
@@ -43,10 +43,11 @@ class Kind(IntEnum):
 
 
 class SharedTable:
-    """Named regions of words. words: integers; reals: the same words as floats.
+    """Shared memory, divided into named regions of 64-bit words.
 
-    fd: the memory's descriptor. Hold the lock with a `with` block, for a few microseconds; blocks
-    may be nested. Not thread-safe.
+    words: the words as integers. reals: the same words as floats. fd: the memory's descriptor. A
+    `with` block holds the lock, which should take only microseconds; blocks may be nested. Not
+    thread-safe.
     """
 
     def __init__(self, fd: int) -> None:
@@ -62,7 +63,7 @@ class SharedTable:
     def make(cls, processes: int) -> Self:
         """Makes a table for this many processes, 1 to 64.
 
-        Raises ConfigError for another number, and if there is no memory.
+        Raises ConfigError for any other number, and if the system provides no shared memory.
         """
         if not 1 <= processes <= MOST_PROCESSES:
             raise ConfigError(f"processes must be 1 to {MOST_PROCESSES}, not {processes}")
@@ -92,10 +93,10 @@ class SharedTable:
             fcntl.lockf(self.fd, fcntl.LOCK_UN)
 
     def region(self, name: str, size: int, kind: Kind = Kind.PLAIN) -> int:
-        """Returns the index of a region's first word; a new region is filled with zeros.
+        """Returns the index of a region's first word; adds a new region, filled with zeros.
 
-        name, size in words and kind must be the same in all processes. Raises RedlineError if the
-        memory is full.
+        name, size (in words) and kind must be the same in all processes. Raises RedlineError if
+        the memory is full.
         """
         key: tuple[int, int] = unpack("<2q", blake2b(name.encode(), digest_size=16).digest())
         if key in self._known:
@@ -107,15 +108,15 @@ class SharedTable:
         return self._known[key]
 
     def counts(self, name: str) -> int:
-        """Returns the index of a row of counts, one word for each process."""
+        """Returns the index of the first word of a row of counts, which is the first process's."""
         return self.region(name, self.processes, Kind.COUNTS)
 
     def amounts(self, name: str) -> int:
-        """Returns the index of a row of amounts; the first process has the second word."""
+        """Returns the index of the first word of a row of amounts; process 0 has the next word."""
         return self.region(name, 1 + self.processes, Kind.AMOUNTS)
 
     def forget(self, process: int) -> None:
-        """Removes a lost process: its counts become 0, and its amounts remain used."""
+        """Removes a lost process, by its index: its counts become 0, but its amounts stay used."""
         words = self.words
         with self:
             at, end = _FIRST, words[_END]
@@ -125,13 +126,14 @@ class SharedTable:
                     words[start + process] = 0
                 elif kind == Kind.AMOUNTS:
                     own = start + 1 + process
-                    # In this order: if killed in between, it counts the amount twice, not never.
+                    # In this order: if this process is killed in between, the amount counts twice,
+                    # which is safer than not at all.
                     words[start] += words[own]
                     words[own] = 0
                 at = start + size
 
     def _look(self) -> None:
-        """Reads the regions that other processes have made."""
+        """Reads the heads of regions that other processes have added."""
         words, end = self.words, self.words[_END]
         while self._seen < end:
             at = self._seen
@@ -145,13 +147,13 @@ class SharedTable:
             raise RedlineError("the memory that workers share is full", hint="restart the gateway")
         words[at], words[at + 1] = size, kind
         words[at + 2], words[at + 3] = key
-        # From here on the region exists.
+        # This step makes the region exist.
         words[_END] = start + size
         self._look()
 
 
 def _memory() -> int:
-    """Returns the descriptor of a new file without a name."""
+    """Returns the descriptor of a new file without a name, in memory if the system can do that."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("redline")
     # Imported here: only systems without memfd need it.

@@ -1,4 +1,4 @@
-"""Runs a program until Ctrl-C or SIGTERM, and tells the ends of a task from its failures."""
+"""Runs a program until Ctrl-C or SIGTERM, and distinguishes a task's end from its failures."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 class Unblocked(BaseException):
-    """Raised by a signal's handler in code that blocks the event loop, so that the run can end."""
+    """Raised by a signal handler in code that blocks the event loop, so that the run can end."""
 
 
 def ends_task(error: BaseException) -> bool:
-    """Whether the error ends this task or the process, rather than being a failure of its code.
+    """Whether the error is meant to end this task or the process, and is not a failure of its code.
 
-    User code may raise any other BaseException, even a CancelledError of its own task or future.
+    User code may raise any other BaseException, even the CancelledError of another task or future.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
@@ -38,7 +38,7 @@ def on_signals(told: Callable[[int], object]) -> None:
 
 
 def end_at_once(number: int) -> None:
-    """Exits with the status that belongs to this signal, without waiting for threads."""
+    """Exits with the status that is usual for this signal, without waiting for threads."""
     os._exit(128 + number)
 
 

@@ -1,7 +1,7 @@
-"""Threads that do not delay the exit of the process, unlike the standard library's pools.
+"""Runs work in threads that do not delay the exit of the process, unlike the standard library's.
 
-A user's function may never return, and a name server may take minutes: if a run no longer waits for
-them, the exit of the program must not either.
+A user's function may never return, and a name server may take minutes. If a run no longer waits for
+them, the program's exit must not wait for them either.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# More than the runs of one process: a run whose object store hangs must not delay the others.
+# More than the runs of one process: a run whose object store hangs must not delay other runs.
 _MOST_OWN = 256
 
 _Work = tuple[Future[Any], Callable[[], Any]]
 
 
 class RaisedStop(RuntimeError):
-    """A function raised StopIteration.
+    """Raised in place of a StopIteration that a function has raised.
 
-    An asyncio future cannot hold one: its caller would wait forever.
+    An asyncio future cannot hold a StopIteration: its caller would wait forever.
     """
 
 
@@ -42,10 +42,10 @@ def called(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """A pool of at most `most` daemon threads, started when they are needed.
+    """A pool of at most `most` daemon threads, which are started when they are needed.
 
-    It derives from ThreadPoolExecutor only because event loops require that. Futures get
-    RaisedStop in place of StopIteration.
+    It derives from ThreadPoolExecutor only because event loops require that. A future gets
+    RaisedStop if its function raised StopIteration.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -73,7 +73,7 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accepts no more work; `wait` waits for what was submitted. May be called repeatedly."""
+        """Stops accepting work; with `wait`, waits for submitted work. May be called repeatedly."""
         with self._turn:
             self._is_shut = True
             while cancel_futures and not self._queue.empty():
@@ -86,7 +86,7 @@ class DaemonThreads(ThreadPoolExecutor):
             self.join(None)
 
     def join(self, most_s: float | None) -> None:
-        """Returns when all submitted work is done, or after most_s seconds; None: no bound.
+        """Waits until all submitted work is done, for at most `most_s` seconds; None for no bound.
 
         Call it after `shutdown`: until then, idle threads do not end.
         """
@@ -107,9 +107,9 @@ class DaemonThreads(ThreadPoolExecutor):
 
 
 def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-    """Runs `work` as asyncio.to_thread does, but in a thread of redline's own.
+    """Runs `work` as asyncio.to_thread does, but in one of redline's own threads.
 
-    The user also uses the event loop's pool, so all of its threads may be in calls that never end.
+    The user's code shares the event loop's pool, and its calls there may never end.
     """
     call = partial(contextvars.copy_context().run, work, *args, **kwargs)
     return asyncio.get_running_loop().run_in_executor(_own_threads(), call)
@@ -126,7 +126,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_in_loop() -> bool:
-    """Returns whether this thread runs an event loop."""
+    """Returns whether an event loop is running in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

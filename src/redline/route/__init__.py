@@ -1,4 +1,4 @@
-"""Endpoints as a fleet: one backend in front of many, each kept full and none indispensable."""
+"""Combines endpoints into a fleet: one backend that keeps each full, and survives losing any."""
 
 from redline.route.balance import STRATEGIES, Asked, Figures, Strategy, strategy_of
 from redline.route.endpoints import (

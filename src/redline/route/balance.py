@@ -1,14 +1,16 @@
-"""Which endpoint of a pool gets a call: plain functions of what is known of each endpoint.
+"""Decides which endpoint of a pool gets a call, with plain functions of the endpoints' figures.
 
-p2c               of eight drawn at random, the one that should answer first: calls in flight, with
-                  those that its server has of others, over capacity, times its latency
-least_tokens      the fewest seconds of work: tokens of the calls in flight, over tokens per second
+strategy          chooses the endpoint
+p2c               of eight drawn at random, the one that should answer first: the calls of all
+                  clients at its server, divided by its capacity, times its latency
+least_tokens      with the fewest seconds of work: tokens of its calls in flight / tokens per second
 room              where the call could start earliest, for endpoints with rate limits
-prefix            where the longest prefix of the prompt has been before, within a bound of load
-cheapest          the lowest price per token, while it has room
-round_robin       in turn, in proportion to capacity
-weighted_score    0.3 (1 - gpu) + 0.3 / (queue + 1) + 0.2 / (latency + 0.1) + 0.2 availability
-normalized_score  the same four figures relative to the others', drawn in proportion
+prefix            that has seen the longest prefix of the prompt, unless its load is too high
+cheapest          with the lowest price per token that has room
+round_robin       whose turn it is; turns are in proportion to capacity
+weighted_score    with the highest score:
+                  0.3 (1 - gpu) + 0.3 / (queue + 1) + 0.2 / (latency + 0.1) + 0.2 availability
+normalized_score  at random, in proportion to a score of the same figures, each scaled to 0..1
 
 p2c: Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, IEEE TPDS 12(10), 2001.
 prefix: bounded loads as in Mirrokni, Thorup and Zadimoghaddam, Consistent Hashing with Bounded
@@ -31,18 +33,18 @@ import msgspec
 
 from redline.waist import Request
 
-# Answers that a mean counts, or all since the last review if those are more.
+# A mean covers about this many recent answers; all since the last review, if those are more.
 MEMORY = 16
-# A latency counts for half when the latest answer is this old, in seconds.
+# A latency counts half when the endpoint's latest answer is this many seconds old.
 FORGET_S = 60.0
-# The same in calls of the fastest endpoint, if that is shorter: the first answer of a server that
-# has just started may be slow, and there are thousands of short calls in a minute.
+# The same age as a multiple of the fastest endpoint's latency, which applies if it is shorter: the
+# first answer of a new server may be slow, and a minute has time for thousands of short calls.
 FORGET_CALLS = 60
 # Seconds between two reviews of the figures.
 REVIEW_S = 1.0
-# Figures that a server reported longer ago are ignored.
+# Figures that a server reported more than this many seconds ago are ignored.
 STALE_S = 10.0
-# Endpoints remembered for a prefix, the latest ones.
+# The number of endpoints remembered for each prefix: the latest ones that got it.
 OWNERS = 2
 
 
@@ -51,21 +53,24 @@ OWNERS = 2
 class Figures:
     """What a strategy knows of one endpoint.
 
-    weight: its capacity relative to the others. in_flight: calls of this pool that it has. tokens:
-    those that these calls are expected to use. tokens_per_s: the rate at which it drains tokens, 0
-    if unknown; see `drained`. coming: calls in flight that are about to reach its backend.
+    weight: its capacity relative to the others. in_flight: this pool's calls at the endpoint.
+    tokens: expected usage of these calls. tokens_per_s: the rate at which it processes tokens, 0 if
+    unknown; see `drained`. coming: calls in flight that are about to reach its backend.
     latency_s: mean of its recent answers, 0 if unknown. availability: share of its recent calls
     that did not fail. price: for a million tokens, in any one currency.
-    queued: calls that wait, as its server reports. foreign: calls from outside this pool that it
-    has, running or waiting. gpu: the share of the cache on its GPU that is in use, 0 to 1, None if
-    unknown. seen_s: when the server reported this. room_s: seconds until it could start the call.
-    answers: how many it has given. answered_s: when it gave the latest.
-    call_s: what each of its calls is expected to add to the time until it answers another one, and
-    expected_s: that time; others: `foreign` if that is fresh. All three are as of the last
-    `review`, and of the calls that have begun and ended since.
-    forgotten_s: its latency when its speed was forgotten last, 0 if it never was.
-    fresh_s: latencies of the answers that the means above have not taken up.
-    steady: calls in flight below which it has room for another one, 0 if it is to be asked.
+    queued: waiting calls that its server reports. foreign: calls from outside this pool that its
+    server has, running or waiting. gpu: the share of its GPU's cache that is in use, 0 to 1; None
+    if unknown. seen_s: when these three were requested. room_s: seconds until it could start the
+    call.
+    answers: number of answers since its speed was last forgotten. answered_s: time of the latest.
+    call_s: the time that each of its calls is expected to add before it answers one more call.
+    expected_s: the time until it would answer one more call. others: `foreign` if fresh, otherwise
+    0. All three date from the last `review` or answer; expected_s also counts calls that have begun
+    or ended since.
+    forgotten_s: its latency when its speed was last forgotten; 0 if it never was.
+    fresh_s: latencies of the answers that the means do not include yet.
+    steady: with fewer calls in flight than this, it has room for another one; 0 if its backend must
+    be asked before each call.
     """
 
     name: str = ""
@@ -94,7 +99,7 @@ class Figures:
     _busy_s: float = field(default=0.0, init=False)
 
     def began(self) -> None:
-        """Counts a call that is sent to it."""
+        """Counts a call that is sent to the endpoint."""
         self.in_flight += 1
         self.expected_s += self.call_s
 
@@ -110,7 +115,7 @@ class Figures:
         self.take_up(now_s)
 
     def take_up(self, now_s: float) -> None:
-        """Adds new answers to the means. There must be at least one."""
+        """Includes the answers in `fresh_s`, at least one, in the means."""
         fresh = len(self.fresh_s)
         self.answers = answers = self.answers + fresh
         self.answered_s = now_s
@@ -126,11 +131,11 @@ class Figures:
     def review(self, usual_s: float, forget_s: float, now_s: float) -> None:
         """Updates the figures for the time that has passed.
 
-        usual_s: the latency assumed for an endpoint whose own is unknown. forget_s: the age at
-        which a latency counts half.
+        usual_s: the latency to assume if the endpoint's own is unknown. forget_s: the age in
+        seconds at which a latency counts half.
         """
-        # A latency that no answer has confirmed for a while counts less, so that a slow endpoint
-        # gets a call again.
+        # The older the latest answer, the less the latency counts, so that a slow endpoint gets a
+        # call again.
         age_s = now_s - self.answered_s
         latency_s = self.latency_s / (1 + age_s / forget_s) if self.latency_s else usual_s
         self.call_s = latency_s / self.weight
@@ -138,7 +143,7 @@ class Figures:
         self.expected_s = (self.in_flight + self.others + 1) * self.call_s
 
     def forget(self) -> None:
-        """Forgets the speed, which may be different from now on."""
+        """Forgets the endpoint's speed, which may be different from now on."""
         self.answers = 0
         self.forgotten_s = self.latency_s or self.forgotten_s
         self.latency_s = 0.0
@@ -150,10 +155,11 @@ class Figures:
         self.availability -= self.availability / MEMORY
 
     def drained(self, tokens: float, took_s: float) -> None:
-        """Updates the token rate with an answer of this many tokens in took_s.
+        """Updates the token rate with an answer that took `took_s` seconds for `tokens` tokens.
 
-        The rate is that of one call, times the weight. Dividing tokens by the time in which it had
-        any calls would make an endpoint with few calls seem slow, and so keep calls away from it.
+        The rate is the tokens per second of one call, times the weight. Dividing all tokens by the
+        time with calls in flight would make an endpoint with few calls seem slow, so that it would
+        stay short of calls.
         """
         keep = 1 - 1 / MEMORY
         self._drained_tokens = self._drained_tokens * keep + tokens
@@ -166,10 +172,10 @@ F = TypeVar("F", bound=Figures)
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """The facts of a call for a strategy.
+    """What a strategy needs to know about a call.
 
     tokens: expected usage, input and output. blocks: hashes of its prompt's prefixes, the shortest
-    first. request: the call itself, if the strategy needs room.
+    first. request: the request itself, if the strategy needs "room".
     """
 
     tokens: float = 0.0
@@ -180,28 +186,28 @@ class Asked(msgspec.Struct, frozen=True):
 class Strategy:
     """Chooses among endpoints that could all take the call.
 
-    looks_at: number of endpoints to choose from, drawn at random; 0 for all. needs: which of the
-    costlier facts it uses: "tokens", "blocks", "room".
+    looks_at: number of endpoints to choose from, drawn at random; 0 for all. needs: the facts that
+    it uses and that take time to find: "tokens", "blocks" or "room".
     """
 
     looks_at = 0
     needs = frozenset[str]()
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
-        """The endpoint that gets the call: of the lowest rank, unless it is overridden.
+        """Returns the endpoint that gets the call; by default, the one with the lowest rank.
 
-        If only some are considered, endpoints that turn out not to take the call are left out, and
-        the strategy is called again. among: one or more.
+        If `looks_at` is not 0, the chosen endpoint may turn out to be full; the pool then calls the
+        strategy again without that endpoint. among: one or more.
         """
         return min(among, key=lambda one: (self.rank(one, now_s), _load(one, now_s)))
 
     def rank(self, one: Figures, now_s: float) -> float:
-        """The rank of an endpoint; among equal ones, the least loaded gets the call."""
+        """Returns the endpoint's rank; of several with the lowest, the least loaded is chosen."""
         return 0.0
 
 
 class PowerOfTwo(Strategy):
-    """p2c. Two drawn endpoints spread calls evenly; a few more find one that is idle and fast."""
+    """p2c: drawing two endpoints would spread calls evenly; drawing eight finds fast, idle ones."""
 
     looks_at = 8
 
@@ -210,10 +216,11 @@ class PowerOfTwo(Strategy):
 
 
 class LeastTokens(Strategy):
-    """least_tokens. Among endpoints with equal work, the least loaded.
+    """least_tokens: the endpoint with the fewest seconds of work; among equals, the least loaded.
 
-    An endpoint of unknown speed is assumed to be as fast as the mean of the others, by weight. A
-    speed that no answer has confirmed for a while counts more, as such a latency counts less.
+    An endpoint of unknown speed is assumed to be as fast, per unit of weight, as the mean of the
+    others. The longer an endpoint has not answered, the faster it is assumed to be, so that a slow
+    endpoint gets a call again.
     """
 
     needs = frozenset({"tokens"})
@@ -232,7 +239,7 @@ class LeastTokens(Strategy):
 
 
 class EarliestRoom(Strategy):
-    """room: where the call could start earliest."""
+    """room: the endpoint where the call could start earliest."""
 
     needs = frozenset({"room"})
 
@@ -241,19 +248,21 @@ class EarliestRoom(Strategy):
 
 
 class LongestPrefix(Strategy):
-    """prefix. Remembers which endpoints have seen each of the `most` latest prefixes.
+    """prefix: remembers which endpoints have seen each of the `most` latest prefixes.
 
-    slack: an endpoint does not get a call for its prefix if its load would then exceed `slack`
-    times the mean load plus one call (bounded loads); the least loaded one gets the call instead.
-    If calls wait, an endpoint with room gets the first call whose prefix it has seen; otherwise the
-    first whose prefix no endpoint has seen; otherwise the first.
+    slack: an endpoint does not get a call for its prefix if its load is above `slack` times the
+    mean load plus one call (bounded loads). If no endpoint is left, the least loaded gets the call.
+    When calls wait, an endpoint with room gets the first call whose prefix it has seen; otherwise
+    the first whose prefix belongs to no endpoint, because none or OWNERS of them have seen it;
+    otherwise the first.
     """
 
     needs = frozenset({"blocks"})
 
     def __init__(self, *, most: int = 200_000, slack: float = 1.25) -> None:
-        # The latest endpoint first. The latest prefixes are last, the shorter ones of a prompt
-        # behind the longer ones, so that no prefix is forgotten before those that continue it.
+        # Each value has its latest endpoint first. Keys are in order of use, oldest first, and a
+        # prompt's longer prefixes come before its shorter ones: a prefix is always forgotten after
+        # the longer prefixes that start with it.
         self._seen: OrderedDict[int, tuple[str, ...]] = OrderedDict()
         self._most = most
         self._slack = slack
@@ -264,7 +273,7 @@ class LongestPrefix(Strategy):
         return chosen
 
     def next_for(self, names: Collection[str], waiting: Sequence[Asked]) -> int:
-        """The index of the call that goes next to one of these endpoints.
+        """Returns the index of the waiting call that one of the endpoints `names` gets next.
 
         waiting: one or more, in order.
         """
@@ -274,13 +283,13 @@ class LongestPrefix(Strategy):
             owners = self._seen[asked.blocks[known - 1]] if known else ()
             if any(name in names for name in owners):
                 return index
-            # A prefix that most endpoints have seen belongs to none of them.
+            # A prefix that several endpoints have seen belongs to none of them.
             if unseen is None and (not owners or len(owners) == OWNERS):
                 unseen = index
         return unseen or 0
 
     def _of_prefix(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures | None:
-        """The least loaded of the endpoints within the bound that have seen the longest prefix."""
+        """Returns the least loaded of those within the load bound that saw the longest prefix."""
         known = self._known(asked)
         if not known:
             return None
@@ -296,7 +305,7 @@ class LongestPrefix(Strategy):
         return None
 
     def _known(self, asked: Asked) -> int:
-        """The number of the prompt's prefixes that have been seen, from the shortest on."""
+        """Returns how many of the prompt's prefixes have been seen, from the shortest on."""
         blocks = asked.blocks
         return bisect_left(range(len(blocks)), True, key=lambda n: blocks[n] not in self._seen)
 
@@ -305,7 +314,7 @@ class LongestPrefix(Strategy):
         for block in reversed(asked.blocks):
             owners = seen.get(block)
             if owners is None:
-                # One tuple for all of them: most prefixes belong to one endpoint.
+                # Most prefixes belong to one endpoint: one tuple serves all of this prompt's.
                 seen[block] = alone
             elif owners[0] != name:
                 others = [one for one in owners if one != name]
@@ -323,7 +332,7 @@ class Cheapest(Strategy):
 
 
 class RoundRobin(Strategy):
-    """round_robin, smoothly: of weights 3 and 1, every fourth call goes to the second one."""
+    """round_robin, smoothly: with weights 3 and 1, the second endpoint gets every fourth call."""
 
     def __init__(self) -> None:
         self._credit: dict[str, float] = {}
@@ -338,10 +347,10 @@ class RoundRobin(Strategy):
 
 
 class WeightedScore(Strategy):
-    """weighted_score: the fixed formula, whose result depends on the unit of the latency.
+    """weighted_score: a fixed formula, whose result depends on the unit of the latency.
 
-    An unknown GPU figure counts as 0, and the first of equal scores is chosen. For comparison with
-    other strategies.
+    An unknown GPU figure counts as 0. Of equal scores, the first is chosen. This strategy serves
+    for comparison with others.
     """
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
@@ -358,10 +367,10 @@ class WeightedScore(Strategy):
 
 
 class NormalizedScore(Strategy):
-    """normalized_score: each figure counts relative to the mean of the endpoints, 0 to 1.
+    """normalized_score: a score of figures that are divided by the largest of them, 0 to 1.
 
-    A GPU figure that is unknown or stale counts as the mean. Drawn in proportion to the scores, so
-    that many who decide at once do not choose the same endpoint.
+    A GPU figure that is unknown or stale counts as the mean. Endpoints are drawn in proportion to
+    their scores, so that many processes that decide at once do not choose the same endpoint.
     """
 
     def __init__(self, draw: random.Random) -> None:
@@ -384,7 +393,7 @@ class NormalizedScore(Strategy):
 
 
 def strategy_of(name: str, draw: random.Random) -> Strategy:
-    """The strategy with this name. Raises KeyError if it does not exist."""
+    """Returns a new strategy with this name. Raises KeyError for an unknown name."""
     if name == "normalized_score":
         return NormalizedScore(draw)
     return _STRATEGIES[name]()
@@ -403,9 +412,9 @@ STRATEGIES = (*_STRATEGIES, "normalized_score")
 
 
 def soonest(among: Sequence[F]) -> F:
-    """The endpoint that should answer first; among equals, the first. among: one or more.
+    """Returns the endpoint that should answer first; among equals, the first. among: one or more.
 
-    It compares a single figure, which is kept up to date, so that a pool may call it for each call.
+    Fast enough for every call of a pool: it compares a single figure, which is kept up to date.
     """
     # `min` takes three times as long, since it calls its key for each element.
     best = among[0]
@@ -417,29 +426,30 @@ def soonest(among: Sequence[F]) -> F:
 
 
 def draws(among: Sequence[F], most: int, draw: Callable[[], float]) -> Iterator[list[F]]:
-    """Endless draws of these endpoints, each with `most` of them, or with all for 0.
+    """Returns an endless iterator over random draws from these endpoints.
 
-    Each draw begins with another endpoint, so that equally good ones take turns. The draws recur,
-    as the same lists, which are only to be read. among: one or more. draw: returns a random number
-    from 0 to 1.
+    among: one or more. most: the size of each draw; 0 for all. draw: returns a random number from 0
+    to 1. Each draw begins with a different endpoint, so that equally good endpoints take turns. The
+    same lists recur: do not change them.
     """
     count = len(among)
     first = int(draw() * count)
     ring = [*among[first:], *among[:first]] * 2
-    # Each is made when it is first drawn, and drawn again by a function in C: every call needs one.
+    # Each list is made when first drawn; later, `cycle`, which is in C, repeats it. Every call
+    # needs a draw.
     return cycle(map(ring.__getitem__, _parts(count, min(most or count, count))))
 
 
 @lru_cache(maxsize=64)
 def _parts(count: int, size: int) -> list[slice]:
-    """Slices of a doubled list of `count` elements, one from each place on, in random order."""
+    """Returns slices of `size` elements of a doubled list: one from each index, in random order."""
     return random.Random(count).sample([slice(at, at + size) for at in range(count)], count)
 
 
 def review(among: Sequence[Figures], now_s: float) -> None:
     """Updates the expected latencies of these endpoints, which must be all endpoints of a pool.
 
-    An endpoint with X calls is expected to answer another one after X + 1 times its mean latency,
+    An endpoint with X calls is expected to answer one more call after X + 1 times its mean latency,
     divided by its weight. An endpoint of unknown latency is assumed to be as fast as the mean of
     the others.
     """
@@ -451,7 +461,7 @@ def review(among: Sequence[Figures], now_s: float) -> None:
 
 
 def _load(one: Figures, now_s: float) -> float:
-    """The calls that it has, of this pool and of others, divided by its capacity."""
+    """Returns the endpoint's calls, from this pool and from outside, divided by its weight."""
     in_flight = one.in_flight
     if one.foreign and _is_fresh(one, now_s):
         in_flight += one.foreign
@@ -463,12 +473,12 @@ def _is_fresh(one: Figures, now_s: float) -> bool:
 
 
 def _idle(one: Figures, now_s: float) -> float | None:
-    """The unused share of its GPU's cache; None if unknown."""
+    """Returns the unused share of the GPU's cache, 0 to 1; None if unknown or stale."""
     return 1 - one.gpu if one.gpu is not None and _is_fresh(one, now_s) else None
 
 
 def _relative(values: Sequence[float | None]) -> list[float]:
-    """Each value divided by the largest, 0 to 1; unknown values get the mean of the known ones."""
+    """Divides each value by the largest; unknown values count as the mean of the known ones."""
     known = [value for value in values if value is not None]
     largest = max(known, default=0.0)
     if largest <= 0:

@@ -1,4 +1,4 @@
-"""The facts of each call that a strategy uses, read only if it needs them."""
+"""Reads those facts of each call that the strategy needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redline.waist import Backend, Call, Outcome, Request, Sink
 
 
 class CallFacts:
-    """Reads the facts of a pool's calls, and learns from answers what later calls will use.
+    """Reads the facts of a pool's calls, and learns from answers how many tokens calls use.
 
     needs: see Strategy.
     """
@@ -20,7 +20,7 @@ class CallFacts:
         self._has_room = "room" in needs
 
     def of(self, request: Request) -> Asked:
-        """The facts of a call."""
+        """Returns the facts of a call."""
         estimator = self._estimator
         return Asked(
             tokens=0.0 if estimator is None else estimator.estimate(request).tokens,
@@ -52,6 +52,6 @@ class CallFacts:
             estimator.end(sending, reply, took_s)
         if reply is not None:
             used = (reply.input_tokens or 0) + (reply.output_tokens or 0)
-            # A server that reports no usage is charged with the estimate.
+            # If the server reports no usage, the estimate counts.
             figures.drained(used if used > 0 else asked.tokens, took_s)
         return outcome

@@ -18,9 +18,9 @@ from redline.route.pool import Pool
 
 
 class EndpointPool(Pool):
-    """Several endpoints as one backend; its calls go to whichever can take them first.
+    """Several endpoints as one backend: each call goes to the first endpoint that can take it.
 
-    endpoints: settings, or base URLs. balance: one of STRATEGIES. Close it with `aclose`.
+    endpoints: settings or base URLs. balance: one of STRATEGIES. Close the pool with `aclose`.
     Raises ConfigError for indistinguishable endpoints, or none at all.
     """
 
@@ -35,10 +35,10 @@ class EndpointPool(Pool):
 
 
 def seat_of(endpoint: Endpoint, *, price: float | None = None, **parts: Any) -> Seat:
-    """The endpoint's place in a pool.
+    """Returns the settings of the endpoint as a member of a pool.
 
-    price: see Figures; None for the price of an input and an output token together, of the
-    endpoint's most expensive model. parts: of its HttpBackend.
+    price: see Figures; None for the input price plus the output price of the endpoint's most
+    expensive model. parts: passed to its HttpBackend.
     """
 
     def make(on_room: Callable[[], None]) -> HttpBackend:
@@ -54,23 +54,23 @@ def seat_of(endpoint: Endpoint, *, price: float | None = None, **parts: Any) -> 
 
 
 def intake_of(endpoints: Sequence[Endpoint]) -> ReplyMemory:
-    """The memory bound for the answers of all endpoints together."""
+    """Returns the memory bound for the answers of all endpoints together."""
     return ReplyMemory(max(endpoint.max_reply_bytes for endpoint in endpoints))
 
 
 def check_balance(name: str) -> None:
-    """Raises ConfigError for a strategy that is not offered."""
+    """Raises ConfigError for an unknown strategy."""
     check_known("way to balance", name, STRATEGIES)
 
 
 def check_endpoints(endpoints: Sequence[Endpoint]) -> None:
-    """Raises ConfigError for two indistinguishable endpoints, or a model that some lack."""
+    """Raises ConfigError for indistinguishable endpoints, or a model name that only some map."""
     check_distinct(endpoints)
     _check_models(endpoints)
 
 
 def check_distinct(endpoints: Sequence[Endpoint]) -> None:
-    """Raises ConfigError for two endpoints of one name, or of one server and key."""
+    """Raises ConfigError if two endpoints have the same name, or the same server and key."""
     names, accounts = dict[str, Endpoint](), dict[str, str]()
     for endpoint in endpoints:
         name, account = endpoint.label, account_of(endpoint)
@@ -91,7 +91,7 @@ def check_distinct(endpoints: Sequence[Endpoint]) -> None:
 
 
 def _check_models(endpoints: Sequence[Endpoint]) -> None:
-    """Raises ConfigError for a model name that only some endpoints know."""
+    """Raises ConfigError for a model name that only some endpoints have in `models`."""
     known: Mapping[str, str] = {
         name: endpoint.label for endpoint in endpoints for name in endpoint.models
     }

@@ -1,27 +1,29 @@
 """Decides whether an endpoint of a pool gets calls, from the results of its calls.
 
 state     gets                                   becomes
-starting  none, until its health page is well    warming; degraded, if calls fail after all
+starting  no calls                               warming, when its health page is healthy; degraded,
+                                                 if calls that were sent regardless fail
 ready     all calls                              degraded, when it fails more than the others do,
                                                  or its health page has failed BAD_PAGES times
-degraded  one at the end of each pause, at most  warming, after a success
-          MOST_TRIES at once; pauses double
-warming   twice as many at once after each       ready, after WARM_CALLS successes; degraded, on
-          success                                less evidence than a ready one
+degraded  one call at the end of each pause, at  warming, after a success
+          most MOST_TRIES at once; pauses double
+warming   twice as many calls at once after      ready, after WARM_CALLS successes; degraded, on
+          each success                           less evidence than a ready endpoint
 
-Only an endpoint whose health page is read begins as starting. Once degraded, it gets a call only
-after that page has been healthy again. Calls have more weight than the page: a healthy page alone
-does not bring an endpoint back, and an unhealthy one does not degrade an endpoint that has answered
-since.
+Only an endpoint whose health page is read begins as starting. Once such an endpoint is degraded, it
+gets a call only after the page has been healthy again. A healthy page alone does not bring an
+endpoint back: a call must succeed. If every endpoint is degraded, calls are sent regardless; once
+one succeeds, a page that stays unhealthy does not degrade the endpoint again.
 
-A failure is an answer of HTTP 500 or above, a timeout, a lost connection or an unreadable answer;
-a 4xx never is one. A call that ends at its own deadline is a failure if it was written and has
-waited, without a byte, for as long as an answer takes on average; otherwise it does not count, and
-neither does a call that ends unwritten. Nor does one that its caller cancels, unless it has waited
-several times as long and the endpoint has answered nothing meanwhile. The failure rate of the other
-endpoints is the expected one: an endpoint is degraded when it fails significantly more often than
-that, by a CUSUM test (Page, Continuous Inspection Schemes, Biometrika 41, 1954) of Bernoulli
-trials. So neither a rare failure nor a bad day of the whole provider takes an endpoint out.
+A failure is a response of HTTP 500 or above, a timeout, a lost connection or an unreadable answer;
+a 4xx never is a failure. A call that ends at its own deadline is a failure if it was written and
+has waited, without a byte, for as long as an answer takes on average; otherwise it does not count.
+A call that ends unwritten does not count either, nor does a call that its caller cancels, unless
+that call waited several times as long and the endpoint answered no other call meanwhile. The
+expected failure rate is that of the other endpoints: an endpoint is degraded when it fails
+significantly more often, by a CUSUM test (Page, Continuous Inspection Schemes, Biometrika 41, 1954)
+of Bernoulli trials. So neither a rare failure nor a bad day of the whole provider takes an endpoint
+out.
 """
 
 from __future__ import annotations
@@ -31,48 +33,48 @@ from collections.abc import Callable, Iterable
 
 from redline.waist import Health
 
-# The evidence at which it is degraded: a likelihood ratio of 1,000,000 to 1, because a run of many
-# thousand calls tests it with each of them. If nothing else fails, seven failures in a row reach
-# it.
+# The evidence that degrades a ready endpoint: a likelihood ratio of 1,000,000 to 1. It is that high
+# because each call is a test, and a run has many thousand calls. If nothing else fails, seven
+# failures in a row reach it.
 EVIDENCE = math.log(1_000_000)
-# The same during the warm-up: three failures in a row.
+# The evidence that degrades a warming endpoint: three failures in a row reach it.
 EVIDENCE_WARMING = math.log(100)
-# The share of failures to expect at least of an endpoint that works, and of one that does not:
-# BAD_FACTOR times what is usual, and BAD_LEAST.
+# A working endpoint is expected to fail at the usual share, which is at least USUAL_SHARE; a broken
+# one at BAD_FACTOR times the usual share plus BAD_LEAST. Neither is above MOST_SHARE.
 USUAL_SHARE = 0.02
 BAD_FACTOR = 4.0
 BAD_LEAST = 0.1
 MOST_SHARE = 0.97
-# Back within 30 s of a recovery: one pause, one call, and the calls of the warm-up. A pause begins
-# with the call before, which may take minutes to fail.
+# With these, an endpoint is back within 30 s of its recovery: after one pause, one call and the
+# calls of the warm-up. A pause begins when a test call is sent, which may take minutes to fail.
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
 WARM_CALLS = 20
-# Concurrent calls that test whether it answers again. Even if it holds each of them for a timeout
-# of a minute, one can still be sent at the end of each pause.
+# The most calls at once that test whether a degraded endpoint answers again. Even if it holds each
+# of them for a timeout of a minute, one can still be sent at the end of each pause.
 MOST_TRIES = 8
 # A health page that fails this many times in a row, a second apart, takes the endpoint out. A busy
-# server may be late once or twice. Kubernetes has the same number by default (failureThreshold).
+# server may be late once or twice. Kubernetes has the same default (failureThreshold).
 BAD_PAGES = 3
-# The share of failures is taken over between one and two times as many results.
+# The share of failures covers the latest results: at least this many, and less than twice as many.
 MEMORY = 64
 
 
 class Breaker:
-    """The state of one endpoint, by the table above. All times are monotonic.
+    """The state of one endpoint, according to the table above. All times are monotonic.
 
-    usual: returns, for this breaker, the recent share of calls that fail elsewhere. is_probed: it
-    has a health page that is read. calls, failures: recent ones. epoch: changes when the endpoint
-    is degraded, and when it warms up. Results of calls that began in an earlier epoch are ignored.
-    again_s: no call begins before this time while it is degraded. failing_s: how long it had been
-    degraded when it failed last. is_ignored: calls begin in any state, since every endpoint of the
-    pool is degraded.
+    usual: returns, for this breaker, the recent share of calls that fail at other endpoints.
+    is_probed: whether the endpoint has a health page that is read. calls, failures: the number of
+    recent ones. epoch: changes when the endpoint is degraded, and when its warm-up begins; results
+    of calls that began in an earlier epoch are ignored. again_s: while it is degraded, no call
+    begins before this time. failing_s: how long it had been degraded when it last failed.
+    is_ignored: calls begin in any state, because every endpoint of the pool is degraded.
     """
 
     def __init__(self, usual: Callable[[Breaker], float], *, is_probed: bool = False) -> None:
         self._usual = usual
         self._is_probed = is_probed
-        self._is_held = is_probed  # until its health page is well
+        self._is_held = is_probed  # no calls until its health page is healthy
         self._bad_pages = 0  # in a row
         self.state = Health.STARTING if is_probed else Health.READY
         self.is_ignored = False
@@ -90,22 +92,22 @@ class Breaker:
 
     @property
     def is_working(self) -> bool:
-        """Whether it takes calls, or its health page has not been read yet."""
+        """Whether the endpoint takes calls, or its health page has not been read yet."""
         if self.state is Health.STARTING:
             return not self._bad_pages
         return self.state is not Health.DEGRADED
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is ready, without recent evidence against it."""
+        """Whether the endpoint is ready, without recent evidence against it."""
         return self.state is Health.READY and not self.evidence
 
     def ignore(self, is_ignored: bool) -> None:
-        """Sets whether calls may begin in any state."""
+        """Sets whether calls may begin regardless of the state."""
         self.is_ignored = is_ignored
 
     def allows(self, now_s: float, coming: int = 0) -> bool:
-        """Whether another call may begin, in addition to `coming` calls that are about to."""
+        """Returns whether another call may begin, besides `coming` calls that are about to."""
         if self.state is Health.READY or self.is_ignored:
             return True
         if self._is_held:
@@ -124,22 +126,22 @@ class Breaker:
         return self.epoch
 
     def cancelled(self, epoch: int) -> None:
-        """Counts a call that ended without a result, so that another call may test the endpoint.
+        """Counts a call that ended without a result.
 
-        The other call may begin at once, but if it is cancelled too, the next one waits for the end
-        of a pause.
+        If the call was to test a degraded endpoint, another call may test it at once. If that call
+        is cancelled too, the next one waits for the end of a pause.
         """
         is_try = self._ended(epoch) and self.state is Health.DEGRADED
         if is_try and not self._is_made_again:
             self.again_s = -math.inf
 
     def answered(self, calls: int) -> None:
-        """Counts calls that were answered while it was settled."""
+        """Counts calls that were answered while the endpoint was settled."""
         self.calls += calls
         self._forget()
 
     def succeeded(self, epoch: int) -> bool:
-        """Counts an answered call. True if that changes the state."""
+        """Counts an answered call; returns whether it changes the state."""
         self.calls = calls = self.calls + 1
         if calls >= 2 * MEMORY:
             self._forget()
@@ -155,9 +157,9 @@ class Breaker:
         return not is_ready and self._recovers()
 
     def failed(self, epoch: int, now_s: float, *, is_down: bool = False) -> bool:
-        """Counts a failed call. True if the endpoint is degraded because of it.
+        """Counts a failed call; returns whether it degrades the endpoint.
 
-        is_down: no connection could be made, which needs no second failure as confirmation.
+        is_down: no connection could be made; this alone degrades the endpoint.
         """
         self.calls += 1
         self.failures += 1
@@ -178,7 +180,7 @@ class Breaker:
         return True
 
     def probed(self, now_s: float, *, is_well: bool) -> bool:
-        """Records the answer of its health page. True if calls may begin now, or no longer may."""
+        """Records a result of the health page; returns whether it may change who gets calls."""
         if not is_well:
             self._bad_pages += 1
             if self.state is Health.STARTING:
@@ -197,12 +199,12 @@ class Breaker:
         if self.state is Health.STARTING:
             self._turns(Health.WARMING)
         elif was_held and was_down:
-            # Its state has changed since calls failed: the next call is not delayed.
+            # The server has changed since its calls failed: the next call is not delayed.
             self.again_s = now_s
         return was_held
 
     def _recovers(self) -> bool:
-        """Counts a success while it is not ready; returns whether that changes the state."""
+        """Counts a success while the endpoint is not ready; returns whether the state changes."""
         was_out = self.state in (Health.DEGRADED, Health.STARTING)
         if was_out:
             self._turns(Health.WARMING)
@@ -213,7 +215,7 @@ class Breaker:
         return True
 
     def _turns(self, state: Health) -> None:
-        """Changes to a state other than ready; results of earlier calls are ignored from now on."""
+        """Enters a state other than ready; results of calls that began before will be ignored."""
         self.state = state
         self.epoch += 1
         self._in_flight = self._warm = 0
@@ -225,22 +227,22 @@ class Breaker:
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
 
     def _forget(self) -> None:
-        """Lets old results count for half once there are many."""
+        """Halves the weight of old results once there are many."""
         while self.calls >= 2 * MEMORY:
             self.calls -= MEMORY
             self.failures /= 2
 
     def _ended(self, epoch: int) -> bool:
-        """Counts the end of a call; returns whether it began in this epoch."""
+        """Counts the end of a call; returns whether the call began in this epoch."""
         if epoch != self.epoch:
             return False
-        # Calls that began before it was degraded are not counted.
+        # Calls that began while the endpoint was ready were not counted.
         self._in_flight = max(0, self._in_flight - 1)
         return True
 
 
 def usual_share(others: Iterable[Breaker]) -> float:
-    """The recent share of calls that fail at the other endpoints, USUAL_SHARE to MOST_SHARE."""
+    """Returns the recent share of failed calls at these endpoints, USUAL_SHARE to MOST_SHARE."""
     calls = failures = 0.0
     for breaker in others:
         if breaker.state is Health.READY:
@@ -251,5 +253,5 @@ def usual_share(others: Iterable[Breaker]) -> float:
 
 
 def _bad_share(usual: float) -> float:
-    """The share of failures of an endpoint that does not work."""
+    """Returns the failure share to expect of a broken endpoint. usual: that of the others."""
     return min(MOST_SHARE, BAD_FACTOR * usual + BAD_LEAST)

@@ -1,4 +1,4 @@
-"""One endpoint of a pool: its settings, and what the pool knows about it."""
+"""Represents one endpoint of a pool: its settings, and what the pool knows about it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from redline.waist import Health, Load, Member
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one endpoint of a pool.
 
-    make: makes its backend; its argument is called when the backend could take a call again.
-    weight: its capacity relative to the others, above 0. price: see Figures. pages: of its server,
-    read for its figures and health; None if they are not read.
+    make: makes the endpoint's backend, which calls the argument of `make` when it could take a call
+    again. weight: its capacity relative to the others, above 0. price: see Figures. pages: the
+    pages of its server with figures and health; None if they are not read.
     """
 
     name: str
@@ -44,7 +44,8 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 class PoolMember(Figures):
     """One endpoint of a pool: its figures, and everything else that the pool knows about it.
 
-    error: the error that took it out for good. is_empty: set when it is out and has no calls left.
+    error: the error that took the endpoint out for good; None otherwise. is_empty: set when the
+    endpoint is out and has no calls left.
     """
 
     def __init__(
@@ -65,11 +66,11 @@ class PoolMember(Figures):
 
     @property
     def is_out(self) -> bool:
-        """Whether it gets no more calls."""
+        """Whether the endpoint gets no more calls."""
         return self.is_leaving or self.error is not None
 
     def health(self, now_s: float, load: Load | None = None) -> Health:
-        """The endpoint's state, by its record here and by its backend. load: the backend's."""
+        """Returns the endpoint's state. load: that of its backend; None to query the backend."""
         if self.error is not None:
             return Health.GONE
         if self.is_leaving:
@@ -78,14 +79,17 @@ class PoolMember(Figures):
         return self.breaker.state if state is Health.READY else state
 
     def is_open(self, now_s: float, beside: int = 0) -> bool:
-        """Whether it can take a call now, in addition to those already coming, unless it is out."""
+        """Returns whether the endpoint can take a call now, besides the calls coming to it.
+
+        beside: further calls that will come. Does not check whether the endpoint is out.
+        """
         breaker, coming = self.breaker, self.coming + beside
         if breaker.state is not Health.READY and not breaker.allows(now_s, coming):
             return False
         return self.backend.has_room(now_s, coming)
 
     def room(self, now_s: float, most: int) -> int:
-        """The number of calls that it could take now, up to `most`."""
+        """Returns the number of calls that the endpoint could take now, up to `most`."""
         free = self.steady - self.in_flight
         if free >= most:
             return most
@@ -94,17 +98,17 @@ class PoolMember(Figures):
         return bisect_left(range(most), True, key=lambda calls: not self.is_open(now_s, calls))
 
     def trust(self, now_s: float) -> None:
-        """Asks its backend once for many calls whether it takes them, if nothing is wrong.
+        """Sets `steady` from its backend, which then is not asked before each call.
 
-        Does nothing before its first answer, whose latency counts at once; later ones count at a
-        review.
+        Does nothing before the first answer, whose latency must count at once, not at a review; nor
+        if the endpoint is out or there is evidence against it.
         """
         is_known = self.answers > 0 and self.breaker.is_settled
         if is_known and not self.steady and not self.is_out:
             self.steady = self.backend.load(now_s).steady
 
     def distrust(self) -> None:
-        """Makes each call ask the backend whether it could take the call."""
+        """Resets `steady`, so that the backend is asked before each call."""
         self.steady = 0
 
     def comes(self) -> None:
@@ -113,11 +117,11 @@ class PoolMember(Figures):
         self.began()
 
     def is_parked(self, now_s: float) -> bool:
-        """Whether it takes no call until a known time."""
+        """Returns whether the endpoint takes no calls until a known time."""
         return self.backend.load(now_s).parked_until_s > now_s
 
     def closed_until_s(self, now_s: float) -> float:
-        """The time until which it takes no call in any case; not later than now if unknown."""
+        """Returns the time before which it certainly takes no call; now or earlier if unknown."""
         load, breaker = self.backend.load(now_s), self.breaker
         closed_until_s = max(load.parked_until_s, load.opens_s)
         if breaker.is_ignored or breaker.state is not Health.DEGRADED:
@@ -125,7 +129,7 @@ class PoolMember(Figures):
         return max(breaker.again_s, closed_until_s)
 
     def look_again(self, wait_s: float, look: Callable[[PoolMember], None]) -> None:
-        """Calls `look` in `wait_s`, unless the timer is forgotten or set again before."""
+        """Calls `look` in `wait_s` seconds, unless the timer is forgotten or reset before then."""
         self.forget_timer()
         self._timer = asyncio.get_running_loop().call_later(wait_s, look, self)
 
@@ -147,12 +151,12 @@ class PoolMember(Figures):
         await self.backend.aclose()
 
     def lose(self, error: CallError | NoEndpoint) -> None:
-        """Takes it out for good, because of this error."""
+        """Takes the endpoint out for good, because of this error."""
         self.error = error
         self.backend.withdraw()
 
     async def leave(self) -> None:
-        """Takes it out. Returns when the calls that it had have ended."""
+        """Takes the endpoint out; returns when its remaining calls have ended."""
         self.is_leaving = True
         self.backend.withdraw()
         if self.in_flight:

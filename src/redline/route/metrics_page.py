@@ -1,4 +1,4 @@
-"""What a model server reports on /metrics, in Prometheus' text format.
+"""Reads the load that a model server reports on /metrics, in Prometheus' text format.
 
 server    running                     waiting                     use of its cache
 vLLM      vllm:num_requests_running   vllm:num_requests_waiting   vllm:kv_cache_usage_perc, before
@@ -6,8 +6,8 @@ vLLM      vllm:num_requests_running   vllm:num_requests_waiting   vllm:kv_cache_
 SGLang    sglang:num_running_reqs     sglang:num_queue_reqs       sglang:token_usage
 redline   redline_requests_running    redline_requests_waiting    redline_cache_used_ratio
 
-`redline engine` uses vLLM's names. Only these lines are read, so that a page of megabytes takes a
-few milliseconds; a parser of the whole format (prometheus_client has one) reads all of them.
+`redline engine` uses vLLM's names. Only these lines are parsed, so a page of megabytes takes a few
+milliseconds; a parser of the whole format, such as prometheus_client's, would parse every line.
 Format: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
 """
 
@@ -33,9 +33,8 @@ _SERVERS = (
 class ServerFigures(msgspec.Struct, frozen=True):
     """The load that a model server reports.
 
-    running, waiting: calls that it has, of all its clients. cache_used: 0 to 1, None if unknown.
-
-    Sums and the mean over its models and engines.
+    running, waiting: calls of all its clients, summed over its models and engines. cache_used: the
+    used share of its cache, 0 to 1, the mean over models and engines; None if unknown.
     """
 
     running: int
@@ -44,7 +43,7 @@ class ServerFigures(msgspec.Struct, frozen=True):
 
 
 def read_metrics(page: bytes) -> ServerFigures | None:
-    """The server's figures; None if the page has no plausible ones."""
+    """Returns the server's figures; None if the page has no plausible ones."""
     text = b"\n" + page
     for running_name, waiting_name, cache_names in _SERVERS:
         running, waiting = (_calls(text, name) for name in (running_name, waiting_name))
@@ -57,7 +56,7 @@ def read_metrics(page: bytes) -> ServerFigures | None:
 
 
 def _calls(text: bytes, name: bytes) -> int | None:
-    """The sum over the lines of a metric that counts calls; None without plausible lines."""
+    """Returns the sum of a metric that counts calls, over its lines; None if not plausible."""
     found = list(_values(text, name))
     total = sum(found)
     is_count = bool(found) and min(found) >= 0 and total <= _MOST_CALLS
@@ -65,18 +64,18 @@ def _calls(text: bytes, name: bytes) -> int | None:
 
 
 def _values(text: bytes, name: bytes) -> Iterator[float]:
-    """The values of the metric's lines, the first ones; NaN if a value is not a number."""
+    """Yields the values of the metric's first MOST_LINES lines; NaN for an invalid one."""
     return map(_number, islice(_lines(text, name), MOST_LINES))
 
 
 def _lines(text: bytes, name: bytes) -> Iterator[bytes]:
-    """The metric's lines, each from its value on."""
+    """Yields the metric's lines, each without the part before its value."""
     at, start = 0, b"\n" + name
     while (at := text.find(start, at)) >= 0:
         at += len(start)
         after = text[at : at + 1]
         if after not in (b"{", b" ", b"\t"):
-            # Another metric whose name has the same beginning.
+            # Another metric, whose name starts with this one's.
             continue
         end = text.find(b"\n", at)
         line = text[at : end if end >= 0 else len(text)]
@@ -85,7 +84,7 @@ def _lines(text: bytes, name: bytes) -> Iterator[bytes]:
 
 
 def _number(line: bytes) -> float:
-    """A value, which may be followed by a timestamp."""
+    """Returns the value at the start of the text, which a timestamp may follow; NaN if none."""
     try:
         return float(line.split(maxsplit=1)[0])
     except (ValueError, IndexError):

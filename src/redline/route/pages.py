@@ -1,4 +1,4 @@
-"""The pages of one server that a pool reads: its metrics and its health."""
+"""Reads the metrics page and the health page of one server, for a pool."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from redline.route.metrics_page import ServerFigures, read_metrics
 
 METRICS = "/metrics"
 HEALTH = "/health"
-# For a server without a health page.
+# Read instead, if the server has no health page.
 MODELS = "/v1/models"
-# A page takes milliseconds; a server that is too busy for that is queried again soon.
+# A page takes milliseconds; a server that is too busy to respond in time is asked again soon.
 TIMEOUT_S = 2.0
 # vLLM's page has about 50 kB for each of its engines.
 MOST_BYTES = 4 * 2**20
@@ -21,7 +21,7 @@ _NO_PAGE = frozenset({404, 405, 501})
 
 
 class Pages:
-    """Reads the endpoint's `metrics` and `probe` pages, on connections of its own.
+    """Reads the endpoint's `metrics` and `probe` pages, on separate connections.
 
     The requests count against no limit. The endpoint's key is sent only to the endpoint's own host
     and port.
@@ -32,18 +32,18 @@ class Pages:
         self._health = _Page(endpoint, endpoint.probe, HEALTH, clock)
         self.has_metrics = bool(endpoint.metrics)
         self.has_health = bool(endpoint.probe)
-        # If a page is configured, no other one is tried.
+        # A configured health page is never replaced by another page.
         self._may_lack = endpoint.probe is True
 
     async def figures(self) -> ServerFigures | None:
-        """The figures that its server reports; None if they are unavailable. Raises nothing."""
+        """Returns the figures that the server reports; None if unavailable. Raises nothing."""
         try:
             return read_metrics(await self._metrics.read())
         except (CallError, NoEndpoint):
             return None
 
     async def is_well(self) -> bool:
-        """Whether its server answers with a status below 500. Raises nothing."""
+        """Returns whether the server responds with a status below 500. Raises nothing."""
         try:
             await self._health.read()
         except (CallError, NoEndpoint) as error:
@@ -72,7 +72,7 @@ class _Page:
             self.path = stated[len(origin) :] or "/"
             is_own = not origin or (parts.scheme, parts.netloc) == (base.scheme, base.netloc)
             if origin:
-                # So that a path at /v1 stays as it is.
+                # Otherwise the /v1 of the page's own path would be dropped.
                 base_url = f"{origin}/v1"
         self._backend = HttpBackend(
             Endpoint(
@@ -87,7 +87,7 @@ class _Page:
         )
 
     async def read(self) -> bytes:
-        """The page's bytes. Raises CallError or NoEndpoint."""
+        """Returns the page's bytes. Raises CallError or NoEndpoint."""
         found = bytearray()
 
         async def take(chunk: bytes) -> None:

@@ -1,22 +1,23 @@
-"""Several endpoints as one backend: calls are bound late, and any endpoint may be lost.
+"""Makes several endpoints one backend: calls are bound late, and any endpoint may be lost.
 
-A call that no endpoint can take now waits in the pool, by priority and arrival, and not in front of
+A call that no endpoint can take now waits in the pool, ordered by priority and arrival, and not at
 one endpoint. An endpoint takes a call only when it has a free slot and its limits will allow the
-call soon. Calls that it has not written when it is parked, degraded or taken out come back to their
-place in the queue, at no cost to their rows.
+call soon. When an endpoint is parked, degraded or taken out, the calls that it has not written
+return to their places in the queue, at no cost to their rows.
 
-  what an endpoint answers with          the call                          the endpoint
-  an answer, or an error of the row      has its outcome                   -
-  a failure (see health), or a 429       is retried by Retry, at once  see health; it is parked
-                                         if another endpoint is open
-  no connection                          goes back to the queue            degraded
-  Refused, Unpaid                        goes back to the queue            gone
-  OverLimit                              goes to one with larger limits    -
-  Rejected for its model or key          goes to one that has not yet      -
-  NoEndpoint                             goes back to the queue            degraded
+  result of an attempt               the call                            the endpoint
+  an answer, or an error of the row  ends with it                        stays
+  a failure (see health)             is retried by Retry, at once if     may be degraded
+                                     another endpoint has room
+  a 429                              is retried by Retry, likewise       is parked
+  no connection, or NoEndpoint       returns to the queue                is degraded
+  Refused or Unpaid                  returns to the queue                is gone
+  OverLimit                          goes to one with larger limits      stays
+  Rejected for its model or key      goes to one that has not rejected   stays
+                                     the call
 
-If there is no other endpoint, the call has its outcome. If all endpoints are degraded, breakers are
-ignored, and all get calls.
+If there is no other endpoint, the call ends with the error. If all endpoints are degraded, their
+breakers are ignored, and all of them get calls.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ from redline.waist import Call, Health, Load, Outcome, Request, Sink, failed
 
 _ASKED = Asked()
 MOVED = "the endpoints have changed"
-# A call given up by its caller counts against the endpoint after this multiple of the mean latency.
+# A call that its caller gives up counts as a failure after this multiple of the mean latency.
 _LONG_WAIT = 3.0
 # The statuses with which an endpoint rejects a request because of its contents.
 _OF_THE_ROW = (400, 413, 422)
@@ -82,9 +83,9 @@ class Pool:
 
     strategy: chooses among the endpoints that could take a call. most: the most calls at all
     endpoints together; None for the sum of what each allows. listener: notified when an endpoint is
-    degraded, recovers or is lost. seed: of the random draws. may_be_empty: endpoints are added and
-    removed; while there are none, calls wait for one. moves: how often `move` was called.
-    Raises ConfigError for two endpoints of one name, or, unless it may be empty, for none.
+    degraded, recovers or is lost. seed: seeds the random draws. may_be_empty: whether calls wait
+    for an endpoint to be added while there is none. moves: how often `move` was called.
+    Raises ConfigError for two endpoints with one name, or, unless `may_be_empty`, for none at all.
     """
 
     def __init__(
@@ -112,18 +113,18 @@ class Pool:
         self._listener = listener
         self._random = random.Random(seed).random
         self._members: list[PoolMember] = []
-        self._unwatched: list[PoolMember] = []  # until the first call: there is no loop before
-        # The endpoints that could take a call, as far as is known: the chosen one is asked.
+        self._unwatched: list[PoolMember] = []  # until the first call: before it, there is no loop
+        # The endpoints that can probably take a call; the chosen one is asked.
         self._open: dict[str, PoolMember] = {}
-        # Endless draws of those; None once the endpoints or their states have changed.
+        # Endless draws of these endpoints; None once the endpoints or their states have changed.
         self._draws: Iterator[list[PoolMember]] | None = None
-        # The same, while calls may take the fast path; None while calls wait.
+        # The same draws while calls may take the fast path; None while calls wait.
         self._usual: Iterator[list[PoolMember]] | None = None
         self._review_s = -math.inf
         self._reviewer: asyncio.TimerHandle | None = None
         self._queue = CallQueue()
         self._on_room: Callable[[], None] | None = None
-        self._is_awaited = False  # its holder knows that there is no room
+        self._is_awaited = False  # whether the holder waits to be notified of room
         self._traffic = Traffic()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.moves = 0
@@ -164,22 +165,23 @@ class Pool:
 
     @property
     def is_full(self) -> bool:
-        """The maximum number of calls is in flight at the endpoints together."""
+        """Whether `most` calls are in flight at all endpoints together."""
         return not self._spare
 
     def held_by(self, on_room: Callable[[], None]) -> None:
-        """Sets a callback for when a call could be taken again after `has_room` has returned False.
+        """Sets the callback for when there may be room again after `has_room` returned False.
 
         on_room: called when a call or a park has ended, or an endpoint has recovered or was added.
-        It may be called more often, and must not wait.
+        It may also be called without need, and must not wait.
         """
         self._on_room = on_room
 
     def has_room(self, now_s: float, coming: int = 0, avoid: Collection[str] = frozenset()) -> bool:
-        """A call that avoids these endpoints would not wait, after `coming` others that will come.
+        """Returns whether a call that avoids these endpoints would not wait.
 
-        True as well if no other endpoint is left and none may come: the call does not wait for one.
-        After a no, what `held_by` has set is called when there may be room.
+        coming: other calls that will come before it. Also True if all other endpoints are lost: the
+        call then fails at once. After False, the callback of `held_by` is called when there may be
+        room.
         """
         loop = self._loop
         if loop is None or not loop.is_running():
@@ -196,14 +198,14 @@ class Pool:
                     return True
                 if not member.is_open(now_s):
                     self._close(member, now_s)
-        # From now on the end of each call is observed, which the fast path does not do.
+        # From now on the end of each call must be observed, which the fast path does not do.
         self._is_awaited, self._usual = True, None
         return self._lost(avoid) is not None
 
     def slots(self, now_s: float) -> int:
-        """The maximum number of calls in flight at its endpoints at present; 0 if it is unknown.
+        """Returns how many calls the endpoints can have in flight at present; 0 if unknown.
 
-        An endpoint that takes no calls counts with those that it still has.
+        An endpoint that takes no calls counts with the calls that it still has.
         """
         total = 0.0
         for one in self._members:
@@ -216,26 +218,27 @@ class Pool:
         return self._bounded(total)
 
     def _bounded(self, slots: float) -> int:
-        """The most calls at once of endpoints with these slots; 0 for any number."""
+        """Returns the smaller of `slots` and the pool's maximum; 0 if both are infinite."""
         most = min(slots, self._most)
         return 0 if most == math.inf else int(most)
 
     def waits_s(self) -> Iterator[float]:
-        """How long each waiting call has waited for an endpoint."""
+        """Yields how long each waiting call has waited for an endpoint, in seconds."""
         now_s = self._now_s()
         return (now_s - ticket.since_s for ticket in self._queue.tickets)
 
     def move(self) -> None:
-        """Ends every call that waits, or would wait again, with Withdrawn.
+        """Ends every waiting call with Withdrawn, and every current call that would wait again.
 
-        Other endpoints may have its model now. Calls that endpoints answer are not affected.
+        Called when other endpoints may have the model. A call that its endpoint answers is not
+        affected.
         """
         self.moves += 1
         for ticket in self._queue.take_all():
             _fail(ticket, Withdrawn(MOVED))
 
     async def remove(self, name: str) -> None:
-        """Takes an endpoint out, and returns when the calls that it had have ended.
+        """Takes an endpoint out, and returns when its remaining calls have ended.
 
         Calls that it has not written go to other endpoints. Raises KeyError for an unknown name.
         """
@@ -265,7 +268,7 @@ class Pool:
                 binds="no endpoint is left",
             )
         nearest = min(loads, key=lambda one: one.room_s)
-        # One that has been out of reach for long has no wait that would end.
+        # An endpoint that has long been out of reach is gone: its wait would never end.
         reachable = [one for one in loads if one.state is not Health.GONE] or loads
         slots = [one.slots for one in loads]
         states = (one.health(now_s, load_of.get(one)) for one in self._members)
@@ -285,15 +288,15 @@ class Pool:
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        # Asking the loop takes a fraction of the time that finding the running one does.
+        # `is_running` takes a fraction of the time of `get_running_loop`.
         loop = self._loop
         if loop is None or not loop.is_running():
             self._enter_loop()
         usual, spare, moves = self._usual, self._spare, self.moves
         if usual is None or call.avoid or not spare:
             return await self._send(request, call, sink, moves)
-        # The fast path for nearly all calls: an endpoint that certainly has room is not asked, and
-        # of an answer only its arrival and its latency are recorded.
+        # The fast path of nearly all calls: an endpoint that certainly has room is not asked, and
+        # of its answer, only the arrival and the latency are recorded.
         member = soonest(next(usual))
         in_flight = member.in_flight
         if in_flight >= member.steady:
@@ -317,13 +320,13 @@ class Pool:
         return outcome
 
     async def ask(self, member: PoolMember, request: Request, call: Call) -> Outcome:
-        """The outcome of a call that only this endpoint can answer, such as one for its models.
+        """Returns the outcome of a call that only `member` can answer, such as one for its models.
 
-        It does not wait for calls of the pool, and does not count as one of them.
+        The call does not wait behind calls of the pool, and does not count as one of them.
         """
         outcome = await member.backend.send(request, call)
         if isinstance(outcome.error, NoEndpoint | Retryable):
-            # It may have parked the endpoint, for which calls of the pool must not wait.
+            # The call may have parked the endpoint; calls of the pool must not wait there.
             self._distrust(member)
             self._pass_by(member, self._now_s())
         return outcome
@@ -344,9 +347,9 @@ class Pool:
         moves: int,
         member: PoolMember | None = None,
     ) -> Outcome:
-        """The outcome of a call, on as many endpoints as it needs.
+        """Sends a call to one endpoint after another until it has its outcome, and returns that.
 
-        moves: the value of `self.moves` when the call came. member: its first endpoint, if chosen.
+        moves: `self.moves` when the call came. member: the first endpoint, if already chosen.
         """
         ticket: Ticket | None = None
         facts = self._facts
@@ -405,7 +408,7 @@ class Pool:
     def _is_over(
         self, member: PoolMember, outcome: Outcome, request: Request, call: Call, epoch: int
     ) -> bool:
-        """Records an endpoint's result; returns whether it is the outcome of the call."""
+        """Records the result of an attempt; returns whether it is the outcome of the call."""
         breaker = member.breaker
         self._take_up(member)
         if outcome.status != "succeeded":
@@ -432,7 +435,7 @@ class Pool:
         return True
 
     def _take_up(self, member: PoolMember) -> None:
-        """Counts the fresh answers of an endpoint, if any, which came by the fast path."""
+        """Counts the answers that the fast path has left in `member.fresh_s`."""
         if fresh_s := member.fresh_s:
             member.breaker.answered(len(fresh_s))
             self._traffic.answered += len(fresh_s)
@@ -440,12 +443,12 @@ class Pool:
             member.take_up(self._now_s())
 
     def _chosen(self, call: Call, asked: Asked) -> PoolMember | None:
-        """The endpoint that takes the call now; None if none can."""
+        """Returns the endpoint that takes the call now; None if none can."""
         now_s, members = self._now_s(), self._open
         if now_s >= self._review_s:
             self._review(now_s)
         if not self._strategy.looks_at:
-            # It considers all endpoints, so all are asked first.
+            # The strategy considers all endpoints, so all are asked first.
             for one in list(members.values()):
                 if not one.is_open(now_s):
                     self._close(one, now_s)
@@ -465,7 +468,7 @@ class Pool:
         return None
 
     def _drawn(self) -> list[PoolMember]:
-        """Endpoints that could take a call, in random order: as many as the strategy considers."""
+        """Returns as many open endpoints, in random order, as the strategy considers."""
         if self._draws is None:
             self._draws = draws([*self._open.values()], self._strategy.looks_at, self._random)
         is_observed = self._is_awaited or self._queue.tickets
@@ -474,7 +477,7 @@ class Pool:
         return next(self._draws)
 
     def _review(self, now_s: float) -> None:
-        """Updates what is known of the endpoints, once in REVIEW_S while calls arrive."""
+        """Updates the endpoints' figures, every REVIEW_S seconds while calls arrive."""
         members = self._members
         for one in members:
             self._take_up(one)
@@ -488,11 +491,11 @@ class Pool:
         self._reviewer = loop.call_later(REVIEW_S, self._review_at_once)
 
     def _review_at_once(self) -> None:
-        """Makes the next call start with a review."""
+        """Ensures that the next call begins with a review."""
         self._review_s, self._usual = -math.inf, None
 
     async def _turn(self, ticket: Ticket) -> PoolMember:
-        """The endpoint that takes the call, once its turn comes.
+        """Waits for the call's turn; returns the endpoint that takes the call.
 
         Raises TimedOut at the call's deadline, Withdrawn after `move`, or the error that took the
         last endpoint out.
@@ -511,19 +514,20 @@ class Pool:
             queue.take(ticket)
             self._traffic.unanswered += 1
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                # Its turn came at the same moment.
+                # The call's turn came at the same moment.
                 turn.result().coming -= 1
                 self._unanswered(turn.result())
             raise
         member.coming -= 1
         if member.name not in self._open and not 0 < member.steady <= member.in_flight:
-            # Once the call has reached it: one that is sent at once takes no place to wait there.
+            # Checked once the call has reached the backend: if it is sent at once, it does not take
+            # a place in the backend's queue.
             asyncio.get_running_loop().call_soon(self._look, member)
         self._traffic.waits[wait_class(self._now_s() - ticket.since_s)] += 1
         return member
 
     def _dispatch(self) -> None:
-        """Assigns waiting calls to endpoints that can take them; then the holder has its turn."""
+        """Assigns waiting calls to endpoints that can take them, then notifies the holder."""
         self._give_turns()
         if self._is_awaited and self._open and self._spare:
             self._tell_holder()
@@ -548,14 +552,14 @@ class Pool:
                 return
             queue.take(ticket)
             if ticket.turn is None or ticket.turn.done():
-                # It was cancelled in this turn of the loop.
+                # The call was cancelled in this iteration of the event loop.
                 continue
             self._spare -= 1
             member.comes()
             ticket.turn.set_result(member)
 
     def _ordered(self, ordering: LongestPrefix) -> list[Ticket]:
-        """The first tickets, led by the one that suits the endpoints with room best."""
+        """Returns the first tickets, headed by the one that best suits the endpoints with room."""
         now_s = self._now_s()
         names = {one.name for one in self._open.values() if one.is_open(now_s)}
         tickets = self._queue.first_alike()
@@ -589,10 +593,14 @@ class Pool:
             self._draws = self._usual = None
 
     def _close(self, member: PoolMember, now_s: float) -> None:
-        """Marks the endpoint as full until a call of it ends, it reports room, or a time comes."""
+        """Gives the endpoint no calls until it may have room again.
+
+        This is when one of its calls ends, its backend reports room, or the time passes before
+        which it certainly takes no call.
+        """
         self._drop(member)
         if 0 < member.steady <= member.in_flight:
-            # The endpoint is full.
+            # The endpoint is full: the end of a call will reopen it.
             return
         until_s = member.closed_until_s(now_s)
         if now_s < until_s < math.inf:
@@ -638,7 +646,7 @@ class Pool:
                 member, call.barred, now_s, but={Health.GONE, Health.DEGRADED}
             )
         self._pass_by(member, now_s)
-        # If another endpoint works, the call is retried as soon as that has room.
+        # If another endpoint works, the call is retried as soon as that one has room.
         avoided = call.avoid | {member.name}
         call.avoid = avoided if self._working(now_s) - avoided else call.barred
         return True
@@ -654,10 +662,10 @@ class Pool:
             self._degraded(member)
 
     def _is_overdue(self, member: PoolMember, outcome: Outcome) -> bool:
-        """Whether a call ended at its deadline, and its endpoint had long enough to answer it.
+        """Returns whether a call ended at its deadline although its endpoint had enough time.
 
-        That is as long as an answer takes on average. A degraded endpoint has to answer to be used
-        again, however short the time was.
+        Enough is the time that an answer takes on average; for a degraded endpoint, which must
+        answer to be used again, any time.
         """
         if not _is_late(outcome.error) or not outcome.tried:
             return False
@@ -669,11 +677,12 @@ class Pool:
         return last.complete_s - last.sent_s >= self._usual_s(member)
 
     def _has_let_wait(self, member: PoolMember, call: Call, sent_s: float, now_s: float) -> bool:
-        """Whether the endpoint is to blame for a cancelled call that got no byte since `sent_s`.
+        """Returns whether the endpoint is to blame for a cancelled call that got no byte.
 
-        The caller may be impatient. So the wait must be several times as long as an answer takes on
-        average, and the endpoint must have answered no other call meanwhile, unless it is degraded.
-        A run that aborts its calls has set their deadlines to the past before.
+        sent_s: when the call was written. The caller may be impatient, so the wait must be several
+        times as long as an answer takes on average, and the endpoint must have answered no other
+        call meanwhile; neither is required if the endpoint is degraded. A call that an aborted run
+        cancels does not count: the run has set the deadline to -inf.
         """
         if call.deadline_s == -math.inf:
             return False
@@ -683,22 +692,22 @@ class Pool:
         return is_long and member.answered_s <= sent_s
 
     def _usual_s(self, member: PoolMember) -> float:
-        """How long an answer takes on average, infinite if that is unknown.
+        """Returns how many seconds an answer takes on average; infinite if unknown.
 
-        Measured here, or at the other endpoints if this one has given no answer recently.
+        This is the endpoint's own mean, or that of all endpoints if it has no recent answers.
         """
         among = [member] if member.latency_s else self._members
         known = [one.latency_s for one in among if one.latency_s]
         return sum(known) / len(known) if known else math.inf
 
     def _pass_by(self, member: PoolMember, now_s: float) -> None:
-        """Sends calls that wait at a parked endpoint to others."""
+        """Sends calls that wait at the endpoint to others, if it is parked."""
         if member.is_parked(now_s):
             member.backend.withdraw()
             self._reconsider()
 
     def _improved(self, member: PoolMember) -> None:
-        """Gives calls to an endpoint that works again, and reports it once it is ready."""
+        """Gives calls to an endpoint that works again; reports the recovery once it is ready."""
         if member.breaker.state is Health.READY:
             self._listener.on_event(EndpointRecovered(self._now_s(), member.name))
         self._weigh()
@@ -706,14 +715,15 @@ class Pool:
     def _fits_elsewhere(
         self, member: PoolMember, error: Unfit, request: Request, call: Call, now_s: float
     ) -> bool:
-        """Whether an endpoint that has not rejected the call has limits that could ever grant it.
+        """Returns whether another endpoint might take a call that `member` rejected with `error`.
 
-        If so, the call avoids the others from now on, and waits for one that could take it even if
-        that does not work at the moment. error: that of `member`.
+        This is an endpoint that has not rejected the call, and whose limits could ever grant it. If
+        there is one, the call avoids all unsuitable endpoints from now on, and waits for a suitable
+        one even if none works at the moment.
         """
         unfit, is_found = set[str](), False
         if error.status is not None:
-            # The provider itself says so, whatever is known here.
+            # The provider itself rejected the call, whatever this pool knows about its limits.
             unfit = {*call.unfit, member.name}
             call.refused += 1
         for one in self._members:
@@ -730,10 +740,10 @@ class Pool:
         return is_found
 
     def _still_avoids(self, call: Call) -> frozenset[str]:
-        """What a call that avoids all working endpoints continues to avoid.
+        """Returns what a call that avoids all working endpoints should still avoid.
 
-        These are the endpoints that it must never use, and those that are too small for it, unless
-        all that are not gone are too small.
+        These are the endpoints that it must never use, and those whose limits are too small for it,
+        unless every endpoint that is not gone is too small.
         """
         now_s, avoided = self._now_s(), call.unfit | call.barred
         for one in self._members:
@@ -742,7 +752,7 @@ class Pool:
         return call.barred
 
     def _working(self, now_s: float) -> set[str]:
-        """The endpoints that work and are not parked."""
+        """Returns the names of the endpoints that work and are not parked."""
         return {
             one.name
             for one in self._members
@@ -750,7 +760,7 @@ class Pool:
         }
 
     def _usual_share(self, breaker: Breaker) -> float:
-        """The share of calls that fail at the endpoints of the other breakers."""
+        """Returns the share of calls that fail at the other endpoints."""
         return usual_share(
             one.breaker for one in self._members if one.breaker is not breaker and not one.is_out
         )
@@ -762,7 +772,10 @@ class Pool:
         now_s: float,
         but: Collection[Health] = (),
     ) -> bool:
-        """Whether another endpoint is neither barred, nor out, nor in one of these states."""
+        """Returns whether another endpoint may get calls.
+
+        This is an endpoint that is neither barred, nor out, nor in one of the states `but`.
+        """
         return any(
             one is not member
             and one.name not in barred
@@ -800,7 +813,10 @@ class Pool:
             _fail(ticket, copy.copy(error))
 
     def _lost(self, barred: Collection[str]) -> CallError | NoEndpoint | None:
-        """The error that took out the last endpoint that is not barred; None if one is left."""
+        """Returns the error that took out the last endpoint that is not in `barred`.
+
+        None if such an endpoint is left.
+        """
         error: CallError | NoEndpoint | None = None
         for one in self._members:
             if one.name not in barred:
@@ -810,9 +826,9 @@ class Pool:
         return error
 
     def _enter_loop(self) -> None:
-        """Restarts in the running event loop what an earlier loop was doing.
+        """Moves timers and page readers to the running event loop.
 
-        Timers of a loop that has ended never fire, and each `asyncio.run` has a loop of its own.
+        Timers of an ended loop never fire, and each `asyncio.run` has a loop of its own.
         """
         self._loop, self._reviewer = asyncio.get_running_loop(), None
         self._is_awaited = False
@@ -830,7 +846,7 @@ class Pool:
                 member.watch(partial(self._probed, member), self._clock)
 
     def _probed(self, member: PoolMember, is_well: bool) -> None:
-        """Takes up the result of a health page: degrades the endpoint, or gives it calls again."""
+        """Handles a result of a health page: degrades the endpoint, or gives it calls again."""
         if member.breaker.probed(self._now_s(), is_well=is_well):
             if member.breaker.state is Health.DEGRADED and not is_well:
                 self._listener.on_event(
@@ -847,7 +863,7 @@ class Pool:
     def _distrust(self, member: PoolMember) -> None:
         """Takes the endpoint off the fast path.
 
-        It is asked before each call, and the end of each of its calls is observed.
+        From now on its backend is asked before each call, and the end of each call is observed.
         """
         member.distrust()
         self._draws = self._usual = None
@@ -856,14 +872,14 @@ class Pool:
         """Gives the endpoint no calls for a while. Calls that it has not written go to others."""
         self._distrust(member)
         self._take_up(member)
-        # Its speed is unknown when it returns; otherwise no call would try it.
+        # Its speed counts as unknown when it returns; with its last latency, it would get no call.
         member.forget()
         self._review_at_once()
         self._weigh()
         member.backend.withdraw()
 
     def _weigh(self) -> None:
-        """Decides anew who gets calls, after an endpoint came, left or changed its state.
+        """Decides anew which endpoints get calls, after one was added, left or changed its state.
 
         If every endpoint is degraded, breakers are ignored.
         """
@@ -876,7 +892,10 @@ class Pool:
             self._look(member)
 
     def _reconsider(self) -> None:
-        """Lets no waiting call avoid all working endpoints, unless they are too small for it."""
+        """Allows working endpoints again to waiting calls that avoid all of them.
+
+        Endpoints whose limits are too small for a call remain avoided.
+        """
         avoiding = [ticket.call for ticket in self._queue.tickets if ticket.call.avoid]
         if not avoiding:
             return
@@ -887,16 +906,16 @@ class Pool:
 
 
 def _fail(ticket: Ticket, error: CallError | NoEndpoint) -> None:
-    """Ends the wait of a call with this error, unless its turn has come or it was cancelled."""
+    """Ends a call's wait with this error, unless its turn has come or the call was cancelled."""
     if ticket.turn is not None and not ticket.turn.done():
         ticket.turn.set_exception(error)
 
 
 def _says_nothing(error: CallError | NoEndpoint, outcome: Outcome) -> bool:
-    """Whether an error that is no failure of the endpoint does not show that it works, either.
+    """Returns whether an error that is not the endpoint's failure proves nothing about it.
 
-    Many such errors occur before the request is sent, as for an invalid row. A deadline may be too
-    short.
+    Otherwise the error proves that the endpoint works. Many errors that prove nothing occur before
+    the request is sent; others are deadlines, which may be too short.
     """
     if isinstance(error, Withdrawn | Refused | Unpaid | RateLimited) or _is_unfit(error):
         return True
@@ -905,10 +924,10 @@ def _says_nothing(error: CallError | NoEndpoint, outcome: Outcome) -> bool:
 
 
 def _is_unfit(error: CallError | NoEndpoint) -> TypeGuard[Unfit]:
-    """Whether the endpoint does not serve a request that another one may serve.
+    """Returns whether another endpoint might serve the request that failed with this error.
 
-    The request is too large for its limits, or is rejected for its model (404), the rights of the
-    key (403) or a redirect (302), and not for its contents.
+    Such a request is too large for the endpoint's limits, or is rejected because of its model
+    (404), the rights of the key (403) or a redirect (302), and not because of its contents.
     """
     if not isinstance(error, Rejected):
         return isinstance(error, OverLimit)
@@ -917,12 +936,12 @@ def _is_unfit(error: CallError | NoEndpoint) -> TypeGuard[Unfit]:
 
 
 def _is_late(error: CallError | NoEndpoint | None) -> bool:
-    """Whether a call ended because of its own deadline."""
+    """Returns whether a call ended because of its own deadline."""
     return isinstance(error, TimedOut) and error.phase == "row"
 
 
 def _is_failure(error: CallError | NoEndpoint) -> bool:
-    """Whether the error shows a malfunction of the endpoint, whatever the request was."""
+    """Returns whether the error shows a malfunction of the endpoint, whatever the request was."""
     if isinstance(error, ServerFailed):
         return error.status is None or error.status >= 500
     if isinstance(error, TimedOut):

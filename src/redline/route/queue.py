@@ -1,4 +1,4 @@
-"""The calls that wait in a pool, by priority and arrival."""
+"""Orders the calls that wait in a pool, by priority and arrival."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from redline.route.balance import Asked
 from redline.route.member import PoolMember
 from redline.waist import Call
 
-# If the first calls may not use the free endpoint, up to this many of them are skipped.
+# When an endpoint has room, only this many of the first calls are checked for one that may use it.
 LOOKED_AT = 64
-# At most this many later calls may overtake a call because they suit the endpoints with room
-# better.
+# At most this many later calls may overtake a call because they suit an endpoint with room better.
 MOST_PASSED = 64
 
 _PLACE = attrgetter("place")
 
 
 class Ticket(msgspec.Struct, eq=False):
-    """A call's place in the queue, to which it returns when an endpoint gives it back.
+    """A call's place in the queue, to which the call returns when an endpoint gives it back.
 
-    since_s: when the call began to wait. asked: its facts. number: in the order of their arrival.
-    passed: number of calls that have overtaken it. turn: the future that it awaits until its turn.
+    since_s: when the call began to wait. asked: its facts. number: increases in order of arrival.
+    passed: number of calls that have overtaken it. turn: the future that the call awaits, whose
+    result is the endpoint that takes it.
     """
 
     call: Call
@@ -44,27 +44,30 @@ class Ticket(msgspec.Struct, eq=False):
 
 
 class CallQueue:
-    """Tickets that wait, lowest priority number and earliest arrival first.
+    """Waiting tickets, by lowest priority number, then by earliest arrival.
 
-    The sender bounds its length: a runner has a bounded number of workers. tickets: those that
-    wait, in order; read-only.
+    The sender bounds the length: a runner has a bounded number of workers. tickets: all waiting
+    tickets, in order; read-only.
     """
 
     def __init__(self) -> None:
         self.tickets: list[Ticket] = []
 
     def add(self, ticket: Ticket) -> asyncio.Future[PoolMember]:
-        """Puts the ticket into its place; returns the future for the endpoint that takes it."""
+        """Inserts the ticket at its place; returns a future whose result will be an endpoint."""
         ticket.turn = turn = asyncio.Future[PoolMember]()
         insort(self.tickets, ticket, key=_PLACE)
         return turn
 
     def first(self) -> Iterator[Ticket]:
-        """The first tickets in their order, at most as many as are worth checking."""
+        """Returns the first LOOKED_AT tickets, in order."""
         return islice(self.tickets, LOOKED_AT)
 
     def first_alike(self) -> list[Ticket]:
-        """The first tickets of one priority, up to one that has been passed MOST_PASSED times."""
+        """Returns the first tickets of one priority, in order.
+
+        Ends with a ticket that has been passed MOST_PASSED times: no later one may overtake it.
+        """
         found = list[Ticket]()
         for ticket in self.first():
             if found and ticket.call.priority != found[0].call.priority:

@@ -1,4 +1,4 @@
-"""The traffic of a pool, in counters that never decrease."""
+"""Counts the traffic of a pool, in counters that never decrease."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterable
 
 import msgspec
 
-# A wait is counted in a logarithmic bucket, which is 5 % wide.
+# Waits are counted in logarithmic buckets, each 5 % wide.
 _CLASS = math.log(1.05)
 _LEAST_S = 1e-4
 
 
 class Traffic(msgspec.Struct):
-    """Calls of a pool.
+    """Counts a pool's calls and their times.
 
     answered: calls that succeeded. unanswered: calls that ended in any other way. served_s: seconds
     from the write of the last attempt to the end of its answer, summed over answered calls.
-    waits: how many calls have waited for an endpoint, by bucket of the duration.
+    waits: the number of calls that have waited for an endpoint, by bucket of the wait.
     """
 
     answered: int = 0
@@ -32,20 +32,20 @@ class Traffic(msgspec.Struct):
         return self.answered + self.unanswered
 
     def take_waits(self) -> Counter[int]:
-        """The waits since the last call of this method."""
+        """Returns the waits since this method was last called, and resets them."""
         waits, self.waits = self.waits, Counter()
         return waits
 
 
 def wait_class(wait_s: float) -> int:
-    """The bucket of a wait."""
+    """Returns the bucket of a wait."""
     return round(math.log(max(wait_s, _LEAST_S)) / _CLASS)
 
 
 def quantile_s(share: float, calls: int, waits: Iterable[Counter[int]]) -> float:
-    """The wait that this share of the calls did not exceed, within 5 %.
+    """Returns the wait in seconds that this share of the calls did not exceed, within 5 %.
 
-    calls: all of them. waits: of those that waited at all.
+    calls: the number of all calls. waits: the buckets of those calls that waited.
     """
     total = sum(waits, Counter[int]())
     above = calls - math.ceil(share * calls)

@@ -11,31 +11,31 @@ from redline.route.balance import Figures
 from redline.route.metrics_page import ServerFigures
 
 EVERY_S = 1.0
-# After a metrics page could not be read, the next attempt comes after twice as long each time.
+# Each time a metrics page cannot be read, the pause before the next attempt doubles, up to this.
 LONGEST_PAUSE_S = 60.0
 
 
 class Watchable(Protocol):
-    """The pages of a server, and which of them exist."""
+    """The pages of a server, and whether each of them exists."""
 
     has_metrics: bool
     has_health: bool
 
     async def figures(self) -> ServerFigures | None:
-        """The figures that the server reports; None if unavailable. Raises nothing."""
+        """Returns the figures that the server reports; None if unavailable. Raises nothing."""
 
     async def is_well(self) -> bool:
-        """Whether the server reports that it is healthy. Raises nothing."""
+        """Returns whether the server reports that it is healthy. Raises nothing."""
 
     async def aclose(self) -> None:
         """Closes the connections."""
 
 
 class Watch:
-    """A loop for each of the pages, so that a slow page does not delay the other.
+    """Reads each page in a task of its own, so that a slow page does not delay the other.
 
-    figures: receives the server's figures. on_health: called with the result of the health page.
-    Made in the event loop in which it runs.
+    figures: receives the server's figures. on_health: called with each result of the health page.
+    Must be made in the event loop in which it will run.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Watch:
             self._tasks.append(asyncio.create_task(self._scrape()))
 
     async def aclose(self) -> None:
-        """Ends its tasks and connections."""
+        """Ends the tasks, and closes the connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -73,8 +73,8 @@ class Watch:
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             else:
                 pause_s = EVERY_S
-                # Calls of this pool already count: the larger of their numbers when the page was
-                # requested and when it arrived, so that none counts twice.
+                # Subtract this pool's own calls, which already count. Their number is the larger
+                # of those at the request and at the arrival of the page: none counts twice.
                 own = max(in_flight, figures.in_flight)
                 figures.seen_s = asked_s
                 figures.queued, figures.gpu = found.waiting, found.cache_used

@@ -1,3 +1,3 @@
-"""A local engine behind the gateway's HTTP front; a fleet is in `serve.fleet`."""
+"""Serve a local engine through the gateway's HTTP front; `serve.fleet` serves a fleet."""
 
 from redline.serve.local import LocalEngine, Serving, serve_engine, serving

@@ -1,4 +1,4 @@
-"""A local engine with the OpenAI API: while it is entered, or until Ctrl-C or SIGTERM."""
+"""Serve a local engine with the OpenAI API: in a block, or until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from redline.engine.api import Engine
     from redline.serve.http import Front
 
-# The files of a model's folder that determine its answers: weights, tokenizer, template and
+# The files in a model's folder that determine its answers: weights, tokenizer, template and
 # settings.
 _FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
 
@@ -36,7 +36,7 @@ class Serving(NamedTuple):
     engine: Engine
 
 
-# A reading covers at most the last second.
+# Seconds between readings of the GPU's use; a reading covers at most the last second.
 _GPU_S = 1.0
 
 
@@ -56,9 +56,9 @@ class LocalEngine:
         self._gpu_busy, self._gpu_reads = 0.0, 0
 
     def identity(self) -> str:
-        """The model's location and dtype; for a folder, also the sizes and times of its files.
+        """Returns the model's location and dtype; for a folder, also its files' sizes and times.
 
-        Models of the hub are identified by their names alone.
+        A model from the Hugging Face Hub is identified by its name alone.
         """
         folder = Path(self.settings.model)
         if not folder.is_dir():
@@ -69,7 +69,7 @@ class LocalEngine:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """The server's base URL, while entered. Raises ConfigError if it cannot be loaded."""
+        """Yields the server's base URL. Raises ConfigError if the model cannot be loaded."""
         async with serving(self.settings) as served:
             self._engine = served.engine
             self._gpu_busy, self._gpu_reads = 0.0, 0
@@ -79,11 +79,11 @@ class LocalEngine:
                 yield served.front.base_url
             finally:
                 reading.cancel()
-                # Its memory is free from now on; the figures stay.
+                # Without this reference, the engine's memory is freed; the figures stay.
                 self._used, self._engine = self.use(), None
 
     def use(self) -> ServerUse:
-        """Returns how full its batches were, and how busy its GPU, since it was last opened."""
+        """Returns how full the batches and how busy the GPU were since `open` was last entered."""
         if self._engine is None:
             return self._used
         metrics = self._engine.metrics
@@ -100,10 +100,10 @@ class LocalEngine:
             await self._read_gpu()
 
     async def _read_gpu(self) -> None:
-        """Adds a reading; none is added without a GPU, or without its driver's library."""
+        """Adds a reading, unless there is no GPU or its driver's library is missing."""
         from redline.engine.api import gpu_use
 
-        # In a thread, because the driver may take long.
+        # In a thread, because the driver may take a long time to answer.
         if (used := await asyncio.to_thread(gpu_use)) is not None:
             self._gpu_busy += used
             self._gpu_reads += 1
@@ -113,12 +113,13 @@ class LocalEngine:
 async def serving(
     settings: EngineSettings, *, host: str = "127.0.0.1", port: int = 0, is_named: bool = False
 ) -> AsyncIterator[Serving]:
-    """Loads the model, which takes seconds, and serves it while it is entered.
+    """Loads the model, which takes seconds, and serves it in the `async with` block.
 
-    is_named: only requests that name the model are answered. Raises ConfigError.
+    port: 0 for a free one. is_named: whether requests for any other model are refused. Raises
+    ConfigError.
     """
     engine = await _loaded(settings)
-    # Imported here, as PyTorch is: other commands need not pay for them.
+    # Imported here, like PyTorch, so that other commands do not wait for these imports.
     from redline.serve.http import Front
 
     models = dict.fromkeys((engine.name, settings.model)) if is_named else {}
@@ -138,7 +139,7 @@ async def serving(
 
 
 async def _loaded(settings: EngineSettings) -> Engine:
-    """Loads the engine in a thread. After a cancellation, it is closed once it is loaded."""
+    """Loads the engine in a thread. If this is cancelled, the engine is closed once loaded."""
     loader = ThreadPoolExecutor(1, "redline loading")
     loading = loader.submit(_load, settings)
     loader.shutdown(wait=False)
@@ -170,17 +171,17 @@ def serve_engine(
     on_url: Callable[[str], None],
     on_note: Callable[[str], None],
 ) -> None:
-    """Serves until SIGINT or SIGTERM, then answers what is in flight, within bounds, and returns.
+    """Serves until SIGINT or SIGTERM, then finishes requests in flight, within bounds.
 
-    A signal that comes while it loads, or while it closes, ends the process at once.
-    on_url: gets the base URL, once connections are accepted. on_note: gets what is loaded.
-    Raises ConfigError if the model or the address does not work, and EngineFailed if the
-    engine ends by itself.
+    A signal that arrives while the model is loading, or a second one, ends the process at once.
+    on_url: called with the base URL once connections are accepted. on_note: called with each notice
+    about the model. Raises ConfigError if the model or the address cannot be used, and EngineFailed
+    if the engine fails.
     """
 
     async def main(stop: asyncio.Event) -> None:
-        # Loading may wait for a network, and there is no request yet to be answered. Ranks end by
-        # themselves when this process has.
+        # Loading may wait for a network, and there are no requests yet to finish. Ranks end by
+        # themselves once this process has ended.
         on_signals(end_at_once)
         raise_limit_fully()
         on_note(f"loading {settings.model}")

@@ -1,7 +1,7 @@
-"""A simulated LLM provider: a real HTTP server with limits, latency and faults.
+"""Simulate an LLM provider: a real HTTP server with limits, latency and faults.
 
 The server itself is `redline.sim.server.Sim`. Importing it takes 0.2 s, so this module does not
-import it, which keeps the command line fast.
+import it, to keep the command line fast.
 """
 
 from redline.sim.admission import (

@@ -1,4 +1,4 @@
-"""The limits of each key, because providers count the requests of each account separately."""
+"""Keep limits for each key, because providers count the requests of each account separately."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Accounts:
         self.has_limits = any(self.rates.values())
 
     def of(self, key: str) -> Admission:
-        """Returns the account of a key as in the `Authorization` header; empty for no key."""
+        """Returns the account of a key: the value of the `Authorization` header, or ""."""
         account = self._accounts.get(key)
         if account is None:
             account = self._accounts[key] = Admission(self.rates, self._algorithm)

@@ -1,19 +1,20 @@
-"""Rate limits as providers enforce them: four algorithms, several limits at once.
+"""Enforce rate limits like a provider: with four algorithms, and several limits at once.
 
-Everything here decides immediately and takes `now_s`, so that tests can set the time.
+Nothing here waits, and the time is an argument, `now_s`, so that tests can set it.
 
-| algorithm | a request is admitted while                                                       |
-|-----------|-----------------------------------------------------------------------------------|
-| `fixed`   | the window's count is not full; a window begins with the first hit after the last  |
-| `moving`  | the last W seconds hold fewer than N                                              |
-| `counter` | floor(share of the previous window still in view * its count) + this one's fit N  |
-| `bucket`  | the bucket holds enough; it refills with N per W seconds and never holds more     |
+| algorithm | a request is admitted while                                                          |
+|-----------|--------------------------------------------------------------------------------------|
+| `fixed`   | the window's count is below N; the first hit after a window begins the next window   |
+| `moving`  | the last W seconds contain fewer than N hits                                         |
+| `counter` | floor(previous window's count * its share of the last W seconds) + this window's     |
+|           | count is below N                                                                     |
+| `bucket`  | the bucket holds enough; it refills at N per W seconds, up to N                      |
 
-`fixed` and the rounding down in `counter` are those of the Python package `limits`, on which
-slowapi and flask-limiter are built. Windows of `counter` begin at whole multiples of W.
+`fixed`, and the rounding down in `counter`, follow the Python package `limits`, on which slowapi
+and flask-limiter are built. Windows of `counter` begin at whole multiples of W.
 
-If answers are counted when they end, a count may exceed its limit. Then nothing fits until the
-count is below the limit again.
+If answers are counted when they end, a count may exceed its limit. No request fits then until
+the count is below the limit again.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ import msgspec
 
 from redline.limits.rule import Rate
 
-# Added to a counter's wait: its condition is strict, so it still refuses at the exact moment.
+# Added to the wait of a counter, because it still refuses at the exact end of the wait.
 _STRICTLY_AFTER_S = 1e-6
 # The kinds of limits, named as in Anthropic's headers. `tokens` is input and output together.
 KINDS = ("requests", "tokens", "input-tokens", "output-tokens")
-# Rounding error of a bucket that has refilled for exactly the wait that it announced.
+# Allows for the rounding error of a bucket that has refilled for exactly its reported wait.
 _DROP = 1e-6
 
 
@@ -74,11 +75,11 @@ class Window(ABC):
 
     @abstractmethod
     def _wait_s(self, amount: int, now_s: float) -> float:
-        """Returns the wait of an amount of at most N, once rolled."""
+        """Returns the wait in seconds for an amount of at most N; call `_roll` first."""
 
 
 class FixedWindow(Window):
-    """At most N from a window's first hit until W seconds later."""
+    """Admits at most N in a window, which lasts W seconds from its first hit."""
 
     _ends_s = -math.inf
 
@@ -99,9 +100,9 @@ class FixedWindow(Window):
 
 
 class MovingWindow(Window):
-    """At most N in any W seconds: a log of every hit, forgotten once it is W old.
+    """Admits at most N in any W seconds: a log keeps every hit for W seconds.
 
-    The log holds at most N hits, and the answers that ended in these W seconds.
+    The log holds at most N hits, plus an entry for each answer that ended in the last W seconds.
     """
 
     def __init__(self, rate: Rate) -> None:
@@ -130,7 +131,7 @@ class MovingWindow(Window):
 
 
 class SlidingCounter(Window):
-    """Two counters: this window's, and the last one's weighted by how much is still in view."""
+    """Adds to this window's count the previous one's, weighted by the share still in view."""
 
     _index = -1
     _previous = 0
@@ -143,7 +144,7 @@ class SlidingCounter(Window):
             self._index = index
 
     def _since_s(self, now_s: float) -> float:
-        """Returns the seconds since the current window began, once rolled."""
+        """Returns the seconds since the current window began; call `_roll` first."""
         return now_s - self._index * self._window_s
 
     def left(self, now_s: float) -> int:
@@ -159,7 +160,7 @@ class SlidingCounter(Window):
             # floor(previous * in_view) <= spare once in_view is below (spare + 1) / previous.
             at_s = (1 - (spare + 1) / self._previous) * window_s
         else:
-            # Not in this window: in the next one, this one's count is the previous one.
+            # It fits only in the next window, where the current count is the previous one.
             at_s = window_s + max(0.0, 1 - (self._most - amount + 1) / self._count) * window_s
         return max(at_s - self._since_s(now_s), 0.0) + _STRICTLY_AFTER_S
 
@@ -197,7 +198,7 @@ class TokenBucket(Window):
         self._level -= amount
 
     def resize(self, rate: Rate, now_s: float) -> None:
-        """Keeps the level of a larger bucket, and cuts that of a smaller one (Go's x/time/rate)."""
+        """Keeps the level, but at most the new size, like Go's x/time/rate."""
         self._roll(now_s)
         self._level = min(float(rate.count), self._level)
         self._most = rate.count
@@ -222,7 +223,8 @@ _WINDOWS: dict[str, type[Window]] = {
 class Rejection(msgspec.Struct, frozen=True):
     """The limit that refused a request, and the time until the request would be admitted.
 
-    wait_s: in seconds; inf if the request exceeds the limit.
+    what: the kind of the limit. used: the amount counted so far. asked: the amount of the
+    request. wait_s: seconds until the request fits; inf if it exceeds the limit by itself.
     """
 
     what: str
@@ -238,7 +240,7 @@ class Rejection(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A provider's report of one limit: size, amount left, seconds until it is full again."""
+    """A provider's report of one limit: its size, the amount left, seconds until a full reset."""
 
     what: str
     limit: int
@@ -247,7 +249,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False):
-    """What one request is charged: itself, if it counts as one, and tokens of either kind."""
+    """The amounts that one request is charged: requests (1 or 0), and tokens in and out."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -266,10 +268,10 @@ Rates = Mapping[str, Sequence[Rate]]
 
 
 class Admission:
-    """All limits of one provider: a request is counted by all of them or by none.
+    """All limits of one account: a request is counted by all of them or by none.
 
-    rates: the limits by kind; the kinds are those of KINDS. parked_until_s: monotonic; the caller
-    admits no request before this time.
+    rates: the limits by kind, one of KINDS. parked_until_s: monotonic; the caller must
+    admit no request before this time.
     """
 
     def __init__(self, rates: Rates, algorithm: str = "fixed") -> None:
@@ -285,10 +287,10 @@ class Admission:
         return {what: [rate for kind, rate, _ in self._limits if kind == what] for what in KINDS}
 
     def change(self, rates: Rates, now_s: float) -> None:
-        """Replaces all limits of the kinds in `rates`; the other kinds stay.
+        """Replaces all limits of the kinds in `rates`; limits of other kinds stay.
 
-        A limit with the same window_s as an earlier one of its kind continues with that one's
-        count; equal ones are matched in order. Any other limit begins with nothing counted.
+        A limit with the same window_s as an earlier limit of its kind keeps that limit's count; if
+        several have the same window_s, they are matched in order. Any other limit starts at zero.
         """
         found: list[tuple[str, Rate, Window]] = []
         for what in KINDS:
@@ -308,7 +310,7 @@ class Admission:
         self._limits = found
 
     def park(self, until_s: float) -> None:
-        """Sets `parked_until_s`, before which no request is to be admitted."""
+        """Sets `parked_until_s`, the time before which no request may be admitted."""
         self.parked_until_s = until_s
 
     def ask(self, charge: Charge, now_s: float) -> Rejection | None:
@@ -333,7 +335,7 @@ class Admission:
                 window.take(amount, now_s)
 
     def readings(self, now_s: float) -> list[Reading]:
-        """Returns at most one reading per kind: that of the limit with the least left."""
+        """Returns at most one reading per kind, for the limit with the least left."""
         least: dict[str, Reading] = {}
         for what, rate, window in self._limits:
             left = window.left(now_s)

@@ -1,12 +1,12 @@
-"""Faults, and the share of requests that meets each: one seeded draw per admitted request.
+"""Draw faults according to their shares: one seeded draw per admitted request.
 
 | kind      | what the client sees                                                       |
 |-----------|----------------------------------------------------------------------------|
-| `429`     | at once: HTTP 429 below all limits, without Retry-After and limit headers  |
+| `429`     | at once: HTTP 429 without Retry-After and limit headers                    |
 | `503`     | at once: HTTP 503                                                          |
 | `500`     | after the latency: HTTP 500                                                |
 | `reset`   | after the latency: the TCP connection is reset                             |
-| `half`    | after the latency: a 200 and half of the body, then the connection closes  |
+| `half`    | after the latency: a 200 and half the body, then the connection closes     |
 | `notjson` | after the latency: a 200 with an HTML page                                 |
 | `stall`   | nothing at all, until the client leaves or an hour has passed              |
 """
@@ -51,7 +51,7 @@ class Faults(msgspec.Struct, frozen=True):
         return sum(share for _, share in self.shares)
 
     def draw(self, rng: Random) -> str | None:
-        """Draws the kind of fault that a request meets, or None. One draw, whatever the shares."""
+        """Draws the kind of fault for a request, None for no fault; always takes one draw."""
         point = rng.random()
         for kind, share in self.shares:
             if point < share:

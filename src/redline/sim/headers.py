@@ -1,4 +1,4 @@
-"""Limit headers in the styles of the providers, and Retry-After."""
+"""Write limit headers in the styles of the providers, and Retry-After."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from redline.sim.admission import Reading
 
 
 def limit_headers(style: str, readings: Sequence[Reading], wall_s: float) -> dict[str, str]:
-    """Returns the headers that state how much of each limit is left.
+    """Returns the headers that report how much of each limit is left.
 
     style: `openai` (resets as durations like `6m0s`), `azure` (the same names, resets in whole
-    seconds), `anthropic` (resets as RFC 3339 times, for which wall_s is the time now), `ietf`
-    (RateLimit and RateLimit-Policy of the draft's version 08), `envoy` and `slowapi` (one limit of
-    requests: resets in seconds, or as a moment one second late). `gemini` and `none` have none.
+    seconds), `anthropic` (resets as RFC 3339 times), `ietf` (RateLimit and RateLimit-Policy of
+    draft version 08), `envoy` (only a limit of requests, reset in seconds), `slowapi` (only a limit
+    of requests, reset as a Unix time that is one second late). Other styles have no such headers.
+    wall_s: the current Unix time.
     """
     if style == "openai":
         return _each(readings, "x-ratelimit-{part}-{what}", duration)
@@ -29,7 +30,7 @@ def limit_headers(style: str, readings: Sequence[Reading], wall_s: float) -> dic
     requests = next((reading for reading in readings if reading.what == "requests"), None)
     if style not in ("envoy", "slowapi") or requests is None:
         return {}
-    # slowapi adds a second to what its window says (its extension.py, `reset_in`).
+    # slowapi adds a second to the reset time of its window (`reset_in` in its extension.py).
     late = str(wall_s + requests.reset_s + 1)
     return {
         "x-ratelimit-limit": str(requests.limit),
@@ -39,7 +40,7 @@ def limit_headers(style: str, readings: Sequence[Reading], wall_s: float) -> dic
 
 
 def retry_headers(style: str, wait_s: float) -> dict[str, str]:
-    """Returns `retry-after` in seconds and `retry-after-ms`; after either time the request fits.
+    """Returns `retry-after` in seconds and `retry-after-ms`; the request fits after either time.
 
     The styles `envoy`, `ietf` and `slowapi` have no `retry-after-ms`. Empty for the style `none`,
     for `gemini` (see `retry_details`), and for a request that will never fit.
@@ -53,9 +54,9 @@ def retry_headers(style: str, wait_s: float) -> dict[str, str]:
 
 
 def retry_details(style: str, wait_s: float) -> list[dict[str, str]]:
-    """Returns `error.details` for the body of a 429: RetryInfo for `gemini`, otherwise nothing.
+    """Returns `error.details` for the body of a 429: RetryInfo for `gemini`, otherwise [].
 
-    Nothing for a request that will never fit.
+    Also [] for a request that will never fit.
     """
     if style != "gemini" or math.isinf(wait_s):
         return []

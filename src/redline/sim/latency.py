@@ -1,4 +1,4 @@
-"""The latency of the simulated provider's answers."""
+"""Draw the latency of the simulated provider's answers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Uniform(msgspec.Struct, frozen=True):
 
 
 class Lognormal(msgspec.Struct, frozen=True):
-    """The logarithm of an answer's seconds is normally distributed; their median is e**mu."""
+    """The logarithm of the latency in seconds is normally distributed; the median is e**mu s."""
 
     mu: float
     sigma: float
@@ -86,7 +86,8 @@ _FORMS: dict[str, type[Latency]] = {
 def parse_latency(text: str) -> Latency:
     """Parses a latency: `0.2` (constant), `2-5` (uniform) or `lognormal:1.2,0.4`.
 
-    The two numbers of a lognormal are mu and sigma of the logarithm of the seconds.
+    The two numbers of `lognormal` are the mean and the standard deviation of the logarithm of the
+    seconds.
     Raises ConfigError, which shows the valid forms.
     """
     text = text.strip()

@@ -1,4 +1,4 @@
-"""The settings of a simulated provider: its limits, latency, faults and answers."""
+"""Define the settings of a simulated provider: its limits, latency, faults and answers."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ MAX_WINDOW_S = 30 * DAY_S
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings with which a simulated provider starts.
 
-    host, port: the address on which it listens; port 0 lets the system pick one.
-    requests, tokens, input_tokens, output_tokens: the rate limits of each key; all of them hold at
+    host, port: the address on which it listens; port 0 selects a free one.
+    requests, tokens, input_tokens, output_tokens: the rate limits of each key; all of them apply at
         once. `tokens` counts input and output together.
-    algorithm: how the limits count: `fixed` and `moving` windows, sliding window `counter`,
-        token `bucket`.
+    algorithm: how the limits count: `fixed` or `moving` window, sliding window `counter`, or token
+        `bucket`.
     charge: how tokens count. `actual`: prompt and answer on arrival; `reserved`: prompt and
         max_tokens on arrival without a refund, or prompt and answer without max_tokens;
         `answered`: the prompt on arrival, the answer when it ends.
     jitter_s: each request is delayed by 0 to this many seconds before the limits are checked.
-    concurrency: requests served at once; further ones wait in arrival order. None for no cap.
+    concurrency: requests served at once; others wait in order of arrival. None for no cap.
     latency: seconds before the first byte. per_token_s: further seconds per completion token.
     faults: the share of admitted requests that fails, by kind.
     headers: the style of limit headers. `none` sends neither limit headers nor Retry-After.
-    replay: a file of `question` and `answer` lines to answer from.
-    stories: answers are made-up stories, determined by the question and the request's seed.
+    replay: a JSONL file of lines with a `question` and its `answer`, to answer from.
+    stories: whether to answer with invented stories, determined by the question and the request's
+        seed.
     near_duplicates: the share of stories that repeat an earlier one with a few words changed.
-    seed: determines the stories and, in the order of arrival, latencies, faults and jitter.
-    api_key: if set, the key every request must carry.
+    seed: determines the stories and, in order of arrival, latencies, faults and jitter.
+    api_key: the key that every request must have; None to require none.
     batch_latency: seconds from the creation of a batch to the answer of each of its lines.
-    batch_window_s: the seconds after which a batch expires. batch_tokens: the most tokens, one
-        for four bytes, that may wait in all batches together; a batch beyond that fails. None
-        for no limit.
+    batch_window_s: the seconds after which a batch expires.
+    batch_tokens: the most tokens (bytes divided by four) that may wait in all batches together; a
+        batch that would exceed this fails. None for no limit.
     Raises ConfigError for a value that is not valid.
     """
 
@@ -118,7 +119,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rates(self) -> dict[str, tuple[Rate, ...]]:
-        """The rate limits by kind, as redline.sim.admission names the kinds."""
+        """The rate limits by kind; the kinds are redline.sim.admission.KINDS."""
         return {
             "requests": self.requests,
             "tokens": self.tokens,

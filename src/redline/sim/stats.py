@@ -1,17 +1,17 @@
-"""Statistics of the simulated provider. Every request ends in exactly one class.
+"""Count the simulated provider's requests. Every request ends in exactly one class.
 
 | class        | the request                                                             |
 |--------------|-------------------------------------------------------------------------|
-| `answered`   | got its whole reply: 200                                                |
+| `answered`   | received its whole reply: 200                                           |
 | `rejected`   | was over a rate limit: 429                                              |
-| `faults`     | met an injected fault                                                   |
+| `faults`     | received an injected fault                                              |
 | `refused`    | was itself invalid: 400, 401, 404, 405, 413                             |
 | `overloaded` | found the queue for a free slot full: 503                               |
-| `abandoned`  | lost its client, or was cut off by the server's end, before its reply   |
-| `in_flight`  | is not over yet                                                         |
+| `abandoned`  | had no whole reply when its client left or the server closed            |
+| `in_flight`  | has not ended yet                                                       |
 
-`received` is their sum at every moment. It counts neither requests for /health, /metrics, /sim/...,
-/v1/files, /v1/batches or GET /v1/models, nor anything that is not HTTP.
+`received` is the sum of all classes at every moment. It excludes requests for /health, /metrics,
+/sim/..., /v1/files, /v1/batches and GET /v1/models, and anything that is not HTTP.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ KEPT_REQUESTS = 100_000
 class Ticket(msgspec.Struct, gc=False):
     """One request, in flight or ended.
 
-    number: from 1, in the order of arrival.
+    number: from 1, in order of arrival.
     arrival_s: monotonic; when the request had been read and the limits were checked.
-    latency_s: the latency drawn from the settings, including that of its tokens; 0 until drawn.
+    latency_s: the latency drawn according to the settings, with the time for the answer's tokens;
+    0 until it is drawn.
     first_token_s: monotonic; when the first text of a stream was written, 0 for an answer that
     was sent at once.
-    prompt_tokens, completion_tokens: of an answered request.
-    ended_s: monotonic; 0 until it ends. status: None if none was sent. outcome: its class;
-    empty until it ends. detail: the kind of fault, or the limit that refused it.
+    prompt_tokens, completion_tokens: 0 unless the request was answered.
+    ended_s: monotonic; 0 until the request ends. status: the HTTP status; None if none was sent.
+    outcome: the request's class; "" until it ends. detail: the kind of fault, or the limit that
+    refused the request.
     """
 
     number: int
@@ -52,7 +54,7 @@ class Ticket(msgspec.Struct, gc=False):
 
 
 class Stats:
-    """Counters, and the last 100,000 requests in the order in which they ended."""
+    """Keeps counters, and the last 100,000 requests in the order in which they ended."""
 
     def __init__(self) -> None:
         self._received = 0
@@ -87,7 +89,8 @@ class Stats:
     ) -> None:
         """Puts the request into its class; a second call has no effect.
 
-        detail: the limit's name for `rejected`, the kind for `faults`. See `answer`.
+        detail: the limit's name for `rejected`, the kind for `faults`. For an answered request,
+        call `answer` instead.
         """
         if ticket.outcome:
             return
@@ -115,14 +118,14 @@ class Stats:
         self.settle(ticket, "answered", 200, now_s)
 
     def wrote_text(self, ticket: Ticket, before_s: float, now_s: float) -> None:
-        """Records a piece of a stream's text. before_s: the time of the previous one; 0 if none."""
+        """Records a piece of a stream's text. before_s: the previous piece's time; 0 if none."""
         if before_s:
             self._gaps_s.append(now_s - before_s)
         else:
             ticket.first_token_s = now_s
 
     def last_gaps_s(self, limit: int) -> list[float]:
-        """Returns the last `limit` times between two pieces of a stream's text, in seconds."""
+        """Returns the last `limit` intervals between two pieces of a stream's text, in seconds."""
         return list(islice(reversed(self._gaps_s), max(0, limit)))
 
     def begin_serving(self) -> None:
@@ -140,10 +143,10 @@ class Stats:
         self.serving -= 1
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the counters as `GET /sim/stats` shows them. Times are monotonic seconds.
+        """Returns the counters that `GET /sim/stats` shows. Times are monotonic seconds.
 
-        `rejected` and `faults` are totals; `rejected_by_limit`, `faults_by_kind` split them.
-        `serving`: requests that hold a slot. `tokens`: of answered requests.
+        `rejected` and `faults` are totals; `rejected_by_limit` and `faults_by_kind` split them.
+        `serving`: the number of requests that hold a slot. `tokens`: those of answered requests.
         """
         return {
             "received": self._received,
@@ -171,7 +174,7 @@ class Stats:
         return sorted(newest, key=lambda ticket: ticket.number)
 
     def __str__(self) -> str:
-        """Returns the sum in one line, as it is printed at the end."""
+        """Returns `received` and its classes in one line, as printed when the server ends."""
         classes = {**self._by_class, "in flight": self._in_flight}
         told = [f"{count} {name}" for name, count in classes.items() if count]
         faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self._by_fault.items()))

@@ -1,4 +1,4 @@
-"""Sends the simulated provider's replies: whole, halved, or streamed with timed tokens."""
+"""Send the simulated provider's replies: whole, halved, or streamed with timed tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from redline.apis import error_body
 from redline.httpserver import JSON, Exchange, header_lines
 
-# Events that are due together go out in one write, up to the size of a socket buffer.
+# Events that are due together are sent in one write, up to the size of a socket buffer.
 _WRITE_BYTES = 65536
 # A stalled request ends when its client leaves, or after this time.
 MAX_STALL_S = 3600.0
@@ -33,7 +33,7 @@ NOT_JSON = Reply(
 
 
 def send(exchange: Exchange, reply: Reply, number: int = 0) -> None:
-    """Sends the reply at once. number: that of the request, for its id; 0 for none."""
+    """Sends the reply at once. number: the request's number, for its id; 0 for no id."""
     status, fields = reply.status, reply.fields
     if number:
         fields += request_id(number)
@@ -46,9 +46,9 @@ def request_id(number: int) -> bytes:
 
 
 def send_first_half(exchange: Exchange, reply: Reply) -> None:
-    """Sends a reply without the second half of its body, whose whole length its head states.
+    """Sends the head and the first half of the body, then closes the connection.
 
-    Then closes the connection.
+    The Content-Length in the head is that of the whole body.
     """
     head = exchange.head(reply.status, len(reply.body), reply.fields)
     exchange.transport.write(head + reply.body[: len(reply.body) // 2])
@@ -68,13 +68,13 @@ def error_reply(
     code: str | None = None,
     headers: Mapping[str, str] = {},
 ) -> Reply:
-    """Returns an error as `error_body` writes it. headers: those besides the content type."""
+    """Returns a reply with the JSON of `error_body`. headers: sent besides the content type."""
     body = msgspec.json.encode(error_body(message, kind, code=code))
     return Reply(status, body, JSON + header_lines(headers))
 
 
 class StreamEvent(NamedTuple):
-    """One event of a stream. tokens: completion tokens up to it."""
+    """One event of a stream. tokens: completion tokens up to and including the event."""
 
     tokens: int
     data: bytes
@@ -89,8 +89,8 @@ async def send_events(
 ) -> bytes:
     """Writes the events, each `per_token_s` times its token count after the start.
 
-    on_text: called when an event with text is due. Returns the last piece, which is due but not yet
-    written. A slow reader delays the events.
+    on_text: called when an event with text is due. A slow reader delays the events. Returns the
+    events that are due but not yet written, for the caller to send with the end of the stream.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()

@@ -1,4 +1,4 @@
-"""Rows from JSONL, CSV, Parquet, iterables, followed files and object stores."""
+"""Reads rows from JSONL, CSV, Parquet, iterables, followed files, object stores and streams."""
 
 from redline.sources.blocks import CorruptInput, FileBlocks
 from redline.sources.iterable import AsyncRows

@@ -1,4 +1,4 @@
-"""The raw bytes of an input: the interface that all kinds of input share, and files and stdin."""
+"""Reads the raw bytes of an input: the interface of all kinds of input, and files and stdin."""
 
 from __future__ import annotations
 
@@ -19,56 +19,60 @@ _BLOCK_BYTES = 1024 * 1024
 
 
 class CorruptInput(ConfigError):
-    """The input broke off or is damaged; `where` states how many rows came before."""
+    """Raised if the input breaks off or is damaged; `where` says how many rows came before."""
 
 
 class Blocks:
-    """Raw bytes in order. name: for messages to the user. path: its name if it has one."""
+    """The raw bytes of an input, in order.
+
+    name: for messages to the user. path: the input's path; None if it has none.
+    """
 
     name: str
     path: PurePath | None
 
     def open(self) -> None:
-        """Raises ConfigError if it cannot be opened."""
+        """Opens the input. Raises ConfigError if that fails."""
         raise NotImplementedError
 
     def read(self, most_bytes: int) -> bytes:
-        """The next 1 to `most_bytes` bytes; empty at the end, or once it is closed. Blocks.
+        """Returns the next 1 to `most_bytes` bytes; b"" at the end, or once closed. Blocks.
 
         Raises CorruptInput if the input breaks off.
         """
         raise NotImplementedError
 
     def read_fraction(self) -> float | None:
-        """The share of the bytes that has been read, 0 to 1; None if their number is unknown."""
+        """Returns the share of the bytes read so far, 0 to 1; None if the size is unknown."""
         return None
 
     def check(self) -> None:
         """Raises CorruptInput if a local file no longer contains what was read from it. Blocks."""
 
     def close(self) -> None:
-        """Ends a waiting `read` soon; from any thread."""
+        """Closes the input, in any thread; a waiting `read` then returns soon."""
         raise NotImplementedError
 
 
 class FileBlocks(Blocks):
-    """The bytes of the file `path`, or of stdin if that is None.
+    """The bytes of the file at `path`, or of stdin if `path` is None.
 
-    begins_at: where to begin if stdin is a file; its own position is then left unchanged.
+    begins_at: the byte offset at which to begin if stdin is a file; stdin's own file position then
+    stays unchanged. None to read from that position.
     """
 
     def __init__(self, path: Path | None, *, begins_at: int | None = None) -> None:
         self.path: PurePath | None = path
         self.name = "stdin" if path is None else str(path)
-        # The program may change its working folder while the file is read.
+        # Absolute, because the program may change its working folder while the file is read.
         self._place = None if path is None else os.path.abspath(path)
         self._fd = -1
         self._is_closed = False
         self._begins_at = begins_at
         self._size_bytes: int | None = None
         self._read_bytes = 0
-        # Of a regular file: where reading began, its metadata at that time, and a checksum of what
-        # was read.
+        # For a regular file: where reading began, the file's metadata at that time, and a checksum
+        # of what was read.
         self._start = 0
         self._seen: os.stat_result | None = None
         self._crc = 0
@@ -76,7 +80,7 @@ class FileBlocks(Blocks):
         self._poll: select.poll | None = None
 
     def open(self) -> None:
-        """Raises ConfigError if it cannot be opened."""
+        """Opens the file or stdin. Raises ConfigError if that fails."""
         fd, info = opened_fd(self._place, self.name)
         with self._lock:
             if self._is_closed and self.path is not None:
@@ -92,11 +96,12 @@ class FileBlocks(Blocks):
             self._poll.register(fd, select.POLLIN)
 
     def read(self, most_bytes: int) -> bytes:
-        """The next bytes, from a pipe as soon as it has some; empty at the end, or once closed.
+        """Returns the next bytes as soon as there are any; b"" at the end, or once closed.
 
-        Raises CorruptInput if a file was truncated or replaced since it was opened.
+        Raises CorruptInput if the file was truncated or replaced since it was opened, or if its
+        bytes have changed when its end is reached.
         """
-        # A read of an idle pipe cannot be cancelled from outside; a wait in steps can.
+        # A read of an idle pipe cannot be cancelled by another thread; a wait in steps can.
         while self._poll is not None and not self._is_closed and not self._poll.poll(_POLL_MS):
             pass
         with self._lock:
@@ -121,7 +126,7 @@ class FileBlocks(Blocks):
         return block
 
     def check(self) -> None:
-        """Raises CorruptInput if a file no longer holds what was read, except after `close`."""
+        """Raises CorruptInput if a file no longer contains what was read, except after `close`."""
         with self._lock:
             if self._seen is not None and not self._is_closed:
                 self._check_size(self._seen)
@@ -130,7 +135,7 @@ class FileBlocks(Blocks):
     def _check_size(self, seen: os.stat_result) -> None:
         """Raises CorruptInput if the file was truncated or replaced.
 
-        A removed file is still complete, and is read to its end.
+        A removed file is no error: its content is still there, and is read to its end.
         """
         if os.fstat(self._fd).st_size < seen.st_size:
             raise self._changed("was truncated")
@@ -142,10 +147,10 @@ class FileBlocks(Blocks):
             raise self._changed("was replaced by another file")
 
     def _check_content(self, seen: os.stat_result) -> None:
-        """Raises CorruptInput if the bytes already read have changed; rows may have been appended.
+        """Raises CorruptInput if the bytes already read have changed; rows may be appended.
 
-        Reads them again if the file's size or times have changed: times may change without the
-        content.
+        Reads these bytes again only if the file's size or times have changed: times may change
+        without the content.
         """
         info = os.fstat(self._fd)
         state = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns")
@@ -166,11 +171,11 @@ class FileBlocks(Blocks):
         )
 
     def read_fraction(self) -> float | None:
-        """Bytes read divided by the bytes of the file, 0 to 1; None for a pipe."""
+        """Returns the bytes read divided by the file's size, 0 to 1; None for a pipe."""
         return share_of(self._read_bytes, self._size_bytes)
 
     def close(self) -> None:
-        """Ends a `read` that waits for a pipe within 0.2 s. Leaves stdin open."""
+        """Closes the file, but not stdin. A `read` that waits for a pipe returns within 0.2 s."""
         self._is_closed = True
         with self._lock:
             if self._fd >= 0 and self.path is not None:
@@ -179,16 +184,16 @@ class FileBlocks(Blocks):
 
 
 def share_of(done: int, total: int | None) -> float | None:
-    """The share of the total that is done, 0 to 1; None if the total is unknown."""
+    """Returns the share of the total that is done, 0 to 1; None if the total is unknown."""
     if total is None:
         return None
     return min(1.0, done / total) if total else 1.0
 
 
 def opened_fd(path: str | None, name: str) -> tuple[int, os.stat_result]:
-    """A descriptor of the file, or of stdin if that is None, and its metadata.
+    """Opens the file at `path`, or stdin if it is None; returns the descriptor and the metadata.
 
-    name: for messages. Raises ConfigError if it cannot be opened.
+    name: for messages. Raises ConfigError if the file cannot be opened.
     """
     try:
         if path is None:
@@ -205,5 +210,5 @@ def opened_fd(path: str | None, name: str) -> tuple[int, os.stat_result]:
 
 
 def reason(error: Exception) -> str:
-    """The system's error text, without the error number and the path."""
+    """Returns the system's text for the error, without the error number and the path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

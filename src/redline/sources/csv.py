@@ -1,9 +1,10 @@
-"""Rows of CSV and TSV with a header row.
+"""Reads rows of CSV and TSV with a header row.
 
-A quote means different things in the two. In CSV (RFC 4180) a field that begins with one ends with
-one, and may contain line ends. TSV as registered with IANA has no quotes and one line per row, but
-spreadsheets and pandas write it with the quotes of CSV. Therefore a TSV line is read with quotes if
-that gives as many fields as the header has, and otherwise literally: `"6 inch` is a text.
+A quote means different things in the two formats. In CSV (RFC 4180), a field that begins with a
+quote ends with a quote, and may contain newlines. TSV, as registered with IANA, has no quotes and
+one line per row, but spreadsheets and pandas write it with the quotes of CSV. Therefore a TSV line
+is read with quotes if it then has as many fields as the header; otherwise quotes are plain
+characters, as in `"6 inch`.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ _COUNTED_AT_ONCE = 500
 
 
 class _TooLong(csv.Error):
-    """The current record is above the size limit."""
+    """Raised if the current record is above the size limit."""
 
 
 class _Feed:
-    """The text lines that csv.reader reads, and those that it took for the current record."""
+    """Feeds lines of text to csv.reader, and keeps the lines it took for the current record."""
 
     def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
         self._chunks = split_lines(stream, max_row_bytes)
         self._lines: deque[bytes | LongLine] = deque()
         self._max_row_bytes = max_row_bytes
         self.line = 0
-        # The line at which the last record with an open quote failed, and why.
+        # The line at which the last record with an unclosed quote failed, and why it failed.
         self._failed_line = 0
         self._problem = ""
         self.start_record()
@@ -51,25 +52,26 @@ class _Feed:
 
     @property
     def has_lines(self) -> bool:
-        """Whether the next line is available, so that taking it cannot block."""
+        """Whether the next line has been read already, so that taking it cannot block."""
         return bool(self._lines)
 
     @property
     def content(self) -> bytes:
-        """The record's lines; the digest of a line that is too long."""
+        """The record's lines, joined; a line that is too long is replaced by its digest."""
         return b"\n".join(
             [line.digest if isinstance(line, LongLine) else line for line in self.taken]
         )
 
     @property
     def texts(self) -> Iterator[str]:
-        """The record's lines as `next` has given them."""
+        """The record's lines as `next` returned them, except lines that are too long."""
         return (str(line, "utf-8", "replace") + "\n" for line in self.taken if type(line) is bytes)
 
     def keep(self, problem: str = "") -> str:
-        """Keeps only the first line taken as this record, which fails; the others are read again.
+        """Reduces the record, which failed, to its first line; the other lines are read again.
 
-        problem: why it fails. Returns that of an earlier record if this one fails as part of it.
+        problem: why it failed. Returns that reason, or the reason of an earlier failed record that
+        included this line.
         """
         if self.line >= self._failed_line:
             self._failed_line, self._problem = self.line, problem
@@ -80,7 +82,10 @@ class _Feed:
         return self._problem
 
     def skip_whole(self, whole: re.Pattern[bytes]) -> int:
-        """Skips available lines that are each a record; returns how many are not blank."""
+        """Skips the available lines that are each a whole record; returns how many are not blank.
+
+        whole: matches a line that is a whole record.
+        """
         lines, records = self._lines, 0
         available = len(lines)
         while lines and type(line := lines[0]) is bytes and (b'"' not in line or whole.match(line)):
@@ -93,8 +98,9 @@ class _Feed:
         return self
 
     def __next__(self) -> str:
-        # A quote that is open here was open here in the record that failed, too, so it fails alike.
-        # Without this, every line of a file could be read to the end of the file.
+        # An earlier record failed at a later line, with a quote unclosed. If this record's quote is
+        # unclosed here, it would fail at that line too, so it fails now. Otherwise, each line of a
+        # file could be read to the end of the file.
         if self.taken and self.line < self._failed_line:
             raise csv.Error
         while not self._lines:
@@ -105,7 +111,7 @@ class _Feed:
             self._lines.extend(lines)
         line = self._lines.popleft()
         self.line += 1
-        # The lines of a record are separated by a newline that belongs to it.
+        # The newlines between the lines of a record count towards its size.
         between = bool(self.taken)
         self.taken.append(line)
         if isinstance(line, LongLine):
@@ -124,8 +130,8 @@ class _Feed:
 class CsvRows(StreamRows):
     """The rows of CSV or TSV with a header row; every value is a string.
 
-    A row with too many or too few fields is a bad row. Raises ConfigError if the header has
-    an empty or a repeated name, the input is cut short, or there is no row.
+    A row with too many or too few fields is a bad row. `batches` raises ConfigError if the header
+    has an empty or a repeated name, if the input is cut short, or if there is no row.
     """
 
     _when_empty = "it holds a header and nothing below it"
@@ -136,7 +142,7 @@ class CsvRows(StreamRows):
         self._is_tsv = delimiter == "\t"
 
     def open(self) -> None:
-        """Reads the beginning, so that an unsuitable file is refused before the run starts."""
+        """Opens the input and reads its beginning, so that a bad file is refused at once."""
         self._stream.open()
 
     def _rows(self) -> Iterator[Row | None]:
@@ -149,14 +155,14 @@ class CsvRows(StreamRows):
                 yield None
 
     def counts(self) -> Iterator[int]:
-        """Numbers of rows that add up to the input's; for use instead of `batches`, makes no rows.
+        """Yields numbers that add up to the input's number of rows. Call it instead of `batches`.
 
         Raises ConfigError as `batches` does.
         """
         try:
             feed = self._feed()
             columns = len(self._header(feed))
-            # Three times as fast as csv. A line whose quotes are all closed is a record.
+            # A line whose quotes are all closed is a record. This is three times as fast as csv.
             field = rb'(?:"(?:[^"]++|"")*+"|[^"%b]*+)' % self._delimiter.encode()
             whole = re.compile(rb"%b(?:%b%b)*+\r?$" % (field, self._delimiter.encode(), field))
             rows = 0
@@ -177,8 +183,8 @@ class CsvRows(StreamRows):
             self.close()
 
     def _feed(self) -> _Feed:
-        """The lines of the input, and `_reader` over them."""
-        # The limit applies to the whole process: it may be raised here, but not lowered for others.
+        """Returns the lines of the input, and sets `_reader` to read them."""
+        # The limit applies to the whole process: it may be raised here, but not lowered.
         csv.field_size_limit(max(csv.field_size_limit(), min(self._max_row_bytes, _MAX_FIELD)))
         feed = _Feed(self._stream, self._max_row_bytes)
         self._reader = csv.reader(
@@ -190,7 +196,7 @@ class CsvRows(StreamRows):
         return feed
 
     def _header(self, feed: _Feed) -> list[str]:
-        """The column names from the first line that is not blank."""
+        """Reads the column names from the first record that is not blank."""
         names: list[str] = []
         try:
             while not names:
@@ -215,11 +221,11 @@ class CsvRows(StreamRows):
         return names
 
     def _fields(self, feed: _Feed, columns: int | None) -> list[str]:
-        """The fields of the next record; empty for a blank line.
+        """Returns the fields of the next record; an empty list for a blank line.
 
-        columns: of the header, None for the header itself. Raises StopIteration at the end,
-        _TooLong, and csv.Error if it is not valid CSV. A quote that is not closed makes its own
-        line invalid; the lines after it are read again.
+        columns: the header's number of fields; None to read the header itself. Raises StopIteration
+        at the end, _TooLong, and csv.Error if the record is not valid CSV. An unclosed quote makes
+        only its own line invalid; the lines after it are read again.
         """
         if self._is_tsv:
             fields = next(self._reader)
@@ -242,17 +248,21 @@ class CsvRows(StreamRows):
         raise csv.Error(feed.keep(problem))
 
     def _loose(self, line: str) -> list[str]:
-        """The fields of a line, of which a quote may end before its field; empty if one is open."""
+        """Returns the fields of a line; a quote may close before its field ends.
+
+        Returns an empty list if a quote is not closed.
+        """
         lines = iter((line, ""))
         fields = next(csv.reader(lines, delimiter=self._delimiter))
         # csv.reader requests another line within one record only inside a quoted field.
         return [] if next(lines, None) is None else fields
 
     def _quoted(self, feed: _Feed, columns: int | None, *, is_row: bool) -> list[str] | None:
-        """The TSV record read with the quotes of CSV; None if they are not meant as such.
+        """Reads the TSV record with the quotes of CSV; returns None if its quotes are literal.
 
-        is_row: its first line is a row by itself. It may continue over lines that are not, and end
-        with one that looks like a row: the end of a quoted first field has all other fields.
+        is_row: whether its first line is a row by itself. If it is not, a quoted field may continue
+        over several lines. The last of them may look like a row, because it has all further fields
+        if the quoted field is the first one; it then contains the closing quote.
         """
 
         def lines() -> Iterator[str]:
@@ -273,7 +283,7 @@ class CsvRows(StreamRows):
         return None
 
     def _records(self, feed: _Feed, columns: int) -> Iterator[tuple[int, list[str] | csv.Error]]:
-        """For each record that is not blank, its first line, and its fields or why it has none."""
+        """Yields each non-blank record's first line number, and its fields or the error."""
         while not self._stream.is_closed:
             feed.start_record()
             line = feed.line + 1
@@ -288,7 +298,7 @@ class CsvRows(StreamRows):
                     yield line, fields
 
     def _row(self, feed: _Feed, line: int, header: list[str], record: list[str] | csv.Error) -> Row:
-        """The row of a record, good or bad."""
+        """Returns the row of a record, good or bad."""
         if isinstance(record, _TooLong):
             size = feed.taken_bytes
             return long_row(self._number, line, feed.content, size, self._max_row_bytes)

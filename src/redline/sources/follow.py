@@ -1,15 +1,15 @@
-"""Rows of a file that is still being written: its existing lines, then each new line as it comes.
+"""Reads rows of a file that is still being written: its existing lines, then each new line.
 
-What may happen to the file, and the effect on its rows:
+What may happen to the file, and what then happens to its rows:
 
 it grows                    complete lines become rows at once; a line without its newline waits
-another file has its name   the old one is read until it has been quiet for 2 s, then the new one
-                            from its beginning: a writer may continue in the old one for a moment
-several files have it       each is opened while it has the name, even while nothing is read, and
-                            is read when its turn comes
-its name is gone            it is still read, and a new file of that name is awaited
-it becomes shorter          the run ends, even if that happens while nothing is read: what was cut
-                            off before it was read is lost
+another file gets its name  the old file is read until it has been quiet for 2 s, because a writer
+                            may go on writing to it for a moment; then the new file is read
+several files get its name  each is opened while it has the name, even if nothing is being read, and
+                            is read in its turn
+its name is removed         the file is still read, and a new file with that name is awaited
+it becomes shorter          the run ends, even if nothing is being read: what was cut off before it
+                            was read is lost
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from redline.sources.jsonl import LineRows
 from redline.sources.row import Row
 from redline.sources.text import ByteStream
 
-# A file that has the name for less than this may be missed. 20 checks per second cost 0.1 ms of
-# CPU.
+# The interval of checks: a file that has the name for a shorter time may be missed. 20 checks per
+# second cost 0.1 ms of CPU time.
 POLL_S = 0.05
-# A writer that is notified of a new file, as by logrotate, may need this long to start using it.
+# A writer that is notified of a new file, for example by logrotate, may need this long to use it.
 SETTLED_S = 2.0
 
 
 class FollowedFile(Blocks):
-    """Blocks that wait at a file's end for more; each `open` begins the next file of that name.
+    """Blocks that wait at a file's end for more; each `open` begins the next file with that name.
 
-    They consist of complete lines, except for a line that is longer than a block. They end, with
-    the rest of the last line, when another file has the name. The first file is opened at once: its
-    rows may wait long before they are read, and the name may pass to another file meanwhile. Raises
-    ConfigError if it cannot be opened.
+    Blocks consist of complete lines, unless a line is longer than a block. When another file has
+    the name, they end with the rest of the last line. The constructor opens the first file, because
+    the name may pass to another file before the first row is read; it raises ConfigError if the
+    file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
         self.path: PurePath | None = path
         self.name = str(path)
-        # The program may change its working folder while the file is followed.
+        # Absolute, because the program may change its working folder while the file is followed.
         self._place = os.path.abspath(path)
         self._closing = threading.Event()
         self._lock = threading.RLock()
         self._fd = opened_fd(self._place, self.name)[0]
-        # The first `open` finds it open.
+        # False until the first `open`, whose file the constructor has opened.
         self._is_begun = False
-        # Later files of that name, in order; kept open, so that they can be read later.
+        # Later files with that name, in order; open already, so that they can be read in turn.
         self._next_fds: deque[int] = deque()
-        # By descriptor: the largest size seen, and the size at which it was first seen smaller.
+        # By descriptor: the largest size seen, and the first smaller size seen after it.
         self._most_bytes: dict[int, int] = {}
         self._cut_to: dict[int, int] = {}
         self._begin()
@@ -66,7 +66,7 @@ class FollowedFile(Blocks):
         return self._closing.is_set()
 
     def open(self) -> None:
-        """Raises ConfigError if the file cannot be opened."""
+        """Begins the next file with the name. Raises ConfigError if it cannot be opened."""
         with self._lock:
             if not self._is_begun:
                 self._is_begun = True
@@ -83,9 +83,9 @@ class FollowedFile(Blocks):
             self._begin()
 
     def read(self, most_bytes: int) -> bytes:
-        """The next lines, once they exist; empty if the file has ended, or once it is closed.
+        """Waits for lines and returns them; b"" if another file has followed, or once closed.
 
-        Raises CorruptInput if the file was truncated, or cannot be read.
+        Raises CorruptInput if the file was truncated or cannot be read.
         """
         while True:
             with self._lock:
@@ -104,7 +104,7 @@ class FollowedFile(Blocks):
                 return b""
 
     def close(self) -> None:
-        """Ends a waiting `read` at once."""
+        """Closes all files; a waiting `read` returns at once."""
         self._closing.set()
         with self._lock:
             self._let_go()
@@ -126,7 +126,7 @@ class FollowedFile(Blocks):
         self._fd = -1
 
     def _next(self, most_bytes: int) -> bytes | None:
-        """The bytes that can be read now: empty at the file's end, None if more must be awaited."""
+        """Returns the bytes that can be read now; b"" at the file's end, None to wait for more."""
         self._look()
         size = os.fstat(self._fd).st_size
         if (cut_to := self._cut_to.get(self._fd)) is not None:
@@ -148,18 +148,18 @@ class FollowedFile(Blocks):
         return rest
 
     def _lines(self, most_bytes: int) -> bytes:
-        """The next complete lines, or a block of a longer line; empty if no line is complete."""
+        """Returns the next complete lines, or a block of a longer line; b"" if none is complete."""
         block = os.pread(self._fd, most_bytes, self._at)
         end = block.rfind(b"\n") + 1
         if not end and len(block) == most_bytes:
             end = most_bytes
         self._at += end
-        # More complete lines may follow behind this block.
+        # More complete lines may follow after this block.
         self._seen_bytes = self._at if end else self._seen_bytes
         return block[:end]
 
     def _has_ended(self) -> bool:
-        """Whether another file has its name, and nothing was written to this one for a while."""
+        """Whether another file has the name, and this file has been quiet for SETTLED_S."""
         if self._has_name or not self._next_fds:
             self._replaced_s = None
             return False
@@ -169,14 +169,14 @@ class FollowedFile(Blocks):
         return now_s - self._replaced_s >= SETTLED_S
 
     def _watch(self) -> None:
-        """Notices each file that gets the name or becomes shorter, until closed."""
+        """Checks for files that get the name or become shorter, until closed."""
         while not self._closing.wait(POLL_S):
             self._look()
 
     def _look(self) -> None:
-        """Opens the file that has the name now, if it differs from the one at the last check.
+        """Opens the file that now has the name, if it is a new one.
 
-        Before that, looks whether an open file has become shorter.
+        Before that, checks whether an open file has become shorter.
         """
         with self._lock:
             if self._fd < 0 or self.is_closed:
@@ -190,7 +190,7 @@ class FollowedFile(Blocks):
                     return
                 fd, found = opened_fd(self._place, self.name)
             except (ConfigError, OSError):
-                # The name does not exist now, or the file may not be read yet.
+                # At the moment, no file has the name, or the new file is not readable yet.
                 return
             known = (self._fd, *self._next_fds)
             if any(os.path.samestat(found, os.fstat(other)) for other in known):
@@ -200,10 +200,10 @@ class FollowedFile(Blocks):
                 self._most_bytes[fd] = found.st_size
 
     def _look_at_sizes(self) -> None:
-        """Notices open files that have become shorter: they may grow again before they are read."""
+        """Records open files that have become shorter, as they may grow again before being read."""
         for fd in (self._fd, *self._next_fds):
             size = os.fstat(fd).st_size
-            # More may have been read than there was at the last check.
+            # Since the last check, the file may have grown, been read and become shorter.
             read_bytes = self._at if fd == self._fd else 0
             most_bytes = max(self._most_bytes.get(fd, 0), read_bytes)
             if size < most_bytes:
@@ -212,9 +212,9 @@ class FollowedFile(Blocks):
 
 
 class FollowedRows(LineRows):
-    """The rows of JSON Lines in a file that is still being written; they end when it is closed.
+    """The rows of JSON Lines in a file that is still being written; they end with `close`.
 
-    `line` counts from 1 in each file that has had the name; `number` continues.
+    `Row.line` counts from 1 in each file that has had the name; `Row.number` counts on.
     """
 
     def __init__(self, path: Path, max_row_bytes: int) -> None:
@@ -222,9 +222,9 @@ class FollowedRows(LineRows):
         super().__init__(ByteStream(self._file), max_row_bytes)
 
     def batches(self) -> Iterator[list[Row]]:
-        """Lists of 1 to 256 rows, each as soon as its line is whole."""
+        """Yields lists of 1 to 256 rows, each row as soon as its line is complete."""
         while not self._is_closed:
             yield from self._read()
-            # The next file of that name.
+            # Begin the next file with that name.
             self._line = 0
             self._stream = ByteStream(self._file)

@@ -1,4 +1,4 @@
-"""Rows from Python: any iterable, and any async iterable."""
+"""Reads rows from Python objects: any iterable, and any async iterable."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Items = TypeVar("Items")
 
 
 class _ItemRows(Rows, Generic[Items]):
-    """The common part of both kinds of iterables, which still belong to their owner."""
+    """The common part of both kinds of iterables. `close` leaves the iterable itself open."""
 
     def __init__(self, name: str, items: Items, max_row_bytes: int = MAX_ROW_BYTES) -> None:
         super().__init__(name, len(items) if isinstance(items, Sized) else None, max_row_bytes)
         self._items = items
 
     def _next_row(self, value: object) -> Row:
-        """The next row; a string is a prompt."""
+        """Returns the value as the next row; a string is its prompt."""
         self._number += 1
         item = {"prompt": value} if isinstance(value, str) else value
         return row_of(item, self._number, self._max_row_bytes)
@@ -31,8 +31,8 @@ class IterableRows(_ItemRows[Iterable[object]], BlockingRows):
     """The rows of an iterable of dicts, strings, or values that msgspec encodes as an object.
 
     Rows of a sized container are passed on at least every 50 ms. Any other iterable may wait for
-    the outcome of its last row, so each of its rows is passed on alone.
-    Exceptions of the iterable pass through `batches` unchanged, after the rows before them.
+    the outcome of its previous row, so each row is passed on alone. Exceptions that the iterable
+    raises pass through `batches` unchanged, after the rows before them.
     """
 
     def _rows(self) -> Iterator[Row | None]:
@@ -47,11 +47,14 @@ class IterableRows(_ItemRows[Iterable[object]], BlockingRows):
 class AsyncRows(_ItemRows[AsyncIterable[object]]):
     """The rows of an async iterable, each passed on as it arrives.
 
-    The only source that runs on the event loop: its `batches` is an async iterator.
+    Unlike other sources, it runs on the event loop: its `batches` is an async iterator.
     """
 
     async def batches(self) -> AsyncIterator[list[Row]]:
-        """Lists of one row. Raises ConfigError if none came, and what the iterable raises."""
+        """Yields lists of one row.
+
+        Raises ConfigError if there is no row, and any error that the iterable raises.
+        """
         async for item in self._items:
             if self._is_closed:
                 return

@@ -1,4 +1,4 @@
-"""Rows of JSON Lines, and the lines of any text in bounded memory."""
+"""Reads rows of JSON Lines, and splits any text into lines in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _without_newline = itemgetter(slice(None, -1))
 
 
 class LongLine(NamedTuple):
-    """The digest and the size of a line above the size limit."""
+    """The digest and the size of a line above the size limit, in place of the line."""
 
     digest: bytes
     size_bytes: int
 
 
 class _PartialLine:
-    """A line whose end has not come yet. Above `max_bytes` only its digest is kept."""
+    """A line whose end has not been read yet. Above `max_bytes`, only its digest is kept."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -48,21 +48,21 @@ class _PartialLine:
             self._kept = bytearray()
 
     def whole(self) -> bytes | LongLine:
-        """The line, now that it is complete."""
+        """Returns the complete line; call it once the last piece was added."""
         if self._digest is None:
             return bytes(self._kept)
         return LongLine(self._digest.hexdigest().encode(), self.size_bytes)
 
 
 def split_lines(stream: ByteStream, max_line_bytes: int) -> Iterator[list[bytes | LongLine]]:
-    """The lines of each chunk as it comes, without their newline; a CR before it stays.
+    """Yields the lines that end in each chunk, without the newline; a CR before it stays.
 
-    A line may have `max_line_bytes`; a longer one becomes a LongLine. Memory holds one chunk and
-    one such line.
+    A line longer than `max_line_bytes` becomes a LongLine. At most one chunk and one line of that
+    length are in memory.
     """
     partial = _PartialLine(max_line_bytes)
     for chunk in stream.chunks():
-        # Faster than bytes.split, which looks at one byte after the other.
+        # Faster than bytes.split, which checks byte by byte.
         ended = list(BytesIO(chunk))
         last = b"" if chunk.endswith(b"\n") else ended.pop()
         if ended:
@@ -83,10 +83,10 @@ def _bounded(line: bytes, max_bytes: int) -> bytes | LongLine:
 
 
 class LineRows(StreamRows):
-    """The rows of JSON Lines: one object per line, blank lines skipped.
+    """The rows of JSON Lines: one object per line; blank lines are skipped.
 
-    A line that is not a JSON object is a bad row. Raises ConfigError if the whole input is one
-    JSON array or one object over many lines, is cut short, or holds no row.
+    A line that is not a JSON object is a bad row. `batches` raises ConfigError if the whole input
+    is one JSON array or one object over many lines, if it is cut short, or if it has no row.
     """
 
     def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
@@ -94,7 +94,10 @@ class LineRows(StreamRows):
         self._line = 0
 
     def open(self) -> None:
-        """Reads the beginning, so that an unsuitable file is refused before the run starts."""
+        """Opens the input and reads its beginning, so that a bad file is refused at once.
+
+        Raises ConfigError.
+        """
         self._stream.open()
         start = self._stream.first.lstrip()
         if start.startswith(b"[") and not _is_row_of_many(start):
@@ -110,7 +113,7 @@ class LineRows(StreamRows):
         )
 
     def counts(self) -> Iterator[int]:
-        """Numbers of rows that add up to the input's; for use instead of `batches`, makes no rows.
+        """Yields numbers that add up to the input's number of rows. Call it instead of `batches`.
 
         Raises ConfigError as `batches` does.
         """
@@ -128,13 +131,13 @@ class LineRows(StreamRows):
             self.close()
 
     def _count_whole(self, lines: bytes) -> int:
-        """The number of rows in complete lines."""
+        """Returns the number of rows in complete lines."""
         blank = filter(bytes.isspace, BytesIO(lines))
         skipped = sum(len(line) - 1 <= self._max_row_bytes for line in blank)
         return lines.count(b"\n") - skipped
 
     def _batches(self) -> Iterator[list[Row]]:
-        """Lists of rows from one chunk of at most 1 MB and the line begun before it."""
+        """Yields the rows of each chunk of at most 1 MB, in lists of 1 to 256 rows."""
         self.open()
         for lines in split_lines(self._stream, self._max_row_bytes):
             for start in range(0, len(lines), BATCH_ROWS):
@@ -146,9 +149,9 @@ class LineRows(StreamRows):
                     yield rows
 
     def _plain_rows_of(self, lines: list[bytes | LongLine]) -> list[Row] | None:
-        """The rows of lines that are one good row each; otherwise None, without side effects."""
+        """Returns the rows if each line is a good row; otherwise None, without side effects."""
         try:
-            # A LongLine raises a TypeError, since it is not bytes.
+            # A LongLine raises a TypeError, because it is not bytes.
             texts = list(map(bytes.strip, lines))  # type: ignore[arg-type]
             values = list(map(_decode, texts))
         except (TypeError, ValueError, RecursionError):
@@ -196,7 +199,7 @@ def _is_row(line: bytes | LongLine) -> bool:
 
 
 def _is_row_of_many(start: bytes) -> bool:
-    """Whether the first line is complete JSON and more follow: a bad row, not an array of rows."""
+    """Whether the first line is complete JSON and more lines follow: a bad row, not an array."""
     line, _, rest = start.partition(b"\n")
     if not rest.strip():
         return False
@@ -208,7 +211,7 @@ def _is_row_of_many(start: bytes) -> bool:
 
 
 def _problem(text: bytes, error: Exception) -> str:
-    """Why a line is not JSON, with the position in bytes from 0 if it is known."""
+    """Returns why a line is not JSON, with the position in bytes, from 0, if it is known."""
     try:
         text.decode()
     except UnicodeDecodeError as bad:

@@ -1,7 +1,7 @@
-"""The bytes of an object in a store, read in ranges and never held as a whole.
+"""Reads the bytes of an object in a store, in ranges, so that it is never in memory as a whole.
 
-Each range is a separate request, so that a run that reads for days does not hold a connection open.
-A range that breaks off is requested again; the object must then be unchanged.
+Each range is a separate request, so a run that reads for days does not keep a connection open. If a
+range breaks off, it is requested again, provided that the object is unchanged.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from redline.store import (
     store_of,
 )
 
-# The first range is small, because the beginning shows whether the input is suitable; later ones
+# The first range is small, because the beginning shows whether the input is suitable; later ranges
 # are large enough that a request's round trip costs little.
 _FIRST_BYTES = 256 * 1024
 _MOST_BYTES = 8 * 1024 * 1024
-# Pauses before each retry of a range; 15.5 s in all, in addition to the driver's own retries.
+# The pause before each retry of a range; 15.5 s in total, besides the store library's own retries.
 WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class ObjectReader:
-    """Ranges of one object. Call `open` first; any thread may close.
+    """Reads ranges of one object. Call `open` first; any thread may call `close`.
 
-    store: the one that holds the object, if it was made already.
+    store: the object's store, if the caller has one already. size_bytes: the object's size, from
+    `open` on; None if the server does not report it.
     """
 
     def __init__(self, url: ObjectUrl, store: ObjectStore | None = None) -> None:
@@ -50,7 +51,7 @@ class ObjectReader:
         return self._closed.is_set()
 
     def open(self) -> None:
-        """Raises ConfigError if the object does not exist, or the store refuses to serve it."""
+        """Finds and opens the object. Raises ConfigError if it is missing or the store refuses."""
         url = self.url
         try:
             store = self._store = self._store or store_of(url, "reading")
@@ -68,9 +69,9 @@ class ObjectReader:
             raise ConfigError(f"cannot read {url.name}: {error.reason}", hint=error.hint) from error
 
     def read(self, offset: int, most_bytes: int) -> bytes:
-        """1 to `most_bytes` bytes from `offset` on; empty at the end, or once it is closed. Blocks.
+        """Returns 1 to `most_bytes` bytes from `offset` on; b"" at the end, or once closed. Blocks.
 
-        Raises CorruptInput if the store does not serve them, at once or after all retries.
+        Raises CorruptInput if the store refuses to serve them, or still fails after all retries.
         """
         waits_s = iter(WAITS_S)
         while not self.is_closed:
@@ -92,7 +93,7 @@ class ObjectReader:
             raise self._broken(error) from error
 
     def close(self) -> None:
-        """Ends a `read` that waits for a retry; one that waits for an answer ends with that."""
+        """Makes `read` return early if it waits for a retry; a request in progress is finished."""
         self._closed.set()
 
     def _range(self, offset: int, most_bytes: int) -> bytes:
@@ -120,7 +121,7 @@ class ObjectReader:
         if self.size_bytes is not None:
             self._file.seek(offset)
             return
-        # A web server that does not state the length can only serve the object from its beginning.
+        # A web server that does not report the size can only serve the object from its beginning.
         left = offset - self._file.tell()
         while left > 0 and (skipped := self._file.read(min(left, _FIRST_BYTES))):
             left -= len(skipped)
@@ -134,7 +135,7 @@ class ObjectReader:
 
 
 class ObjectBlocks(Blocks):
-    """The bytes of an object in order."""
+    """The bytes of an object, in order."""
 
     def __init__(self, url: ObjectUrl) -> None:
         self.path: PurePath | None = url.file
@@ -146,11 +147,11 @@ class ObjectBlocks(Blocks):
         self._given = 0
 
     def open(self) -> None:
-        """Raises ConfigError if the object does not exist, or the store refuses to serve it."""
+        """Finds and opens the object. Raises ConfigError if it is missing or the store refuses."""
         self._reader.open()
 
     def read(self, most_bytes: int) -> bytes:
-        """The next bytes; none at the end, or once it is closed. Raises CorruptInput."""
+        """Returns the next bytes; b"" at the end, or once closed. Blocks; raises CorruptInput."""
         if not self._ahead and not self._reader.is_closed:
             self._ahead = memoryview(self._reader.read(self._fetched, self._range_bytes))
             self._fetched += len(self._ahead)
@@ -160,7 +161,7 @@ class ObjectBlocks(Blocks):
         return b"" if self._reader.is_closed else block
 
     def read_fraction(self) -> float | None:
-        """Bytes read divided by the object's size, 0 to 1; None if the size is unknown."""
+        """Returns the bytes read divided by the object's size, 0 to 1; None if it is unknown."""
         return share_of(self._given, self._reader.size_bytes)
 
     def close(self) -> None:
@@ -169,7 +170,7 @@ class ObjectBlocks(Blocks):
 
 
 class ObjectFile(io.RawIOBase):
-    """An object as a seekable file, for readers of tables."""
+    """An object as a seekable file, for the Parquet reader. Raises ConfigError as `open` does."""
 
     def __init__(self, url: ObjectUrl) -> None:
         super().__init__()
@@ -190,13 +191,13 @@ class ObjectFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves to a position; returns it, in bytes from the beginning."""
+        """Moves to a position; returns the new position, in bytes from the beginning."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = max(0, base + offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Fills the buffer as far as the object reaches; returns the number of bytes."""
+        """Reads into the buffer until it is full or the object ends; returns the bytes read."""
         view = memoryview(buffer).cast("B")
         wanted = min(len(view), max(0, self._size - self._at))
         done = 0

@@ -36,14 +36,15 @@ _FRAMES = {
 def open_source(
     rows: object, *, is_followed: bool = False, max_row_bytes: int = MAX_ROW_BYTES
 ) -> Source | AsyncRows:
-    """The source of `rows`: a path or URL, "-" for stdin, an iterable or an async iterable.
+    """Returns the source of `rows`: a path or URL, "-" for stdin, an iterable or async iterable.
 
-    A path is read by its suffix: JSON Lines (.jsonl, .ndjson, .json, .txt, none), .csv, .tsv,
-    each also with .gz or .zst, .parquet, or a folder that Dataset.save_to_disk wrote. A URL, such
-    as s3://bucket/rows.jsonl, is read likewise, but not a folder. is_followed: the rows of a file
-    never end, see follow.py. max_row_bytes: a longer row is a bad row. Close the source when done.
-    Raises ConfigError if there is nothing that can be read. The beginning of a file or an
-    object is read here; a pipe is first touched by `batches`.
+    The suffix of a path decides its format: JSON Lines (.jsonl, .ndjson, .jsonlines, .json, .txt,
+    or none), .csv or .tsv, each also with .gz or .zst; or .parquet. A folder must have been written
+    by Dataset.save_to_disk. A URL, such as s3://bucket/rows.jsonl, is read in the same way, but
+    must not be a folder. is_followed: wait for new rows at the end of a file, see follow.py.
+    max_row_bytes: a longer row is a bad row. Close the source when done. Raises ConfigError if
+    `rows` cannot be read. The beginning of a file or an object is read here; a pipe is first read
+    by `batches`.
     """
     if is_followed:
         return _followed(rows, max_row_bytes)
@@ -78,9 +79,9 @@ def open_source(
 
 @contextmanager
 def opened_source(rows: object, samples: int = 1) -> Iterator[Source]:
-    """The source of `rows`, each `samples` times, closed at the end of the block.
+    """Opens the source of `rows`, each row `samples` times, for the time of a `with` block.
 
-    rows: as for `open_source`, which raises ConfigError; not an async iterable.
+    rows: as for `open_source`, but not an async iterable. Raises ConfigError.
     """
     source = sampled(open_source(rows), samples)
     assert not isinstance(source, AsyncRows)
@@ -90,16 +91,17 @@ def opened_source(rows: object, samples: int = 1) -> Iterator[Source]:
 
 @contextmanager
 def first_rows(path: str, most: int) -> Iterator[Iterator[Row]]:
-    """At most `most` rows of a file or a URL, which is closed afterwards. Raises ConfigError."""
+    """Opens a file or a URL for a `with` block, to read `most` rows at most. Raises ConfigError."""
     with opened_source(path) as source:
         yield islice(chain.from_iterable(source.batches()), most)
 
 
 def row_counts(rows: object) -> Iterator[int] | None:
-    """Numbers of rows that add up to those of a local text file, read again in one more pass.
+    """Returns an iterator of numbers that add up to a local text file's number of rows.
 
-    None for any other input, which knows its number of rows or can be read only once. Raises
-    nothing here; reading raises ConfigError as `open_source` does.
+    The iterator reads the file once more, and raises ConfigError as `open_source` does. None for
+    any other input, which knows its number of rows or can be read only once, and for a file that
+    cannot be opened.
     """
     if not isinstance(rows, (str, os.PathLike)) or url_of(rows) is not None:
         return None
@@ -115,7 +117,7 @@ def row_counts(rows: object) -> Iterator[int] | None:
 
 
 def _stdin_counts() -> Iterator[int] | None:
-    """As `row_counts`; None if stdin is a pipe or a terminal."""
+    """Returns the counts of stdin, as in `row_counts`; None if it is a pipe or a terminal."""
     if sys.stdin is None or not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode):
         return None
     begins_at = os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR)
@@ -123,7 +125,7 @@ def _stdin_counts() -> Iterator[int] | None:
 
 
 def opened(rows: object) -> object:
-    """The same rows; for a URL, with its object opened, which blocks.
+    """Returns `rows`, or, for the URL of an object, the opened object; opening it blocks.
 
     Raises ConfigError as `open_source` does.
     """
@@ -134,7 +136,7 @@ def opened(rows: object) -> object:
 
 
 def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
-    """The rows of a growing file. Raises ConfigError for an input that cannot be followed."""
+    """Opens the rows of a growing file. Raises ConfigError for an input that cannot be followed."""
     url = url_of(rows)
     if url is not None:
         is_stream = stream_of(rows) is not None
@@ -157,7 +159,7 @@ def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
             f"{path} cannot be followed: only files of JSON lines can",
             hint="supported suffixes: .jsonl, .ndjson, .json and .txt, uncompressed",
         )
-    # Existing content must consist of such lines.
+    # The existing content must be JSON Lines too.
     stream = ByteStream(FileBlocks(path))
     beginning = LineRows(stream, max_row_bytes)
     try:
@@ -193,7 +195,10 @@ def _open_object(url: ObjectUrl, max_row_bytes: int) -> Source:
 
 
 def _text_rows(blocks: Blocks, path: PurePath, max_row_bytes: int) -> CsvRows | LineRows:
-    """The rows of text in the format given by the suffix of `path`."""
+    """Returns the rows of text, in the format that the suffix of `path` says.
+
+    Raises ConfigError for an unknown suffix.
+    """
     suffix = path.suffix.lower()
     if suffix in COMPRESSIONS:
         suffix = PurePath(path.stem).suffix.lower()
@@ -209,7 +214,7 @@ def _text_rows(blocks: Blocks, path: PurePath, max_row_bytes: int) -> CsvRows | 
 
 
 def _mode(path: Path) -> int:
-    """The file's type and permissions. Raises ConfigError if they cannot be read."""
+    """Returns the file's type and permissions. Raises ConfigError if they cannot be read."""
     try:
         return path.stat().st_mode
     except FileNotFoundError as error:
@@ -223,7 +228,7 @@ def _mode(path: Path) -> int:
 
 
 def _hint_for(path: Path) -> str:
-    """The nearest name in the same folder, or that the folder is missing too."""
+    """Returns a hint: the most similar name in the same folder, or what the folder lacks."""
     try:
         names = [entry.name for entry in islice(os.scandir(path.parent), _MAX_LISTED)]
     except OSError:

@@ -1,4 +1,4 @@
-"""Rows of Parquet files and of dataset folders of Hugging Face, both through Arrow."""
+"""Reads rows of Parquet files and of Hugging Face dataset folders, both through Arrow."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _MAX_LISTED = 1000
 _ID = "custom_id"
 
 
-# A record batch or table of pyarrow, which has no types.
+# A record batch or table of pyarrow, which has no type annotations.
 _Table = Any
 
 
 class ArrowRows(BlockingRows):
-    """The rows of Parquet or of a dataset folder, a few record batches at a time.
+    """The rows of a Parquet file or of a dataset folder, read a few at a time.
 
-    Values that JSON lacks: dates and times are ISO strings, decimals strings, bytes are text
-    if they are UTF-8 and otherwise base64, NaN and infinity are null. Raises ConfigError if there
-    is no row, or reading the file fails.
+    Values without a JSON type are converted: dates and times to ISO strings, decimals to strings,
+    bytes to text if they are UTF-8 and otherwise to base64, NaN and infinity to null. `batches`
+    raises ConfigError if there is no row, or if reading fails.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class ArrowRows(BlockingRows):
         return row_of(value, self._number, self._max_row_bytes)
 
     def _values(self, table: _Table) -> list[Any]:
-        """The table's rows as dicts; in place of a row that has no Python form, the error."""
+        """Returns the table's rows as dicts; for a row that has no Python form, the error."""
         schema = self._arrow.schema(
             [field.with_type(_plain_type(self._arrow, field.type)) for field in table.schema]
         )
         exact = _nanosecond_ids(self._arrow, table)
         if not schema.equals(table.schema):
             table = table.cast(schema, safe=False)
-        # A name that contains "binary" causes a needless walk; no type with bytes is missed.
+        # A struct field with "binary" in its name causes a needless walk, but no bytes are missed.
         has_bytes = any("binary" in str(field.type) for field in table.schema)
         try:
             values: list[Any] = [*table.to_pylist(maps_as_pydicts="lossy")]
@@ -96,7 +96,10 @@ class ArrowRows(BlockingRows):
 
 
 def _nanosecond_ids(arrow: Any, table: _Table) -> list[int | None]:
-    """The ids as numbers if they are timestamps in nanoseconds: Python's have microseconds."""
+    """Returns the ids as numbers if they are timestamps in nanoseconds, otherwise an empty list.
+
+    Python's own timestamps have only microseconds.
+    """
     if _ID not in table.schema.names:
         return []
     kind = table.schema.field(_ID).type
@@ -107,20 +110,20 @@ def _nanosecond_ids(arrow: Any, table: _Table) -> list[int | None]:
 
 
 def _iso(moment: datetime, nanoseconds: int) -> str:
-    """ISO 8601 with nine decimals. nanoseconds: beyond the moment's microseconds, 0 to 999."""
+    """Returns ISO 8601 with nine decimals; `nanoseconds`, 0 to 999, are added to the moment."""
     text = moment.isoformat(timespec="microseconds")
     end = len("2020-01-01T00:00:00.000000")
     return f"{text[:end]}{nanoseconds:03d}{text[end:]}".replace("+00:00", "Z")
 
 
 def _stamps(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
-    """The metadata that shows whether files were changed; removed files are left out."""
+    """Returns metadata that shows whether files were changed; removed files are left out."""
     found = [(file, file.stat()) for file in files if file.exists()]
     return {file: (info.st_ino, info.st_size, info.st_mtime_ns) for file, info in found}
 
 
 def _plain_type(arrow: Any, kind: Any) -> Any:
-    """The type without nanoseconds and half floats, which plain Python does not have."""
+    """Returns the type without nanoseconds and half floats, which plain Python does not have."""
     types = arrow.types
     if getattr(kind, "unit", "") == "ns":
         if types.is_timestamp(kind):
@@ -136,7 +139,7 @@ def _plain_type(arrow: Any, kind: Any) -> Any:
 
 
 def _with_text(value: Any) -> Any:
-    """The value with all bytes as text: UTF-8 if valid, otherwise base64."""
+    """Returns the value with all bytes as text: UTF-8 if valid, otherwise base64."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -148,17 +151,17 @@ def _with_text(value: Any) -> Any:
 
 
 def _batch_rows(size_bytes: int, rows: int) -> int:
-    """The number of rows of a table that make about 4 MB, 1 to 256."""
+    """Returns how many rows to read at a time, for about 4 MB: 1 to 256."""
     return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, size_bytes)))
 
 
 def open_parquet(place: Path | RawIOBase, name: str, max_row_bytes: int) -> ArrowRows:
-    """The rows of a Parquet file, given by its path or open. Raises ConfigError for other files."""
+    """Opens a Parquet file, given as a path or an open file. Raises ConfigError for other files."""
     arrow = extra("pyarrow", "parquet", f"reading {name}")
     parquet = extra("pyarrow.parquet", "parquet", f"reading {name}")
     try:
-        # Without a pre-buffer and with a small one for pages, a row group of any size is
-        # never in memory as a whole.
+        # Without a pre-buffer, and with a small buffer for pages, a row group of any size is never
+        # in memory as a whole.
         file = parquet.ParquetFile(place, pre_buffer=False, buffer_size=1024 * 1024)
     except (OSError, ValueError, NotImplementedError) as error:
         raise _unreadable(name, "a Parquet file", error) from error
@@ -166,7 +169,7 @@ def open_parquet(place: Path | RawIOBase, name: str, max_row_bytes: int) -> Arro
     meta = file.metadata
     size = sum(meta.row_group(index).total_byte_size for index in range(meta.num_row_groups))
     batch_rows = _batch_rows(size, meta.num_rows)
-    # One row group at a time: Arrow cannot cast every column of a batch that joins two.
+    # One row group at a time: Arrow cannot cast every column of a batch that spans two of them.
     tables = (
         table
         for group in range(meta.num_row_groups)
@@ -177,7 +180,7 @@ def open_parquet(place: Path | RawIOBase, name: str, max_row_bytes: int) -> Arro
 
 
 def open_dataset(path: Path, max_row_bytes: int) -> ArrowRows:
-    """The rows of a folder that `Dataset.save_to_disk` wrote. Raises ConfigError for others."""
+    """Opens a folder that `Dataset.save_to_disk` wrote. Raises ConfigError for other folders."""
     name = str(path)
     _check_folder(path, name)
     datasets = extra("datasets", "hf", f"reading the dataset folder {name}")
@@ -194,7 +197,7 @@ def open_dataset(path: Path, max_row_bytes: int) -> ArrowRows:
 
 
 def _check_folder(path: Path, name: str) -> None:
-    """Raises ConfigError if the folder is not a single dataset, with a hint about what to pass."""
+    """Raises ConfigError, with a hint about what to pass, if the folder is not a single dataset."""
     try:
         entries = sorted(islice(path.iterdir(), _MAX_LISTED))
     except OSError as error:

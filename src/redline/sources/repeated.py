@@ -1,4 +1,4 @@
-"""Repeats each row, for several samples of its answer."""
+"""Repeats each row, to get several samples of its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redline.sources.row import Row, Source, custom_id
 
 
 def sampled(source: Source | AsyncRows, samples: int) -> Source | AsyncRows:
-    """The source with each row `samples` times. Raises ConfigError for an async iterable."""
+    """Returns the source with each row `samples` times. Raises ConfigError for async iterables."""
     if samples == 1:
         return source
     if isinstance(source, AsyncRows):
@@ -21,10 +21,10 @@ def sampled(source: Source | AsyncRows, samples: int) -> Source | AsyncRows:
 
 
 class Repeated:
-    """The rows of `source`, each `times` times; a Source.
+    """A Source that yields each row of `source` `times` times.
 
-    The copies keep their row's number, which shows that they belong together. Copies of a named row
-    are named `NAME#1`, `NAME#2`, ...; others are distinguished by their count, as equal rows are.
+    The copies of a row keep its number, which shows that they belong together. Copies of a row with
+    a custom_id get `ID#1`, `ID#2`, ...; other copies are distinguished by their count.
     """
 
     def __init__(self, source: Source, times: int) -> None:

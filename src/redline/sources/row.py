@@ -1,4 +1,4 @@
-"""A row, and what all sources of rows have in common."""
+"""Defines a row, and what all sources of rows have in common."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_ROW_BYTES = 16 * 1024 * 1024
 BATCH_ROWS = 256
 BATCH_BYTES = 4 * 1024 * 1024
 
-# Every smaller whole number has an exact float.
+# Every whole number below this is exact as a float.
 _MOST_WHOLE = 2.0**53
 _MEGABYTE = 1024 * 1024
 _KINDS = {
@@ -30,7 +30,7 @@ _KINDS = {
     type(None): "null",
 }
 _CONTAINERS = frozenset((dict, list))
-# Methods of dates, of arrays and tensors, and of pydantic's models.
+# Methods that return a plain form: of dates, of arrays and tensors, and of pydantic models.
 _PLAIN_FORMS = ("isoformat", "tolist", "model_dump")
 _decode = msgspec.json.Decoder().decode
 
@@ -39,9 +39,9 @@ class Row(msgspec.Struct, gc=False):
     """One row of the input, good or bad.
 
     number: from 1, in input order; blank lines are not rows.
-    line: where a person finds it, from 1: its first line in a text file, otherwise `number`.
-    data: the row, or None when it cannot be read. problem: why it is bad, None if it is not.
-    content: the bytes that identify the row when a run is resumed.
+    line: where to find it, from 1: its first line in a text file, otherwise `number`.
+    data: the row's content; None if it cannot be read. problem: why the row is bad; None if it is
+    good. content: the bytes that identify the row when a run is resumed.
     """
 
     number: int
@@ -52,34 +52,37 @@ class Row(msgspec.Struct, gc=False):
 
 
 class Source(Protocol):
-    """Rows in input order. `total_rows` is None if counting would mean reading."""
+    """A source of rows, in input order.
+
+    name: for messages. total_rows: None if the rows would have to be read to be counted.
+    """
 
     name: str
     total_rows: int | None
 
     def batches(self) -> Iterator[list[Row]]:
-        """Lists of 1 to 256 rows, about 4 MB at most (one row may be larger). Blocks.
+        """Yields lists of 1 to 256 rows, of at most about 4 MB (one row may be larger). Blocks.
 
-        Call it once. Raises ConfigError if reading the input fails, or it has no row.
+        Call it once. Raises ConfigError if reading the input fails, or if it has no row.
         """
 
     def read_fraction(self) -> float | None:
-        """The share of the input read so far, 0 to 1; None if its size is unknown. Any thread."""
+        """Returns the share of the input read so far, 0 to 1; None if unknown. Thread-safe."""
 
     def check(self) -> None:
         """Raises ConfigError if a local file no longer contains what was read from it. Blocks.
 
-        To be called before `close`; afterwards it does nothing.
+        Call it before `close`; afterwards it does nothing.
         """
 
     def close(self) -> None:
-        """Releases the input from any thread; `batches` then ends early and quietly."""
+        """Releases the input; `batches` then ends early, without an error. Thread-safe."""
 
 
 def in_batches(rows: Iterable[Row | None]) -> Iterator[list[Row]]:
-    """Lists of 1 to 256 rows, about 4 MB at most; None in `rows` ends a list early.
+    """Groups rows into lists of 1 to 256 rows, at most about 4 MB; a None in `rows` ends a list.
 
-    The rows before an error are yielded before it is raised.
+    If `rows` raises an error, the rows before it are yielded first.
     """
     batch: list[Row] = []
     size_bytes = 0
@@ -101,10 +104,10 @@ def in_batches(rows: Iterable[Row | None]) -> Iterator[list[Row]]:
 
 
 def row_of(value: object, number: int, max_row_bytes: int) -> Row:
-    """The row of a Python value; a bad row if it is not a JSON object.
+    """Converts a Python value to a row; to a bad row if it is not a JSON object.
 
-    `data` is a copy that holds only what JSON can: dates are ISO strings, decimals strings, sets
-    sorted lists. The caller may change the value afterwards.
+    `data` is a copy with JSON values only: dates are ISO strings, decimals are strings, sets are
+    sorted lists. The caller may change the original value afterwards.
     """
     try:
         content = msgspec.json.encode(value, enc_hook=plain_form)
@@ -122,13 +125,13 @@ def row_of(value: object, number: int, max_row_bytes: int) -> Row:
 
 
 def sort_sets(value: object, data: object) -> bool:
-    """Sorts those lists in `data` that were sets in `value`; returns whether there are any.
+    """Sorts the lists in `data` that were sets in `value`; returns whether there are any.
 
-    A set's own order differs between processes, and would make it another value in each.
+    A set's own order differs between processes, so the same row would differ between runs.
     """
     pairs: list[tuple[Any, Any]] = [(value, data)]
     sets = []
-    # It grows meanwhile; not recursive, since values may be nested deeper than calls may.
+    # `pairs` grows in the loop. No recursion, because values may be nested deeper than calls may.
     for whole, plain in pairs:
         members = plain.values() if type(plain) is dict else plain
         if type(plain) is list and isinstance(whole, (set, frozenset)):
@@ -137,16 +140,16 @@ def sort_sets(value: object, data: object) -> bool:
             continue
         found = zip(_members(whole, plain), members, strict=False)
         pairs += [pair for pair in found if type(pair[1]) in _CONTAINERS]
-    # Sets inside sets come after them in `pairs`, and are sorted before them.
+    # A set inside a set comes later in `pairs`, but must be sorted first.
     for plain in reversed(sets):
         plain.sort(key=msgspec.json.encode)
     return bool(sets)
 
 
 def _members(whole: Any, plain: dict[str, Any] | list[Any]) -> Iterable[object]:
-    """The values of a container or record, in the order of its plain form."""
+    """Returns the values in a container or record, in the order of its plain form."""
     if isinstance(whole, (dict, Mapping)):
-        # Two keys may have the same plain form, as 1 and "1".
+        # Two keys may have the same plain form, such as 1 and "1".
         return whole.values() if len(whole) == len(plain) else ()
     if isinstance(plain, list):
         return whole if isinstance(whole, (list, tuple, set, frozenset)) else ()
@@ -156,7 +159,7 @@ def _members(whole: Any, plain: dict[str, Any] | list[Any]) -> Iterable[object]:
 
 
 def plain_form(value: Any) -> object:
-    """Returns what JSON can hold of a value that msgspec does not know, as its `enc_hook`.
+    """Converts a value that msgspec cannot encode to one that it can; an `enc_hook` for msgspec.
 
     Raises TypeError if there is no such form.
     """
@@ -171,20 +174,20 @@ def plain_form(value: Any) -> object:
         if isinstance(value, str):
             return str(value)
         if getattr(value, "dtype", None) == "datetime64[ns]":
-            # numpy makes numbers of nanoseconds, and dates of all coarser units.
+            # numpy converts nanoseconds to numbers, but all coarser units to dates.
             value = value.astype("datetime64[us]")
         for method in _PLAIN_FORMS:
             to_plain = getattr(value, method, None)
             if callable(to_plain):
                 return to_plain()
     except Exception as error:
-        # The value's own code may raise anything; callers catch a TypeError.
+        # The value's own code may raise any exception, but callers catch only TypeError.
         raise TypeError(f"a {name} raised {type(error).__name__}: {error}") from error
     raise TypeError(f"a key or value of type {name} is not JSON serializable")
 
 
 def long_row(number: int, line: int, content: bytes, size_bytes: int, limit_bytes: int) -> Row:
-    """The bad row for a row above the size limit; `content` is its digest."""
+    """Returns the bad row for a row above the size limit; `content` is its digest."""
     problem = f"{_size(size_bytes, '.1f')} long, above the limit of {_size(limit_bytes, 'g')}"
     return Row(number, line, None, content, problem)
 
@@ -196,22 +199,22 @@ def _size(size_bytes: int, form: str) -> str:
 
 
 def not_an_object(value: object) -> str:
-    """The problem of a row that is valid JSON but not an object."""
+    """Returns the problem of a row that is valid JSON but not an object."""
     return f"not an object but {_KINDS[type(value)]}"
 
 
 def digest(content: bytes) -> bytes:
-    """The hex BLAKE2b digest that replaces a row too long to be kept."""
+    """Returns the hex BLAKE2b digest that replaces the content of a row above the size limit."""
     return blake2b(content).hexdigest().encode()
 
 
 def no_rows(name: str, hint: str = "") -> ConfigError:
-    """The error for an input that ended before its first row."""
+    """Returns the error for an input without rows."""
     return ConfigError(f"no rows in {name}", hint=hint)
 
 
 class Rows:
-    """The common part of all sources: counts the rows, and knows whether it is closed."""
+    """The common part of most sources: counts the rows, and knows whether it is closed."""
 
     _when_empty = ""  # the hint if there is no row
 
@@ -223,14 +226,14 @@ class Rows:
         self._is_closed = False
 
     def read_fraction(self) -> float | None:
-        """The share of the rows that has been read, 0 to 1; None if their number is unknown."""
+        """Returns the share of the rows read so far, 0 to 1; None if their number is unknown."""
         return share_of(self._number, self.total_rows)
 
     def check(self) -> None:
         """Does nothing: there is no file."""
 
     def close(self) -> None:
-        """Makes `batches` end before its next batch; objects of the caller stay open."""
+        """Makes `batches` end before its next batch; the caller's own objects stay open."""
         self._is_closed = True
 
     def _end(self) -> None:
@@ -240,15 +243,15 @@ class Rows:
 
 
 class BlockingRows(Rows):
-    """The common part of sources that block. Each makes its rows in `_rows` or in `_batches`."""
+    """The common part of sources that block. A subclass overrides `_rows` or `_batches`."""
 
     def batches(self) -> Iterator[list[Row]]:
-        """Lists of 1 to 256 rows, see `Source`."""
+        """Yields lists of 1 to 256 rows, see `Source`."""
         yield from self._read()
         self._end()
 
     def _read(self) -> Iterator[list[Row]]:
-        """The rows. Raises CorruptInput, which states how many rows came before."""
+        """Yields the rows in lists. Raises CorruptInput, which says how many rows came before."""
         try:
             for batch in self._batches():
                 if self._is_closed:
@@ -262,14 +265,15 @@ class BlockingRows(Rows):
         return in_batches(self._rows())
 
     def _rows(self) -> Iterator[Row | None]:
-        """The rows in order; None if the next one may have to be waited for."""
+        """Yields the rows in order, and None if the next row may have to be waited for."""
         raise NotImplementedError
 
 
 def custom_id(row: Row) -> str | None:
-    """The row's own name, None if it has none. A number counts as its decimal digits.
+    """Returns the row's `custom_id` as text; None if it has none.
 
-    A float that is whole has no decimals: tables turn integers beside a null into floats.
+    A number counts as its decimal digits. A whole float loses its decimals, because tables turn
+    integers into floats if their column also has a null.
     """
     data = row.data
     value = data.get("custom_id") if data is not None else None
@@ -282,7 +286,7 @@ def custom_id(row: Row) -> str | None:
 
 
 def check_names(names: list[str], table: str) -> None:
-    """Raises ConfigError if a column has no name, or two have the same."""
+    """Raises ConfigError if a column has no name, or if two columns have the same name."""
     hint = "give every column a name of its own"
     for position, name in enumerate(names, start=1):
         if not name.strip():

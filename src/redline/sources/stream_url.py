@@ -1,4 +1,4 @@
-"""Names of Redis streams and their groups: `redis://host:6379/0/tickets?group=labels`."""
+"""Parses URLs of Redis streams and their groups: `redis://host:6379/0/tickets?group=labels`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redline.errors import ConfigError, nearest
 _SCHEMES = ("redis", "rediss")
 _FORM = "write it like redis://host:6379/0/tickets?group=labels"
 _OPTIONS = ("group", "field", "idle", "deliveries", "orphans")
-# Of redis-py, unchanged; a secret would be written to the manifest.
+# Options that are passed to redis-py unchanged. None is a secret: the manifest stores the URL.
 _TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _SECONDS = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -25,11 +25,11 @@ _KEY_BYTES = 8
 class StreamUrl(msgspec.Struct, frozen=True, kw_only=True):
     """One consumer group of one stream.
 
-    server: for redis-py; it may hold a password. name: the stream as it may be shown. field: if a
-    message has only this field, it holds the row as JSON. idle_s: another consumer may claim a
-    message once its own consumer has been silent for this long. most_deliveries: a message that was
-    handed out this many times, without an outcome, fails. claims_orphans: also claim messages whose
-    outcome a dead consumer may have written.
+    server: the URL for redis-py, which may contain a password. name: the stream's URL as it may be
+    shown. field: a message that has only this field holds its row there as JSON. idle_s: another
+    consumer may claim a message once its own consumer has been silent for this long.
+    most_deliveries: a message fails if it was delivered this many times without an outcome.
+    claims_orphans: whether to claim also messages whose outcome a dead consumer may have written.
     """
 
     server: str
@@ -43,18 +43,18 @@ class StreamUrl(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def marks(self) -> bytes:
-        """The key of the hash that records which consumers are writing which messages' outcomes.
+        """The key of the Redis hash that records which consumer is writing which message's outcome.
 
-        In a cluster it is on the stream's node: keys with the same text in braces share one.
+        In a cluster, it is on the stream's node: keys with the same text in braces share a node.
         """
         tag = re.search(rb"\{([^}]+)\}", self.stream)
         return b"redline:{%s}:%s" % (self.stream if tag is None else tag[1], self.group)
 
 
 def stream_of(place: object) -> StreamUrl | None:
-    """The stream that `place` names; None if it is not a URL of Redis.
+    """Parses the URL of a stream; returns None if `place` is not a Redis URL.
 
-    Raises ConfigError, which never contains a password, if the URL is not valid.
+    Raises ConfigError, which never contains a password, if the URL is invalid.
     """
     if not isinstance(place, str):
         return None
@@ -106,7 +106,7 @@ def stream_of(place: object) -> StreamUrl | None:
 
 
 def _path(path: str) -> tuple[str, bytes]:
-    """The number of the database, and the name of the stream."""
+    """Returns the number of the database, and the name of the stream; b"" if it is missing."""
     bare = path.removeprefix("/")
     first, _, rest = bare.partition("/")
     if rest and unquote(first).isdecimal():
@@ -146,6 +146,6 @@ def _count(text: str, shown: str) -> int:
 
 
 def message_key(stream: bytes, content: bytes) -> int:
-    """The key of a stream's message. content: the bytes that identify it."""
+    """Returns the 64-bit key of a message's row. content: the bytes that identify the message."""
     data = b"message:%s %s" % (stream, content)
     return int.from_bytes(blake2b(data, digest_size=_KEY_BYTES).digest(), "big")

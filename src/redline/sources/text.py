@@ -1,8 +1,8 @@
-"""The text of an input as chunks of bytes: decompressed, and known to be text.
+"""Reads the text of an input as chunks of bytes: decompressed, and checked to be text.
 
-    blocks of a file, stdin or an object -> gzip or zstd undone -> BOM skipped, binary refused
+    blocks of a file, stdin or an object -> decompress gzip or zstd -> skip BOM, refuse binary
 
-Every stage is a generator, so that memory holds a few blocks whatever the size of the input.
+Every stage is a generator, so only a few blocks are in memory, regardless of the input's size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 # A zstd file may begin with a skippable frame (RFC 8878, 3.1.2); pzstd writes such files.
 _ZSTD_SKIPPABLE = tuple(bytes([0x50 + i]) + b"\x2a\x4d\x18" for i in range(16))
 _UTF8_BOM = b"\xef\xbb\xbf"
-# UTF-32 comes first: its little-endian BOM begins with that of UTF-16.
+# UTF-32 comes first: its little-endian BOM begins with the BOM of UTF-16.
 _FOREIGN_BOMS = {
     b"\xff\xfe\x00\x00": "UTF-32",
     b"\x00\x00\xfe\xff": "UTF-32",
@@ -46,10 +46,10 @@ _BINARY_KINDS = {
 
 
 class _Codec(NamedTuple):
-    """How to decompress a format. piece_bytes: how much is decompressed at a time.
+    """How to decompress a format. piece_bytes: how many compressed bytes to process at a time.
 
-    Pieces are small for formats in which a few bytes may decompress to very many, so that memory
-    stays bounded: gzip expands at most 1032-fold, zstd 4 bytes to 128 KB.
+    Pieces are small, so that memory stays bounded even if a few bytes decompress to very many: gzip
+    expands at most 1032-fold, and zstd can expand 4 bytes to 128 KB.
     """
 
     name: str
@@ -59,7 +59,10 @@ class _Codec(NamedTuple):
 
 
 class ByteStream:
-    """The text of `blocks`. Reading blocks; any thread may close."""
+    """The text of `blocks`. Reading it blocks; any thread may call `close`.
+
+    first: the first chunk, from `open` on.
+    """
 
     def __init__(self, blocks: Blocks) -> None:
         self.path: PurePath | None = blocks.path
@@ -73,7 +76,7 @@ class ByteStream:
     def open(self) -> None:
         """Opens the input and reads its beginning into `first`. Blocks on a pipe.
 
-        Raises ConfigError if it cannot be opened, or is not text in UTF-8.
+        Raises ConfigError if the input cannot be opened, or is not text in UTF-8.
         """
         if self._chunks is not None:
             return
@@ -87,7 +90,7 @@ class ByteStream:
         self._chunks = chain([self.first] if self.first else [], text)
 
     def chunks(self) -> Iterator[bytes]:
-        """The text in chunks of 1 byte to about 1 MB, in order; from a pipe as soon as it has some.
+        """Yields the text in chunks of 1 byte to about 1 MB, from a pipe as soon as it has some.
 
         Raises ConfigError as `open` does, and CorruptInput if the input breaks off.
         """
@@ -101,7 +104,7 @@ class ByteStream:
         self.blocks.close()
 
     def command(self, command: str, suffix: str) -> str:
-        """A hint: the shell command that converts this input into a readable one."""
+        """Returns a hint with a shell command that converts this input to a readable one."""
         if not isinstance(self.path, Path) or self.is_compressed:
             return f"convert it: {command} in > out{suffix}"
         target = self.path.with_suffix(suffix)
@@ -110,7 +113,7 @@ class ByteStream:
         return f"convert it: {command} {shlex.quote(self.name)} > {shlex.quote(str(target))}"
 
     def _plain(self) -> Iterator[bytes]:
-        """The raw blocks, decompressed if their first bytes are those of a compressed format."""
+        """Returns the raw blocks, decompressed if they begin like a compressed format."""
         raw = iter(lambda: self.blocks.read(CHUNK_BYTES), b"")
         head = _head(raw, (_GZIP, _ZSTD, *_ZSTD_SKIPPABLE))
         blocks = chain([head], raw)
@@ -130,7 +133,7 @@ class ByteStream:
         return self._inflate(blocks, codec)
 
     def _inflate(self, blocks: Iterator[bytes], codec: _Codec) -> Iterator[bytes]:
-        """The decompressed blocks; several frames may follow each other."""
+        """Yields the decompressed blocks; the input may consist of several frames."""
         inflater = None
         has_frame = False
         for piece in _pieces(blocks, codec.piece_bytes):
@@ -156,7 +159,7 @@ class ByteStream:
         raise CorruptInput(f"{self.name} {what}", where="after 0 rows", hint=hint) from cause
 
     def _text(self) -> Iterator[bytes]:
-        """Plain chunks without a BOM. Raises ConfigError for other encodings and binary files."""
+        """Yields plain chunks without a BOM. Raises ConfigError if it is binary or not UTF-8."""
         plain = self._plain()
         head = _head(plain, (_UTF8_BOM, *_FOREIGN_BOMS))
         for bom, encoding in _FOREIGN_BOMS.items():
@@ -189,7 +192,10 @@ class StreamRows(BlockingRows):
         self._stream = stream
 
     def read_fraction(self) -> float | None:
-        """Bytes read divided by the file's, as compressed if it is, 0 to 1; None for a pipe."""
+        """Returns the bytes read divided by the file's size, 0 to 1; None if it is unknown.
+
+        For a compressed file, both are compressed bytes.
+        """
         return self._stream.blocks.read_fraction()
 
     def check(self) -> None:
@@ -197,15 +203,15 @@ class StreamRows(BlockingRows):
         self._stream.blocks.check()
 
     def close(self) -> None:
-        """Closes the file; `batches` ends before its next batch."""
+        """Closes the input; `batches` then ends before its next batch."""
         super().close()
         self._stream.close()
 
 
 def _head(blocks: Iterator[bytes], magics: tuple[bytes, ...]) -> bytes:
-    """The first block, extended only while it could still become one of `magics`.
+    """Returns the first block, extended only while it could still become one of `magics`.
 
-    Therefore a short row in a pipe is passed on without waiting for more bytes.
+    So a short row in a pipe is passed on without waiting for more bytes.
     """
     head = b""
     while any(len(head) < len(magic) and magic.startswith(head) for magic in magics):
@@ -229,7 +235,10 @@ def _zstd(name: str) -> _Codec:
 
 
 def extra(module: str, group: str, purpose: str) -> Any:
-    """An optional library. Raises ConfigError with the command that installs it."""
+    """Imports an optional library. Raises ConfigError with the command that installs it.
+
+    group: the extra of redline that includes it. purpose: what needs the library, for the message.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:

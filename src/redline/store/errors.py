@@ -1,7 +1,7 @@
-"""Translates errors of object store drivers into redline's own.
+"""Converts the errors of object store drivers to redline's own errors.
 
-Drivers are not imported here, and each has its own exceptions, so errors are recognized by their
-codes and statuses, by their names, and by the built-in exceptions that they extend.
+Drivers are not imported here, and each has its own exceptions. So errors are recognized by their
+codes and statuses, by the names of their classes, and by the built-in exceptions that they extend.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ _LONGEST_REASON = 200
 
 
 class StoreError(ConfigError):
-    """A failed operation of a store. reason: a short text. code: the store's own error code."""
+    """Raised if an operation of a store fails.
+
+    kind: the kind of failure, stored as store_kind. reason: a short text. code: the store's own
+    error code, or an HTTP status; "" if there is neither.
+    """
 
     def __init__(self, url: ObjectUrl, kind: Kind, reason: str, *, code: str = "") -> None:
         super().__init__(f"cannot use {url.name}: {reason}", hint=_hint(url, kind))
@@ -50,15 +54,15 @@ class StoreError(ConfigError):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same operation may succeed later, as after a broken connection."""
+        """Whether the same operation may succeed later, for example after a lost connection."""
         return self.store_kind == "other"
 
 
 class Asking:
     """Converts any exception of a driver in the block to a StoreError about `url`.
 
-    The block should contain only calls to the driver. The InterruptedError of a stopped transfer
-    passes through.
+    The block should contain only calls to the driver. Errors of redline pass through, as does the
+    InterruptedError of a stopped transfer.
     """
 
     def __init__(self, url: ObjectUrl) -> None:
@@ -73,14 +77,14 @@ class Asking:
 
 
 def store_error(error: Exception, url: ObjectUrl) -> StoreError:
-    """Converts a driver's error to redline's own, with a hint on what to do."""
+    """Converts a driver's error to a StoreError, with a hint about what to do."""
     code = _code(error)
     kind, reason = _kind_and_reason(error, code, url)
     return StoreError(url, kind, reason, code=code)
 
 
 def changed_error(url: ObjectUrl) -> StoreError:
-    """The error for an object that another process has changed."""
+    """Returns the error for an object that another program has changed."""
     return StoreError(url, "changed", _SOMETHING_ELSE)
 
 
@@ -103,13 +107,13 @@ def _kind_and_reason(error: Exception, code: str, url: ObjectUrl) -> tuple[Kind,
 
 
 def _cause(error: Exception) -> Exception:
-    """The error itself, or the network error behind the LookupError that s3fs raises for some."""
+    """Returns the error, or the network error that made s3fs raise it if it is a LookupError."""
     context = error.__context__
     return context if isinstance(error, LookupError) and isinstance(context, OSError) else error
 
 
 def _code(error: BaseException) -> str:
-    """The store's own code, such as NoSuchKey, or the HTTP status; empty if it has neither."""
+    """Returns the store's code for the error, such as NoSuchKey, or its HTTP status, or ""."""
     for found in (error, error.__cause__):
         response: Any = getattr(found, "response", None)
         if isinstance(response, dict):
@@ -122,7 +126,7 @@ def _code(error: BaseException) -> str:
 
 
 def _words(error: Exception) -> str:
-    """The error's first line, or the name of its class if it has no text."""
+    """Returns the first line of the error's text, or the name of its class if it has no text."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     nothing = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
     line = (text.strip().splitlines() or [nothing])[0]

@@ -1,7 +1,7 @@
-"""An object store, accessed through fsspec's driver for it.
+"""Accesses an object store through its fsspec driver.
 
-The driver's caches are not used: each query goes to the store, because other processes write to
-it. fsspec and the driver are imported only when a store is made.
+The driver's caches are not used: each query goes to the store, because other processes write to the
+store as well. fsspec and the driver are imported only when an ObjectStore is made.
 """
 
 from __future__ import annotations
@@ -19,22 +19,26 @@ from redline.store.url import ObjectUrl
 
 _PACKAGES = {"s3": "redline[s3]", "s3a": "redline[s3]", "gs": "gcsfs", "gcs": "gcsfs"}
 _PACKAGES |= dict.fromkeys(("az", "abfs", "abfss"), "adlfs")
-# Properties that change with the content of an object, the most reliable first. Each driver states
+# Properties that change with the content of an object, the most reliable first. Each driver reports
 # only some of them.
 _IDENTITIES = (
     *("ETag", "etag", "generation", "md5Hash", "md5", "content_md5"),
     *("LastModified", "last_modified", "updated", "mtime", "created"),
 )
-# One page of a listing: the search for a similar name is not worth more.
+# One page of a listing: the search for a similar name is not worth a second request.
 _MOST_LISTED = 1000
-# A long file is uploaded in parts; the parts being uploaded are in memory.
+# A long file is uploaded in parts, several at once; the parts being uploaded are in memory.
 PART_BYTES, _PARTS_AT_ONCE = 8 * 1024 * 1024, 4
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
 MOST_PARTS = 10_000
 
 
 class Found(msgspec.Struct, frozen=True):
-    """An existing object. identity: changes with its content, as an ETag does."""
+    """The metadata of an existing object.
+
+    size_bytes: None if the store does not report it. identity: a text that changes with the
+    object's content, such as its ETag.
+    """
 
     size_bytes: int | None
     identity: str
@@ -44,15 +48,16 @@ class Found(msgspec.Struct, frozen=True):
 class ObjectStore:
     """The store that contains `url`. All calls block; any thread may call, one at a time.
 
-    doing: the purpose, named in the error if the driver is not installed. Every call raises
-    StoreError if the store refuses or cannot be reached, and ConfigError if there is no driver.
+    doing: the purpose, such as `reading`, for the error if the driver is not installed. The
+    constructor raises ConfigError if there is no driver. All methods raise StoreError if the store
+    refuses or cannot be reached.
     """
 
     def __init__(self, url: ObjectUrl, doing: str) -> None:
         self._fs = _driver(url, f"{doing} {url.name}")
 
     def find(self, url: ObjectUrl) -> Found | None:
-        """The metadata of an object; None if it does not exist."""
+        """Returns the metadata of an object; None if it does not exist."""
         try:
             with Asking(url):
                 self._fs.invalidate_cache()
@@ -64,31 +69,31 @@ class ObjectStore:
         return _found(info)
 
     def open(self, url: ObjectUrl) -> Any:
-        """A file object of the driver for reading, which requests only the ranges that are read."""
+        """Returns a file object for reading, which requests only the ranges that are read."""
         with Asking(url):
             return self._fs.open(self._path(url), "rb", cache_type="none")
 
     def similar(self, url: ObjectUrl) -> str:
-        """The hint for a missing object: the nearest name beside it, or nothing."""
+        """Returns a hint for a missing object: the most similar name beside it, or ""."""
         return ""
 
     def check_writable(self, url: ObjectUrl) -> None:
-        """Raises StoreError if writing is sure to fail; changes nothing."""
+        """Raises StoreError if the object certainly cannot be written; changes nothing."""
 
     def upload(
         self, path: Path, url: ObjectUrl, seen: Found | None, is_stopped: Callable[[], bool]
     ) -> Found:
-        """Uploads the file in place of the object; returns the new object.
+        """Uploads the file at `path` as the object; returns the new object.
 
-        seen: the object to be replaced; None if none may exist. Raises StoreError of kind `changed`
-        if another object is there, as far as the store shows, and InterruptedError soon after
+        seen: the object that may be replaced; None if no object may exist. Raises StoreError of
+        kind `changed` if a different object is found there, and InterruptedError soon after
         `is_stopped` returns True.
         """
         if self.find(url) != seen:
             raise changed_error(url)
         self._put(path, url, seen, _callback(is_stopped))
         found = self.find(url)
-        # An object of another size was written there meanwhile.
+        # A different size means that another program has written there in the meantime.
         if found is None or found.size_bytes not in (None, path.stat().st_size):
             raise changed_error(url)
         return found
@@ -98,12 +103,12 @@ class ObjectStore:
             self._fs.put_file(str(path), self._path(url), callback=callback)
 
     def copy(self, url: ObjectUrl, target: ObjectUrl) -> None:
-        """Copies an object inside the store."""
+        """Copies an object within the store."""
         with Asking(url):
             self._fs.copy(self._path(url), self._path(target))
 
     def remove(self, url: ObjectUrl, seen: Found) -> None:
-        """Removes an object. Raises StoreError of kind `changed` if it is not `seen`."""
+        """Removes an object, if any. Raises StoreError of kind `changed` if it is not `seen`."""
         found = self.find(url)
         if found is None:
             return
@@ -117,24 +122,24 @@ class ObjectStore:
 
 
 class S3Store(ObjectStore):
-    """A store with S3's protocol, which itself refuses to replace an object other than `seen`."""
+    """A store with S3's protocol, which itself refuses to replace any object but `seen`."""
 
-    _has_conditions = True  # until the store reports that it has none
+    _has_conditions = True  # until the store reports that it does not support them
 
     def find(self, url: ObjectUrl) -> Found | None:
-        """The metadata of an object; None if it does not exist."""
+        """Returns the metadata of an object; None if it does not exist."""
         try:
             return super().find(url)
         except StoreError as error:
             if error.code in ("403", "401"):
-                # A HEAD response gives no reason. A listing's response shows whether the key is
-                # wrong.
+                # A HEAD response gives no reason. The response to a listing shows whether the
+                # credentials are wrong.
                 with Asking(url):
                     self._fs.call_s3("list_objects_v2", Bucket=url.bucket, MaxKeys=1)
             raise
 
     def similar(self, url: ObjectUrl) -> str:
-        """The hint for a missing object: the nearest name beside it, or nothing."""
+        """Returns a hint for a missing object: the most similar name beside it, or ""."""
         folder, _, name = self._key(url).rpartition("/")
         try:
             with Asking(url):
@@ -150,14 +155,14 @@ class S3Store(ObjectStore):
         return nearest(name, names)
 
     def check_writable(self, url: ObjectUrl) -> None:
-        """Raises StoreError if nothing can be written: starts an upload and aborts it."""
+        """Raises StoreError if the object cannot be written: starts an upload, and aborts it."""
         of = {"Bucket": url.bucket, "Key": self._key(url)}
         with Asking(url):
             begun = self._fs.call_s3("create_multipart_upload", **of)
             self._fs.call_s3("abort_multipart_upload", UploadId=begun["UploadId"], **of)
 
     def _put(self, path: Path, url: ObjectUrl, seen: Found | None, callback: Any) -> None:
-        """Uploads the file; the store itself compares with `seen` at the moment of the change."""
+        """Uploads the file; the store itself checks, at that moment, that it replaces `seen`."""
         only_if = {"IfNoneMatch": "*"}
         if not self._has_conditions:
             only_if = {}
@@ -167,7 +172,7 @@ class S3Store(ObjectStore):
             self._put_parts(path, url, only_if, callback)
         except StoreError as error:
             if only_if and error.code in ("NotImplemented", "501"):
-                # The store does not support conditions: the earlier check is the only one.
+                # The store does not support conditions, so the check by `upload` must suffice.
                 self._has_conditions = False
                 self._put_parts(path, url, {}, callback)
             elif seen is not None and error.store_kind == "missing":
@@ -178,8 +183,8 @@ class S3Store(ObjectStore):
     def _put_parts(
         self, path: Path, url: ObjectUrl, only_if: dict[str, str], callback: Any
     ) -> None:
-        # The driver passes the conditions to each request that accepts them: to the one that
-        # changes the object, but not to those that upload its parts.
+        # The driver passes the conditions to each request that accepts them: to the request that
+        # changes the object, but not to the requests that upload its parts.
         usual = self._fs.s3_additional_kwargs
         self._fs.s3_additional_kwargs = {**usual, **only_if}
         try:
@@ -199,12 +204,12 @@ class S3Store(ObjectStore):
 
 
 def store_of(url: ObjectUrl, doing: str) -> ObjectStore:
-    """The store that `url` is in. Raises ConfigError if there is no driver for it."""
+    """Returns the store that contains `url`. Raises ConfigError if there is no driver for it."""
     return S3Store(url, doing) if url.scheme in ("s3", "s3a") else ObjectStore(url, doing)
 
 
 def _driver(url: ObjectUrl, purpose: str) -> Any:
-    """A new fsspec file system for `url`: a shared one would hold old credentials."""
+    """Returns a new fsspec file system for `url`: a shared one might have old credentials."""
     try:
         fsspec = importlib.import_module("fsspec")
         known = sorted(fsspec.available_protocols())
@@ -213,8 +218,8 @@ def _driver(url: ObjectUrl, purpose: str) -> Any:
                 f"{url.name}: {url.scheme}:// is not a URL scheme that fsspec knows",
                 hint=nearest(url.scheme, known) or "such as s3://, gs://, az:// or https://",
             )
-        # The driver is loaded separately, so that an error about a missing package is not taken for
-        # an error of the store.
+        # The driver is loaded separately, so that a missing package is not reported as an error of
+        # the store.
         fsspec.get_filesystem_class(url.scheme)
     except ImportError as error:
         package = _PACKAGES.get(url.scheme, "fsspec")
@@ -237,7 +242,7 @@ def _found(info: dict[str, Any]) -> Found:
 
 
 def _callback(is_stopped: Callable[[], bool]) -> Any:
-    """A progress callback for drivers that ends the transfer once it is stopped."""
+    """Returns a progress callback for drivers that ends a transfer once `is_stopped()` is true."""
 
     def stop(size: int | None, value: int, **_: object) -> None:
         if is_stopped() and (size is None or value < size):

@@ -1,4 +1,4 @@
-"""Names of objects in a store, such as `s3://bucket/dir/rows.jsonl`."""
+"""Parses URLs of objects in a store, such as `s3://bucket/dir/rows.jsonl`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from redline.errors import ConfigError
 
-# A scheme has at least two letters: a single letter is a drive of Windows.
+# A scheme has at least two characters: a single letter is a Windows drive.
 _URL = re.compile(r"(?s)([A-Za-z][A-Za-z0-9+.-]+)://(.*)")
 _LOCAL = ("file", "local")
 _WEB = ("http", "https")
@@ -19,19 +19,22 @@ _VERSION = "?versionId="
 
 
 class ObjectUrl(msgspec.Struct, frozen=True):
-    """The URL of one object. path: the part after `://`, which begins with the bucket or host."""
+    """The URL of one object.
+
+    scheme: in lower case. path: the part after `://`, which begins with the bucket or host.
+    """
 
     scheme: str
     path: str
 
     @property
     def text(self) -> str:
-        """The URL as it was given. It may hold a password or a signature."""
+        """The URL as it was given, which may contain a password or a signature."""
         return f"{self.scheme}://{self.path}"
 
     @property
     def name(self) -> str:
-        """The URL for display, with `...` in place of user, password and query."""
+        """The URL for display, with `...` in place of user, password and a web URL's query."""
         host, slash, rest = self._bare.partition("/")
         user, at, address = host.rpartition("@")
         shown = f"{self.scheme}://{'...' if user else ''}{at}{address}{slash}{rest}"
@@ -49,22 +52,22 @@ class ObjectUrl(msgspec.Struct, frozen=True):
 
     @property
     def file(self) -> PurePosixPath:
-        """The object's name as a path, for its suffixes."""
+        """The object's name as a path, from which its suffixes can be read."""
         return PurePosixPath("/" + self._bare.partition("/")[2])
 
     @property
     def _bare(self) -> str:
-        """`path` without a query, or without the version of an object."""
+        """`path` without a web URL's query, or without an object's version."""
         if self.is_web:
             return re.split(r"[?#]", self.path, maxsplit=1)[0]
         return self.path.partition(_VERSION)[0]
 
     def beside(self, name: str) -> ObjectUrl:
-        """The object `name` next to this one; `name` may hold a slash."""
+        """Returns the URL of the object `name` beside this one; `name` may contain slashes."""
         return ObjectUrl(self.scheme, f"{self.path.rpartition('/')[0]}/{name}")
 
     def copy_path(self) -> Path:
-        """The path of the object's local copy, such as `s3.redline/bucket/dir/rows.jsonl`.
+        """Returns the path of the object's local copy: `s3.redline/bucket/dir/rows.jsonl`.
 
         The path is relative to the working folder. Raises ConfigError if the URL does not name an
         object to which results could be written.
@@ -89,9 +92,9 @@ class ObjectUrl(msgspec.Struct, frozen=True):
 
 
 class OpenedObject(msgspec.Struct, frozen=True):
-    """An input that is already open: opening is slow and must not block an event loop.
+    """An input that was opened in advance, because opening it would block an event loop.
 
-    source: the result of `open_source`.
+    source: the Source, as `open_source` returns it.
     """
 
     url: ObjectUrl
@@ -99,7 +102,7 @@ class OpenedObject(msgspec.Struct, frozen=True):
 
 
 def url_of(place: object) -> ObjectUrl | None:
-    """The URL of the object that `place` names; None for a local path or a `file://` URL."""
+    """Parses the URL of an object; returns None for a local path, a `file://` URL, or no string."""
     if isinstance(place, OpenedObject):
         return place.url
     if not isinstance(place, str):
@@ -111,7 +114,7 @@ def url_of(place: object) -> ObjectUrl | None:
 
 
 def local_path(place: str | os.PathLike[str]) -> Path:
-    """The local path that `place` names, which must not be the URL of an object."""
+    """Returns the local path that `place` means: a path or a `file://` URL, but no object's URL."""
     text = os.fsdecode(place)
     match = _URL.fullmatch(text)
     return Path(match[2] if match is not None and match[1].lower() in _LOCAL else text)

@@ -1,4 +1,4 @@
-"""Fakes for tests: virtual time, clocks, and a backend with scripted answers."""
+"""Provides fakes for tests: virtual time, clocks, and a backend with scripted answers."""
 
 from redline.testing.backends import ScriptedBackend, Send, Step
 from redline.testing.clock import WALL_START_S, ManualClock, VirtualClock

@@ -1,4 +1,4 @@
-"""A backend with scripted answers, without a network; its latencies pass in the loop's time."""
+"""Provides a backend with scripted answers, without a network, in the event loop's time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Step = Outcome | Reply | CallError | NoEndpoint
 class Send(msgspec.Struct, frozen=True):
     """One send as the backend saw it.
 
-    number: its place among all sends, from 1. attempt: its place among the sends of its call, from
-    1. at_s: the loop's time.
+    number: counts all sends, from 1. attempt: counts the sends of the same call, from 1. at_s: the
+    event loop's time in seconds when the send began.
     """
 
     request: Request
@@ -31,12 +31,13 @@ class Send(msgspec.Struct, frozen=True):
 class ScriptedBackend:
     """A backend that ends each send as the script says, and records it in `sends`.
 
-    script: the steps for send 1, 2, ... (the last one is repeated), or a function that returns the
-    step for a Send. A Reply succeeds, an error fails, an Outcome is returned as a copy.
-    latency_s: seconds of the loop's time that a send takes, 0 or more; or a function of the Send.
-    room_s: seconds for which `load` reports the backend as parked; can be set at any time.
-    If a send has a sink, the reply's text goes to it as one chunk before the outcome.
-    Raises ConfigError for an empty script.
+    script: the steps for send 1, 2, ... (the last step is repeated), or a function that returns the
+    step for a Send. A step that is a Reply succeeds, an error fails, and an Outcome is returned as
+    a copy. latency_s: how long a send takes in the loop's time, 0 or more seconds; or a function
+    that returns it for a Send. room_s: for how many seconds `load` reports the backend as parked;
+    can be set at any time. label: the name of the endpoint in outcomes. If a send has a sink, the
+    reply's text goes to the sink as one chunk before the outcome. Raises ConfigError for an empty
+    script.
     """
 
     def __init__(

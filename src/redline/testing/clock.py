@@ -1,4 +1,4 @@
-"""Clocks for tests: one advanced by hand, one that follows an event loop."""
+"""Provides clocks for tests: one that is advanced by hand, and one that follows an event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WALL_START_S = 1_767_225_600.0  # 2026-01-01 00:00:00 UTC, so that dates in test
 
 
 class ManualClock:
-    """A clock that moves only by `advance`; monotonic and wall time move together."""
+    """A clock that moves only when `advance` is called; monotonic and wall time move together."""
 
     def __init__(self, now_s: float = 0.0, wall_s: float = WALL_START_S) -> None:
         self._now_s = now_s
@@ -23,7 +23,10 @@ class ManualClock:
         return self._wall_s
 
     def advance(self, by_s: float) -> float:
-        """Advances the time by by_s, 0 or more, and returns it. Raises ConfigError below 0."""
+        """Advances both times by `by_s` seconds, 0 or more; returns the new monotonic time.
+
+        Raises ConfigError if `by_s` is below 0.
+        """
         if not by_s >= 0:
             raise ConfigError(
                 f"a monotonic clock cannot be moved by {by_s:g} s",
@@ -36,7 +39,10 @@ class ManualClock:
 
 
 class VirtualClock:
-    """The clock of `loop`, usually a VirtualLoop. wall_start_s: the wall time at loop time 0."""
+    """The clock of an event loop, usually a VirtualLoop.
+
+    wall_start_s: the wall time, in seconds since 1970-01-01 UTC, at the loop's time 0.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wall_start_s: float = WALL_START_S) -> None:
         self._loop = loop

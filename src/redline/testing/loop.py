@@ -1,14 +1,14 @@
-"""An event loop whose time is virtual: a test of an hour of waiting runs in milliseconds.
+"""Provides an event loop with virtual time, in which an hour of waiting takes milliseconds.
 
-When nothing is ready, the loop does not wait for its next timer but advances its time to it. Work
-outside the loop still takes real time:
+When nothing is ready, the loop does not wait for its next timer but advances its time to that
+timer. Work outside the loop still takes real time:
 
   outside work                 what the loop does when nothing else is ready
   executor work                waits for it in real time, up to `THREAD_GRACE_S`; work that takes
-                               longer counts as stuck, and timers fire while it runs
-  a socket is registered       gives the kernel `SETTLE_S` to deliver, then moves on
-  nothing, but a timer         moves on to the timer
-  nothing, and no timer        raises Deadlock, which names the tasks and where each one waits
+                               longer counts as stuck, and timers fire while it is running
+  a registered socket          gives the kernel `SETTLE_S` to deliver, then moves on to the timer
+  none, with a timer set       moves on to the timer
+  none, without any timer      raises Deadlock, which names the tasks and where each of them waits
 
 So a process may talk to itself over loopback in virtual time; a test that waits for another
 process, or for a thread that it started itself, needs a real loop.
@@ -28,38 +28,41 @@ from redline.errors import RedlineError
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-THREAD_GRACE_S = 1.0  # far above a test's file write, far below its time limit
+THREAD_GRACE_S = 1.0  # far longer than a test's file write, far shorter than its time limit
 SETTLE_S = 0.001  # loopback delivers within a send; this covers a busy kernel
-LIMIT_S = 7 * 86400.0  # without it, a periodic timer would keep a dead test running for ever
+LIMIT_S = 7 * 86400.0  # without a limit, a periodic timer would keep a stuck test running forever
 _NAMED_TASKS = 8
 _ASYNCIO = str(Path(asyncio.__file__).parent)
 
 
 class Deadlock(RedlineError):
-    """Nothing more can happen in this loop, or its time limit has passed."""
+    """Raised if nothing more can happen in the loop, or if its time limit has passed."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop that never waits for time; `time()` starts at `start_s`.
+    """An event loop that never waits for time to pass. `time()` starts at `start_s` seconds.
 
-    limit_s: virtual seconds after which a run is considered endless.
-    Raises Deadlock out of `run_until_complete` and `run_forever`.
+    limit_s: the virtual seconds after which the test is considered endless. `run_until_complete`
+    and `run_forever` raise Deadlock.
     """
 
     def __init__(self, *, start_s: float = 0.0, limit_s: float = LIMIT_S) -> None:
         self._jumping = _JumpingSelector(start_s, limit_s)
         super().__init__(self._jumping)
-        # The loop wakes itself through its own socket, which is not the test's.
+        # The loop's own socket, with which it wakes itself, is not outside work.
         self._jumping.own_sockets = len(self._jumping.get_map())
 
     def time(self) -> float:
-        """Returns virtual seconds, which advance only when nothing is left to do."""
+        """Returns the virtual time in seconds, which advances only when nothing is left to do."""
         return self._jumping.now_s
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Runs a function in a thread; virtual time stops meanwhile (see THREAD_GRACE_S)."""
+        """Runs a function in a thread.
+
+        Until it ends, virtual time stops, but for at most THREAD_GRACE_S seconds of real time.
+        """
         future = super().run_in_executor(executor, func, *args)
         self._jumping.threads.add(future)
         future.add_done_callback(self._jumping.threads.discard)
@@ -77,10 +80,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def virtual_run(
     main: Coroutine[Any, Any, T], *, start_s: float = 0.0, limit_s: float = LIMIT_S
 ) -> T:
-    """Runs `main` to its end in a VirtualLoop of its own, and returns its result.
+    """Runs `main` to its end in a new VirtualLoop, and returns its result.
 
-    `asyncio.sleep`, `timeout` and `wait_for` take virtual time. Remaining tasks are cancelled.
-    Raises what `main` raises, and Deadlock.
+    `asyncio.sleep`, `timeout` and `wait_for` take virtual time. When `main` has ended, remaining
+    tasks are cancelled. Raises what `main` raises, and Deadlock.
     """
     with asyncio.Runner(
         loop_factory=lambda: VirtualLoop(start_s=start_s, limit_s=limit_s)
@@ -101,9 +104,9 @@ class _JumpingSelector(selectors.DefaultSelector):
         self._stuck: set[asyncio.Future[Any]] = set()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Returns events that are ready or come from outside work; otherwise advances time.
+        """Returns events that are ready or come from outside work; otherwise advances the time.
 
-        timeout: seconds to the next timer, or None if there is none.
+        timeout: seconds until the next timer; None if there is no timer. Raises Deadlock.
         """
         events = super().select(0)
         if events or (timeout is not None and timeout <= 0):

@@ -1,4 +1,4 @@
-"""A recorded run: the structs and files of its trace, call by call, and of its timeline."""
+"""Records runs: the structs and files of traces (each call) and of timelines (windows of time)."""
 
 from redline.timeline.gather import Counters, Gatherer, Sample
 from redline.timeline.history import (

@@ -1,9 +1,9 @@
 """Turns samples and ended calls into windows. Synchronous; the caller passes the time.
 
-Above about 1,000 tried calls per second, only one in several is recorded and counts as several:
-working through a call takes some microseconds, and keeping all of them until the next sample would
-fill the CPU's cache. Recorded calls are drawn at random, since calls may end in a rotation, for
-example over endpoints.
+Above about 1,000 calls per second, only one in several calls is recorded and counts as several:
+processing a call takes some microseconds, and keeping all calls until the next sample would fill
+the CPU's cache. The recorded calls are drawn at random, because calls may end in a regular order,
+for example in a rotation over endpoints. Calls without an attempt are always counted.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from redline.timeline.window import (
 )
 from redline.waist import Attempt
 
-# When this many calls have ended, they are processed at the next sample: enough that each costs
-# little, and few enough that their attempts, with errors and quoted texts, take little memory.
+# Once this many calls have ended, they are processed at the next sample: enough to keep the cost
+# per call low, and few enough that their attempts, with errors and quoted texts, need little
+# memory.
 ENOUGH_CALLS = 64
 # At most this many calls of a sample are recorded: enough for the quantiles of a second.
 RECORDED_CALLS = 100
@@ -44,17 +45,19 @@ _LONGEST_ERROR = 300
 _SENT_AND_COMPLETE = attrgetter("sent_s"), attrgetter("complete_s")
 _FIRST_TOKEN = attrgetter("first_token_s")
 
-# Durations in seconds, by how many calls each of them counts for. They become a sketch at the end
-# of the window, since one for each sample would cost as much as the calls do.
+# Durations in seconds, keyed by how many calls each of them counts for. They become one sketch at
+# the end of the window: a sketch per sample would cost as much as processing the calls.
 _Durations = dict[int, list[float]]
 
 
 class Counters(msgspec.Struct, kw_only=True):
     """The counters of a run; a window holds the difference between two of them.
 
-    calls: those that have their outcome.
-    thread_s: CPU seconds of the event loop's thread, and seconds in which it was ready to run but
-    had no CPU. cpu_s: CPU seconds of the whole process. server: of a model in this process.
+    sent: requests written. retries, failovers: as in Window. errors: failed attempts, by kind.
+    calls: calls that have their outcome. done, failed: rows that became durable. thread_s: CPU
+    seconds of the event loop's thread, plus the seconds in which it was ready to run but had no
+    CPU. cpu_s: CPU seconds of the whole process. write_s, sync_s: seconds of writes and fsyncs of
+    results. server: the use of a model in this process.
     """
 
     sent: int = 0
@@ -76,9 +79,10 @@ class Counters(msgspec.Struct, kw_only=True):
 class Sample(msgspec.Struct, kw_only=True):
     """The state of a run at one moment.
 
-    held: what holds the next call back, empty if unknown; limits: the names of the rate limits that
-    hold it back. in_hand: rows that have begun and have no outcome yet. lag_s: how late the sample
-    was taken.
+    held: what holds the next call back; None if unknown. limits: the names of the rate limits that
+    hold it back. in_flight: requests on the wire. in_hand: rows that have begun and have no outcome
+    yet. slots: the most calls that may be in flight. waiting: calls that wait for a grant.
+    retrying: rows that wait for a retry. lag_s: how late the sample was taken.
     """
 
     held: Holder | None
@@ -96,8 +100,8 @@ class Sample(msgspec.Struct, kw_only=True):
 class Gatherer:
     """Makes windows from samples and ended calls.
 
-    due: ended calls are numbered; the first with this number or a higher one is recorded next. It
-    is 0 while all are recorded.
+    due: the number of the next call to be recorded: of the ended calls, which are numbered, the
+    first with this number or a higher one. It is 0 while all calls are recorded.
     """
 
     def __init__(self) -> None:
@@ -126,7 +130,7 @@ class Gatherer:
         self._counters = counters
 
     def took(self, number: int, ended: Ended) -> None:
-        """Records a call whose outcome was due to be recorded. number: of the call."""
+        """Records an ended call that was due to be recorded. number: the call's number."""
         self._ended.append(ended)
         if self._every > 1:
             self._pass(number)
@@ -139,11 +143,11 @@ class Gatherer:
 
     def _pass(self, number: int) -> None:
         """Draws the next call to be recorded after the one with this number."""
-        # As randrange(1, 2 * every), in half the time.
+        # Like randrange(1, 2 * every), in half the time.
         self.due = number + 1 + int(self._draw() * (2 * self._every - 1))
 
     def sample(self, sample: Sample) -> None:
-        """Adds a sample of the run."""
+        """Adds a sample of the run's state."""
         self._samples.append(sample)
         recorded = len(self._ended)
         if recorded >= ENOUGH_CALLS or self._every > 1:
@@ -153,9 +157,10 @@ class Gatherer:
                 self.due = 0
 
     def became_durable(self, now_s: float, complete_s: Sequence[float | None]) -> None:
-        """Counts rows whose lines are on disk. complete_s: when the attempts of each row were over.
+        """Counts rows whose lines have been on disk since `now_s`.
 
-        None for a row without an attempt, which is assumed to have waited as long as the others.
+        complete_s: when the last attempt of each row ended; None for a row without an attempt,
+        which is assumed to have waited as long as the others.
         """
         known = list(filter(None, complete_s))
         if known:
@@ -163,8 +168,8 @@ class Gatherer:
             self._durable_s += waited_s * len(complete_s) / len(known)
 
     def note_error(self, what: str) -> None:
-        """Notes the error of a failed attempt."""
-        # It may contain half of a surrogate pair, which a JSON file cannot hold.
+        """Records the text of a failed attempt's error as the latest one."""
+        # The text may contain half of a surrogate pair, which a JSON file cannot hold.
         self._error = what[:_LONGEST_ERROR].encode("utf-8", "replace").decode()
 
     def window(
@@ -178,9 +183,9 @@ class Gatherer:
         parked_s: float = 0.0,
         stopped_s: float = 0.0,
     ) -> Window:
-        """The window since the last one, or since the run began.
+        """Returns the window since the last one, or since the run began.
 
-        limits: their present use; how often each held a call back is added here.
+        limits: their current use; this method adds how often each held a call back.
         """
         self._work_through()
         held = Counter(chain.from_iterable(sample.limits for sample in self._samples))
@@ -198,7 +203,7 @@ class Gatherer:
         return window
 
     def _made(self, end_s: float, new: Counters) -> Window:
-        """The window without the fields that `window` adds."""
+        """Returns the window without the fields that `window` adds."""
         old, samples = self._counters, self._samples
         span_s = max(end_s - self._since_s, 1e-9)
         count = max(1, len(samples))
@@ -207,7 +212,7 @@ class Gatherer:
             total: float = sum(map(attrgetter(name), samples))
             return rounded(total / count)
 
-        # A difference of Counters has the positive counts only.
+        # A difference of Counters contains only the positive counts.
         errors = dict(Counter(new.errors) - Counter(old.errors))
         return Window(
             begin_s=rounded(self._since_s - self._begun_s),
@@ -255,7 +260,7 @@ class Gatherer:
         attempts = list(chain.from_iterable(map(itemgetter(2), ended)))
         answered = [attempt for attempt in attempts if attempt.error is None]
         if len(answered) < len(attempts):
-            # Errors of earlier attempts, which were tried again, were noted when they occurred.
+            # Errors of earlier attempts, which were retried, were recorded when they occurred.
             last = (tried[-1].error for _, _, tried in reversed(ended))
             if (error := next(filter(None, last), None)) is not None:
                 self.note_error(error.what)
@@ -267,7 +272,7 @@ class Gatherer:
     def _note_latencies(self, answered: Sequence[Attempt]) -> None:
         if self._first_answer_s is None:
             self._first_answer_s = min(attempt.complete_s for attempt in answered)
-        # In C from end to end: there are as many as calls.
+        # Only functions written in C, because this runs for every recorded call.
         sent_s, complete_s = (list(map(mark, answered)) for mark in _SENT_AND_COMPLETE)
         latency_s = list(map(sub, complete_s, sent_s))
         self._latency[self._every] += latency_s

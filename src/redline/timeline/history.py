@@ -1,13 +1,13 @@
-"""The timeline of a job: one bounded file of JSON lines, to which each run of the job adds itself.
+"""Stores the timeline of a job: one bounded file of JSON lines, to which each run appends.
 
-kind         is
-run          a run has begun; the records that follow belong to it, with times in seconds since then
-prediction   how fast it should be, by the runs before it; written before its first window
-window       what the run was like for a while
-end          the run has ended, and how; a run without one was killed, or continues
+kind         meaning
+run          a run has begun; later records belong to it, with times in seconds since it began
+prediction   its rate of answers, predicted from earlier runs; written before its first window
+window       the state of the run over a period of time
+end          the run has ended, and how; without this record, it is running or was killed
 
 Readers skip kinds and fields that they do not know. TIMELINE_VERSION changes when the meaning of a
-known one changes.
+known kind or field changes.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ from redline.timeline.window import Window, coarsened
 
 TIMELINE_VERSION = 1
 NAME = "timeline.jsonl"
-# Maximum size of a job's file, whatever its length. While it has room, windows keep their
-# resolution.
+# The maximum size of a job's file, however long the job runs. While the file is smaller, windows
+# keep their resolution.
 MOST_BYTES = 1_000_000
-# It is then cut to half this size, so that it is rewritten rarely: at most once in about ten
-# minutes.
+# A file above that size is shortened to half of it, so that it is rewritten rarely: at most once in
+# about ten minutes.
 _LEFT_BYTES = MOST_BYTES // 2
 MOST_RUNS = 50
-# A window may be at least this share of its age long; the share doubles with each step of
-# shortening.
+# When a timeline is shortened, windows may be as long as this share of their age; the share doubles
+# until the timeline is small enough.
 _FINEST_SHARE = 1 / 1200
 _LONGEST_SHOWN = 500
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="kind"):
-    """The facts of a run at its start. v: TIMELINE_VERSION. at: seconds since 1970-01-01 UTC.
+    """The facts of a run at its start.
 
-    pid, host: of its process. input: its path, URL or name. slots: maximum calls in flight at the
-    start. endpoints: their names, a function's name for a job that calls one. limits: as
-    configured, in words. is_batched: rows go through the Batch API. has_budget: one in money; None
-    if an older redline has written it.
+    v: TIMELINE_VERSION. at: when it began, in seconds since 1970-01-01 UTC. pid, host: of its
+    process. redline: the version. input: the input's path, URL or name. slots: the most calls in
+    flight at the start. endpoints: their names, or the name of the function that the job calls.
+    limits: as configured, in words. is_batched: whether rows go through the Batch API. has_budget:
+    whether it has a budget in money; None in a record of an older version of redline.
     """
 
     v: int
@@ -70,11 +71,11 @@ Ending = Literal["finished", "interrupted", "stopped"]
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="kind"):
-    """How a run ended. at_s: since it began.
+    """How and when a run ended.
 
-    finished: every row of the input has its outcome; interrupted: by the user; stopped: by an
-    error, which `what` says. at: seconds since 1970-01-01 UTC; None if an older redline has written
-    it.
+    at_s: in seconds since it began. at: in seconds since 1970-01-01 UTC; None in a record of an
+    older version of redline. how: `finished` if every row of the input has its outcome,
+    `interrupted` by the user, or `stopped` by an error, which `what` describes.
     """
 
     at_s: float
@@ -84,9 +85,10 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="ki
 
 
 class RunHistory(msgspec.Struct, kw_only=True):
-    """One run. end: None while it continues, and if it was killed.
+    """The recorded history of one run. end: None while the run is running, or if it was killed.
 
-    prediction: for this run, if its settings differ from those of the run before.
+    prediction: predicts this run, if its settings differ from those of the previous run; otherwise
+    None.
     """
 
     facts: RunFacts
@@ -96,7 +98,7 @@ class RunHistory(msgspec.Struct, kw_only=True):
 
     @property
     def last_s(self) -> float:
-        """When it gave its last sign of life, in seconds since it began."""
+        """The time of the run's last sign of life, in seconds since the run began."""
         latest_s = self.windows[-1].end_s if self.windows else 0.0
         return latest_s if self.end is None else max(latest_s, self.end.at_s)
 
@@ -104,8 +106,8 @@ class RunHistory(msgspec.Struct, kw_only=True):
 class Timeline(msgspec.Struct):
     """The recorded runs of a job. runs: oldest first. damaged: lines that are not valid records.
 
-    is_cut: the last record is incomplete. written: when the file was last written, in seconds since
-    1970-01-01 UTC.
+    is_cut: whether the last record is incomplete. written: when the file was last written, in
+    seconds since 1970-01-01 UTC.
     """
 
     runs: list[RunHistory]
@@ -115,12 +117,12 @@ class Timeline(msgspec.Struct):
 
     @property
     def seen(self) -> float:
-        """When the latest run gave its last sign of life, in seconds since 1970-01-01 UTC."""
+        """The time of the latest run's last sign of life, in seconds since 1970-01-01 UTC."""
         run = self.runs[-1]
         seen = run.facts.at + run.last_s
         if run.end is not None:
             return seen if run.end.at is None else run.end.at
-        # While the machine sleeps, and if its clock is set, the run's own time does not follow.
+        # The run's own clock stops while the machine sleeps, and ignores changes of the wall clock.
         return max(seen, self.written)
 
     @property
@@ -136,10 +138,10 @@ _KNOWN = ("run", "prediction", "window", "end")
 
 
 def read_timeline(path: Path) -> Timeline:
-    """The contents of the file.
+    """Reads the timeline from its file.
 
-    Raises FileNotFoundError if it does not exist, and ConfigError if it cannot be read, is not a
-    timeline, or was written by a newer version.
+    Raises FileNotFoundError if the file does not exist, and ConfigError if it cannot be read or was
+    written by a newer version of redline.
     """
     try:
         written = path.stat().st_mtime
@@ -174,9 +176,10 @@ def _parsed(data: bytes, path: Path) -> Timeline:
 
 
 def shortened(timeline: Timeline, now: float, most_bytes: int) -> Timeline:
-    """The timeline in at most `most_bytes`, with longer old windows and without the oldest runs.
+    """Returns the timeline shortened to `most_bytes`: old windows are merged, then runs dropped.
 
-    now: seconds since 1970-01-01 UTC. The latest run stays, with at least one window.
+    now: in seconds since 1970-01-01 UTC. At most MOST_RUNS runs are kept; the oldest runs go first.
+    The latest run always stays, with at least one window if it has any.
     """
     runs = timeline.runs[-MOST_RUNS:]
     share = _FINEST_SHARE
@@ -202,11 +205,11 @@ def _lines_of(run: RunHistory) -> bytes:
 
 
 class TimelineFile:
-    """A job's timeline, open for the run that holds its output's lock.
+    """A job's timeline, open for the run that holds its output's lock. All methods block.
 
-    An incomplete last line, as a killed process leaves it, is removed. A file that is not a
-    timeline, was written by a newer version, or cannot be written is left unchanged: `failure` then
-    states the reason, and nothing is written. All methods block.
+    An incomplete last line, as a killed process may leave behind, is removed. A file that is not a
+    timeline, was written by a newer version of redline, or cannot be written is left unchanged:
+    `failure` then gives the reason, and nothing is written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -216,7 +219,7 @@ class TimelineFile:
         self._size_bytes = 0
 
     def begin(self, facts: RunFacts) -> list[RunHistory]:
-        """Records the start of a run. The runs before it; none if the file cannot be read."""
+        """Records the start of a run; returns the earlier runs, none if the file cannot be read."""
         runs: list[RunHistory] = []
         with self._failing():
             drop_unfinished(self.path)
@@ -225,23 +228,23 @@ class TimelineFile:
         return runs
 
     def predict(self, prediction: Prediction) -> None:
-        """Writes the prediction for the run, before its first window."""
+        """Records the prediction for the run; call it before `add`."""
         self._write([prediction])
 
     def add(self, windows: Sequence[Window], now: float) -> None:
-        """Adds windows of the run. now: seconds since 1970-01-01 UTC."""
+        """Records windows of the run. now: the time, in seconds since 1970-01-01 UTC."""
         self._write(windows)
         if self._size_bytes > MOST_BYTES and self.failure is None:
             self._shorten(now)
 
     def end(self, end: RunEnd) -> None:
         """Records the end of the run."""
-        # It may quote a file's name that is not UTF-8.
+        # The error may quote a file name that is not UTF-8.
         what = end.what[:_LONGEST_SHOWN].encode("utf-8", "replace").decode()
         self._write([msgspec.structs.replace(end, what=what)])
 
     def close(self) -> None:
-        """Closes the file. May be repeated."""
+        """Closes the file. May be called repeatedly."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -274,7 +277,7 @@ class TimelineFile:
             self._size_bytes += len(lines)
 
     def _shorten(self, now: float) -> None:
-        """Replaces the file by a shorter one; a kill leaves one of the two, complete."""
+        """Replaces the file with a shorter one; a kill leaves either of the two, complete."""
         with self._failing():
             timeline = shortened(read_timeline(self.path), now, _LEFT_BYTES)
             data = b"".join(map(_lines_of, timeline.runs))

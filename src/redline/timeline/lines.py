@@ -1,4 +1,4 @@
-"""Reads files of JSON lines to which runs append records of several kinds."""
+"""Reads JSON Lines files to which runs append records of several kinds."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _HEAD = msgspec.json.Decoder(_Head).decode
 
 
 class Records(Generic[RecordT]):
-    """The records in the lines of a file; those of unknown kinds are skipped.
+    """Iterates over the records in the lines of a file; skips records of unknown kinds.
 
-    decode: reads a line of one of the known kinds. said: what has a version, such as `t is a trace
-    of`. damaged: lines so far that are not valid records, or come before the first run; is_cut: the
-    last line is incomplete.
+    decode: decodes a line of a known kind. said: the beginning of the message about a newer
+    version, such as `t is a trace of`. damaged: the number of lines so far that are not valid
+    records or come before the first run. is_cut: whether the last line is incomplete.
 
-    Iteration raises ConfigError for a run of a version above `newest`.
+    Iteration raises ConfigError for a run with a version above `newest`.
     """
 
     def __init__(

@@ -1,15 +1,15 @@
-"""How long calls spent in each phase, from their start and end and the marks of their attempts.
+"""Adds up how long calls spent in each phase, from their start and end and their attempts' marks.
 
-The time from the begin of a call to the first mark of its first attempt is the client's own, and so
-is that from the end of its last attempt to its outcome.
+The time from the beginning of a call to the first mark of its first attempt is the client's own, as
+is the time from the end of its last attempt to its outcome.
 
-An attempt has a mark for what it waited for, and none for what was available at once:
+An attempt has a mark for each thing it waited for, and no mark for what was available at once:
 
-  mark         phase until then
-  queued
+  mark         the phase that ends with it
+  queued       -
   eligible     queue
   slot         slot
-  ahead        grant: few get ready for their grants, the others wait behind them
+  ahead        grant: the wait to become one of the few calls that may get ready for a grant
   connected    connect
   granted      grant
   sent         send
@@ -17,8 +17,8 @@ An attempt has a mark for what it waited for, and none for what was available at
   first token  first token, of a stream
   complete     answer
 
-The time between two marks belongs to the phase of the later one. So the phases of an attempt add up
-to its whole time, and back-off is the time between two attempts.
+The time between two marks belongs to the phase of the later mark, so the phases of an attempt add
+up to its duration. Backoff is the time between two attempts.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from collections.abc import Iterable, Sequence
 from redline.timeline.window import Phases
 from redline.waist import MOST_TRIED, Attempt
 
-# An ended call: when its row was taken, when it got its outcome, and its attempts.
+# An ended call: when its row was taken, when it got its outcome (both monotonic), and its attempts.
 Ended = tuple[float, float, Sequence[Attempt]]
 
 
 def phases_of(ended: Iterable[Ended]) -> Phases:
-    """The sums of all phases over these calls."""
+    """Returns the sum of each phase over these calls."""
     sums = dict.fromkeys(Phases.__struct_fields__, 0.0)
     for begun_s, ended_s, tried in ended:
-        # A call that has kept the maximum number of attempts may have had earlier ones.
+        # A call with the maximum number of recorded attempts may have had earlier ones.
         before, at_s = "client_s" if len(tried) < MOST_TRIED else "unattributed_s", begun_s
         for attempt in tried:
             at_s = _add(sums, attempt, before, at_s)
@@ -46,10 +46,11 @@ def phases_of(ended: Iterable[Ended]) -> Phases:
 
 
 def _add(sums: dict[str, float], attempt: Attempt, before: str, at_s: float) -> float:
-    """Adds the phases of an attempt; `before` is that up to its first mark. Returns its end.
+    """Adds the phases of an attempt to `sums`; returns when the attempt ended.
 
-    at_s: when that phase began. An attempt without a write has failed while it waited for the next
-    step. Written out, since a loop over the marks takes three times as long.
+    before: the phase up to its first mark. at_s: when that phase began. An attempt whose request
+    was not written failed while it waited for its next step. The marks are written out, because a
+    loop over them takes three times as long.
     """
     sent_s, complete_s = attempt.sent_s, attempt.complete_s
     if (mark_s := attempt.queued_s) is not None:

@@ -1,4 +1,4 @@
-"""The prediction for a run, made before it began and scored afterwards."""
+"""Defines the prediction for a run, which is made before the run and scored after it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Prediction(
 ):
     """The rate of answers after a change of settings, predicted from earlier observations.
 
-    change: in words. Rates in answers per second: before_per_s, the observed rate; likely_per_s,
-    the median; low_per_s and high_per_s, the interval that contains the rate in 19 of 20 cases.
-    unknown: why there is no such interval; empty if there is one. An unknown rate may still have a
-    high_per_s.
+    change: describes the change in words. Rates in answers per second: before_per_s, as observed;
+    likely_per_s, the predicted median; low_per_s and high_per_s, the interval that should contain
+    the rate in 19 of 20 cases. unknown: why no interval can be predicted; "" if there is one. An
+    unknown rate may still have a high_per_s, as an upper bound.
     """
 
     change: str

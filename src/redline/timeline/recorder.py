@@ -1,4 +1,4 @@
-"""A backend that records the calls through it."""
+"""Records the calls of a backend in a trace."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from redline.timeline.records import CallEnded, CallsDropped, Record, RunBegan, 
 from redline.timeline.writer import TraceFile
 from redline.waist import Around, Attempt, Backend, Call, Outcome, Request, Sink
 
-# The seconds of calls that a killed process may lose.
+# The interval between writes: a killed process may lose the records of this many seconds.
 _GROUP_S = 1.0
 # The number of records that are encoded at once: about a millisecond of work.
 _GROUP = 300
-# If the disk is this many records behind, further ones are dropped: about 64 MB.
+# If the disk is this many records behind (about 64 MB), further records are dropped.
 _MOST = 65_536
 _MICROS = 1e6
 
 
 class Recorder(Around):
-    """A backend that records the calls of another in `file`, each second and in a thread.
+    """A backend that records the calls of another backend in `file`, every second and in a thread.
 
-    began: start of the run. If the file can no longer be written, calls continue without it, and
-    `failure` states why. `aclose` writes what remains; the owner closes the file.
+    began: the record of the run's start. If the file can no longer be written, calls go on without
+    being recorded, and `failure` is the error. `aclose` writes the remaining records; the caller
+    closes the file.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Recorder(Around):
         self._records: list[Record] = [began]
         self._dropped = 0
         self._writer: asyncio.Task[None] | None = None
-        # Of records that a thread writes. It is no task, because one may be cancelled meanwhile.
+        # The write in progress in a thread. A future rather than a task: a task can be cancelled.
         self._writing: asyncio.Future[None] | None = None
         self._closing = asyncio.Event()
         self.failure: OSError | None = None
@@ -96,7 +97,7 @@ class Recorder(Around):
             await asyncio.wait([self._writing])
 
     def _taken(self) -> list[Record]:
-        """Hands over the records to be written next."""
+        """Returns the records to be written next, and clears them."""
         taken, self._records = self._records, []
         if self._dropped:
             taken.append(CallsDropped(self._dropped))
@@ -114,7 +115,7 @@ class Recorder(Around):
             self.failure = error
 
     def _tried(self, tried: Attempt) -> Tried:
-        """The record of an attempt, without its error, which may hold an answer of any length."""
+        """Returns the record of an attempt, with only the kind of its error, which may be long."""
         marks_s = tried.eligible_s, tried.sent_s, tried.first_byte_s
         queued_s, sent_s, first_byte_s = (s if s is None else self._since(s) for s in marks_s)
         return Tried(

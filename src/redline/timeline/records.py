@@ -1,9 +1,9 @@
-"""The records of a trace: one JSON object per line, whose `kind` names what it is.
+"""Defines the records of a trace: JSON objects, one per line, each with its `kind`.
 
-kind     is
-run      a run has begun; the records that follow belong to it, with times in seconds since then
-call     a call is over
-dropped  calls that were not recorded, because the disk did not keep up
+kind     meaning
+run      a run has begun; later records belong to it, with times in seconds since it began
+call     a call has ended
+dropped  some calls were not recorded, because the disk did not keep up
 
 Readers skip kinds that they do not know, so that kinds can be added. VERSION changes when the
 meaning of a known kind changes.
@@ -19,10 +19,10 @@ VERSION = 1
 class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The settings of one endpoint.
 
-    weight: its capacity relative to the other endpoints. slots: maximum calls in flight, 0 if not
-    configured. requests, tokens, input_tokens, output_tokens: its rate limits, such as 500/60s;
-    profile: how it counts them. input_price, output_price: dollars per million tokens of the run's
-    model, None if unknown.
+    weight: its capacity relative to the other endpoints. slots: the most calls in flight; 0 if not
+    configured. requests, tokens, input_tokens, output_tokens: its rate limits, such as 500/60s.
+    profile: the algorithm that enforces them, as in `Limits`. input_price, output_price: dollars
+    per million tokens of the run's model; None if unknown.
     """
 
     name: str
@@ -40,10 +40,11 @@ class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class RunBegan(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="kind"):
     """The first record of a run.
 
-    v: VERSION. at: seconds since 1970-01-01 UTC. balance: the balancing strategy.
+    v: VERSION. at: when the run began, in seconds since 1970-01-01 UTC. balance: the balancing
+    strategy.
 
-    workers: concurrent calls of a job that makes its next call when one ends (closed loop); 0 for
-    calls that arrive independently of earlier ones (open loop).
+    workers: the number of concurrent calls of a job, which makes its next call when one ends
+    (closed loop); 0 for calls that arrive independently of earlier ones (open loop).
     """
 
     v: int
@@ -54,10 +55,11 @@ class RunBegan(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One attempt. error: its kind, empty for the answer.
+    """One attempt, with times in seconds since the run began.
 
-    queued_s: when it began to wait at the endpoint, None if it did not wait. sent_s: when it was
-    written, None if it was not. first_byte_s: of the answer. done_s: when it ended.
+    queued_s: when it began to wait for a slot or a connection; None if it did not wait. sent_s:
+    when the request was written; None if it was not. first_byte_s: when the response began. done_s:
+    when the attempt ended. error: the kind of its error; "" if it was answered.
     """
 
     endpoint: str
@@ -71,11 +73,12 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class CallEnded(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="call", tag_field="kind"
 ):
-    """One call, with its retries. outcome: `succeeded`, the kind of its error, or `cancelled`.
+    """One call, with its retries, and with times in seconds since the run began.
 
-    arrived_s: when it was made. input_tokens, output_tokens: from the answer's usage, None if
-    unknown. blocks: hashes of the prefixes of its prompt, see `prefixes_of`. tried: its attempts,
-    oldest first, at most 32.
+    arrived_s: when the call was made. done_s: when it ended. outcome: `succeeded`, the kind of its
+    error, or `cancelled`. input_tokens, output_tokens: from the answer's usage; None if unknown.
+    blocks: hashes of the prefixes of its prompt, see `prefixes_of`. tried: its attempts, oldest
+    first, at most 32.
     """
 
     arrived_s: float
@@ -89,10 +92,7 @@ class CallEnded(
 
 
 class CallsDropped(msgspec.Struct, frozen=True, tag="dropped", tag_field="kind"):
-    """Calls that could not be recorded.
-
-    calls: how many.
-    """
+    """Calls that could not be recorded. calls: their number."""
 
     calls: int
 

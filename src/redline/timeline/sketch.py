@@ -1,9 +1,9 @@
-"""Mergeable quantiles of many durations, in few numbers.
+"""Summarizes many durations in a few numbers: sketches that give quantiles and can be merged.
 
-A bucket holds the values between two powers of GAMMA, so that any quantile is within ERROR of the
-true one, even after merges. Masson, Rim and Lee, DDSketch: A Fast and Fully-Mergeable Quantile
-Sketch with Relative-Error Guarantees, VLDB 2019. Their implementation keeps counts in an object of
-its own; this one is a tuple that is written to a JSON line unchanged.
+A bucket holds the values between two powers of GAMMA, so any quantile has a relative error of at
+most ERROR, even after merges: Masson, Rim and Lee, DDSketch: A Fast and Fully-Mergeable Quantile
+Sketch with Relative-Error Guarantees, VLDB 2019. Their implementation keeps the counts in an object
+of its own; here they are a tuple, which is written to a JSON line unchanged.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import msgspec
 
 ERROR = 0.01
 GAMMA = (1 + ERROR) / (1 - ERROR)
-# Shorter durations count as this long.
+# Durations shorter than this count as this long.
 LEAST_S = 1e-3
 _SCALE = 1 / math.log(GAMMA)
 
 
 class Sketch(msgspec.Struct, frozen=True, array_like=True):
-    """Durations in seconds, each 0 or more and finite.
+    """A sketch of durations in seconds, each 0 or more and finite.
 
-    pairs: for each bucket that is not empty, in ascending order, the difference of its index from
-    that of the previous bucket, then its count. The first index is relative to 0.
+    pairs: for each non-empty bucket, in ascending order, two numbers: the difference between its
+    index and the previous bucket's index, then its count. The first index is relative to 0.
     """
 
     pairs: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, values_s: Iterable[float], times: int = 1) -> Sketch:
-        """The sketch of these durations, each of which counts `times` times."""
-        # In C from end to end: there are as many durations as calls.
+        """Returns the sketch of these durations, each of which counts `times` times."""
+        # Only functions written in C, because there are as many durations as calls.
         logs = map(math.log, map(max, values_s, repeat(LEAST_S)))
         counts = Counter(map(math.ceil, map(mul, logs, repeat(_SCALE))))
         return _packed({index: count * times for index, count in counts.items()})
@@ -46,15 +46,15 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
         return sum(self.pairs[1::2])
 
     def values_s(self) -> Iterator[tuple[float, int]]:
-        """Durations, ascending, each within ERROR of those that it represents; and their number."""
+        """Yields each bucket's duration, in ascending order, and the count that it represents."""
         for index, count in zip(accumulate(self.pairs[::2]), self.pairs[1::2], strict=True):
             yield 2 * GAMMA**index / (GAMMA + 1), count
 
     def quantile_s(self, q: float) -> float | None:
-        """The q-quantile of the durations; q: 0 to 1. None for an empty sketch.
+        """Returns the q-quantile of the durations, q from 0 to 1; None for an empty sketch.
 
-        Interpolated between neighbouring durations as numpy does (Hyndman and Fan, Sample Quantiles
-        in Statistical Packages, The American Statistician 1996, definition 7).
+        The quantile is interpolated between neighbouring durations, as in numpy (Hyndman and Fan,
+        Sample Quantiles in Statistical Packages, The American Statistician 1996, definition 7).
         """
         count = self.count
         if not count:
@@ -67,11 +67,11 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
         return below_s + (rank - place) * (self.ranked_s(place + 1) - below_s)
 
     def ranked_s(self, place: int) -> float:
-        """The duration with this rank in ascending order, from 0; below `count`."""
+        """Returns the duration with this rank in ascending order; place: 0 to `count` - 1."""
         indices = accumulate(self.pairs[::2])
         below = accumulate(self.pairs[1::2])
         index = next(index for index, least in zip(indices, below, strict=True) if least > place)
-        # The middle of the bucket: both its ends are equally far away, in proportion.
+        # The middle of the bucket: the relative distance to both of its ends is the same.
         return float(2 * GAMMA**index / (GAMMA + 1))
 
 
@@ -79,7 +79,7 @@ EMPTY = Sketch()
 
 
 def merged_sketches(sketches: Iterable[Sketch]) -> Sketch:
-    """The sketch of all durations in these sketches."""
+    """Returns the sketch of all durations in these sketches."""
     counts: Counter[int] = Counter()
     filled = [sketch for sketch in sketches if sketch.pairs]
     if len(filled) == 1:
@@ -90,10 +90,10 @@ def merged_sketches(sketches: Iterable[Sketch]) -> Sketch:
 
 
 def without(sketch: Sketch, part: Sketch) -> Sketch:
-    """The sketch without `part`, all of whose durations it contains."""
+    """Returns the sketch without the durations of `part`, all of which it must contain."""
     if not part.pairs:
         return sketch
-    # A difference of Counters has the positive counts only.
+    # A difference of Counters contains only the positive counts.
     return _packed(_counts(sketch) - _counts(part))
 
 

@@ -1,4 +1,4 @@
-"""Quantiles of durations: exact up to 100,000 of them, then estimated by a sketch."""
+"""Computes quantiles of durations: exactly up to 100,000 of them, beyond that with a sketch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from redline.timeline.sketch import EMPTY, ERROR, Sketch, merged_sketches
 MOST_EXACT = 100_000
 # The number of durations that are added to the sketch at once.
 _GROUP = 10_000
-# A sketch counts anything shorter than a millisecond as one. Two pieces of a text may arrive closer
-# together, so it gets milliseconds instead of seconds: its minimum is then a microsecond.
+# A sketch counts anything shorter than a millisecond as one millisecond, but two pieces of a text
+# may arrive closer together. So the sketch gets milliseconds in place of seconds: its minimum is
+# then a microsecond.
 _FACTOR = 1000.0
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
     """Quantiles of `count` durations, in seconds.
 
-    error: the relative error that a quantile may have; 0 if it is exact.
+    error: the largest relative error that a quantile may have; 0 if the quantiles are exact.
     """
 
     count: int
@@ -37,10 +38,10 @@ class Spread:
     """A distribution of durations in seconds, each finite and 0 or more."""
 
     def __init__(self) -> None:
-        # All of them, or those that are not in the sketch yet; at most this many.
+        # The durations that are not in the sketch yet (all, until there is one), at most `_most`.
         self._values_s = array("d")
         self._most = MOST_EXACT
-        # Of those in the sketch.
+        # The number, sum and maximum of the durations in the sketch.
         self._sketch: Sketch | None = None
         self._count = 0
         self._sum_s = self._max_s = 0.0
@@ -78,10 +79,10 @@ class Spread:
         return merged_sketches((self._sketch or EMPTY, rest))
 
     def quantile(self, q: float) -> float:
-        """Returns the duration that a share `q` of all, 0 to 1, does not exceed; 0 without any.
+        """Returns the q-quantile in seconds, q from 0 to 1; 0 without durations.
 
-        It is interpolated between two values, as in numpy (Hyndman and Fan, Sample Quantiles in
-        Statistical Packages, The American Statistician 1996, definition 7).
+        The quantile is interpolated between two durations, as in numpy (Hyndman and Fan, Sample
+        Quantiles in Statistical Packages, The American Statistician 1996, definition 7).
         """
         if not self.count:
             return 0.0

@@ -13,14 +13,14 @@ from redline.errors import ConfigError
 from redline.timeline.lines import Records
 from redline.timeline.records import VERSION, CallEnded, CallsDropped, Record, RunBegan
 
-# Longer than the first line of a run with a thousand endpoints, and than that of any call.
+# How much is read to find the first line: more than a run with a thousand endpoints needs.
 _LONGEST_BYTES = 1024 * 1024
 
 
 class RecordedRun(msgspec.Struct):
     """One run of a trace.
 
-    calls: in the order of their ends. dropped: calls that were not recorded.
+    calls: in the order in which they ended. dropped: the number of calls that were not recorded.
     """
 
     began: RunBegan
@@ -31,10 +31,8 @@ class RecordedRun(msgspec.Struct):
 class Trace(msgspec.Struct):
     """The contents of a trace file.
 
-    total: calls in the file, of which `runs` holds the latest. damaged: lines that are not valid
-    records.
-
-    is_cut: the last record is incomplete.
+    total: the number of calls in the file; `runs` holds only the latest of these calls. damaged:
+    the number of lines that are not valid records. is_cut: whether the last record is incomplete.
     """
 
     runs: list[RecordedRun]
@@ -48,9 +46,10 @@ _KNOWN = ("run", "call", "dropped")
 
 
 def read_trace(path: Path, most: int) -> Trace:
-    """The contents of the file, with the `most` latest calls.
+    """Reads the trace from its file, with at most the `most` latest calls.
 
-    Raises ConfigError if the file is not a trace, is empty, or was written by a newer version.
+    Raises ConfigError if the file cannot be read, is empty, is not a trace, or was written by a
+    newer version of redline.
     """
     try:
         with path.open("rb") as file:
@@ -64,9 +63,9 @@ def read_trace(path: Path, most: int) -> Trace:
 
 
 def check_begin(fd: int, path: Path) -> bool:
-    """Whether the file begins with a trace; False for an empty file.
+    """Whether the file begins with the record of a run; False if that line is missing or cut.
 
-    Raises ConfigError if it begins with something else, or with a trace of a newer version.
+    Raises ConfigError if the file begins with anything else, or with a trace of a newer version.
     """
     data = os.pread(fd, _LONGEST_BYTES, 0)
     line, end, _ = data.partition(b"\n")

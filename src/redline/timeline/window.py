@@ -1,24 +1,24 @@
-"""The structs of a timeline, and how windows are merged into longer ones.
+"""Defines the structs of a timeline, and merges windows into longer ones.
 
 The state of a run is sampled ten times per second, and each second of samples becomes a Window.
 Everything that users see of a run is computed from windows.
 
-What holds the next call back at a sample (`Window.held` counts the samples of each):
+What holds the next call back in a sample (`Window.held` counts the samples for each):
 
-held     is
+held     meaning
 input    no row is ready, and the input has more
 writer   no rows are read until more results are durable
-memory   no rows are read until large ones are done
+memory   no rows are read until large rows are done
 taker    workers wait until their results are taken
-limit    a call waits for its grant by a rate limit
-budget   calls wait for what other calls have reserved of the budget
+limit    a call waits for a grant from a rate limit
+budget   calls wait for a part of the budget that other calls have reserved
 slots    all slots are in use
-parked   the endpoint asked to wait
-down     the endpoint cannot be reached, or none of several works
-backoff  rows wait to be retried, and no other row could be sent
+parked   the endpoint asked redline to wait
+down     the endpoint cannot be reached, or none of several endpoints works
+backoff  rows wait for a retry, and no other row could be sent
 batch    rows are with the Batch API
 rest     no row is left: the last calls are in flight
-client   a row and a slot are available, and the call waits for nothing else
+client   a row and a slot are available: only the client's own work holds the call back
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ WINDOW_S = 1.0
 MOST_LIMITS = 12
 MOST_ENDPOINTS = 12
 _ROUNDED = 4
-# The object that fields have by default: fields that are this object are left out of a line.
+# The default of number fields. A line leaves out the fields that are this very object.
 ZERO = 0.0
 
 
 class Phases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Seconds in each phase, summed over all calls that ended in the window.
+    """The seconds that calls spent in each phase, summed over all calls that ended in the window.
 
     A call passes through the phases in turn. client_s: the client's own work before the first
     attempt (the `before` function, the template, the cache) and after the last one (`after`, until
-    the outcome is taken). Of its attempts: queue_s, until the budget has room for it or an endpoint
-    of several takes it; slot_s; connect_s; grant_s, including the wait for its turn to get ready
-    for the grant; send_s, from the grant to the write, which comes at the end of the event loop's
-    turn, after results are written; first_byte_s; first_token_s, of a streamed answer; answer_s, to
-    its end, read and parsed. Between attempts: backoff_s. unattributed_s: the time from its
-    beginning to its outcome that none of these accounts for. Afterwards: durable_s, until its line
-    is on disk.
+    the outcome is taken). In each attempt: queue_s, the wait for room in the budget or for one of
+    several endpoints; slot_s, the wait for a slot; connect_s; grant_s, the wait for the limits'
+    grant, including the wait for its turn to get ready; send_s, from the grant to the write, which
+    comes at the end of the event loop's turn, after results are written; first_byte_s;
+    first_token_s, for a streamed answer; answer_s, until the answer is read and parsed. Between
+    attempts: backoff_s. unattributed_s: the time from the call's beginning to its outcome that
+    belongs to no other phase. After the outcome: durable_s, until the row's line is on disk.
     """
 
     client_s: float = ZERO
@@ -77,7 +77,7 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return float(sum(msgspec.structs.astuple(self)))
 
     def times(self, count: int) -> Phases:
-        """The phases of `count` times as many calls of the same kind."""
+        """Returns the phases multiplied by `count`, for `count` times as many calls."""
         if count == 1:
             return self
         return Phases(**{name: s * count for name, s in msgspec.structs.asdict(self).items()})
@@ -87,11 +87,11 @@ NO_PHASES = Phases()
 
 
 class LimitUse(msgspec.Struct, frozen=True, array_like=True):
-    """One rate limit of one endpoint.
+    """The use of one rate limit of one endpoint.
 
-    name: such as `500/60s requests`, and ` at NAME` if there are several endpoints. held: samples
-    in which it held the next call back, alone or with others that are nearly as strict. used: what
-    counted against it at the end of the window. count, window_s: of the limit.
+    name: such as `500/60s requests`, with ` at NAME` if there are several endpoints. held: the
+    number of samples in which it held the next call back, alone or with other limits. used: what
+    counted against it at the end of the window. count, window_s: the limit's own.
     """
 
     name: str
@@ -102,9 +102,10 @@ class LimitUse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EndpointState(msgspec.Struct, frozen=True, array_like=True):
-    """One of several endpoints. state: a `Health`, or `parked`, at the end of the window.
+    """The state of one of several endpoints.
 
-    in_flight: the mean. slots: 0 for no bound.
+    state: a `Health`, or `parked`, at the end of the window. in_flight: the mean number of calls in
+    flight. slots: the most calls in flight; 0 for no bound.
     """
 
     name: str
@@ -114,11 +115,11 @@ class EndpointState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ServerUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How well a model server was used, as it reports to the run.
+    """The use of a model server, as the server reports it to the run.
 
-    batch_rows: sequences in the batches that it computed; batch_places: those that they had room
-    for. gpu_reads: how often the use of its GPU was read; gpu_busy: the sum of these shares, each
-    0 to 1.
+    batch_rows: the sequences in the batches that it computed. batch_places: the sequences for which
+    these batches had room. gpu_reads: how often its GPU's utilization was read. gpu_busy: the sum
+    of the readings, each 0 to 1.
     """
 
     batch_rows: int = 0
@@ -127,7 +128,7 @@ class ServerUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu_reads: int = 0
 
     def since(self, before: ServerUse) -> ServerUse:
-        """The use since an earlier one."""
+        """Returns the use since `before`, an earlier value."""
         if self == before:
             return NO_USE
         return ServerUse(
@@ -142,12 +143,13 @@ NO_USE = ServerUse()
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The whole job at the end of a window, by all runs of its output.
+    """The totals of the whole job, over all runs of its output, at the end of a window.
 
-    rows: of the input; if `is_exact` is False, there may be more. done, failed: rows with a result
-    or a failure. untried: rows that this run leaves out. done_here: rows that this run has done.
-    attempts, input_tokens, output_tokens: of this run. spent_usd: None while it is unknown; by all
-    runs if there is a budget in money, otherwise by this run. spent_tokens: against a budget.
+    rows: the number of rows in the input; if `is_exact` is False, there may be more. done, failed:
+    rows with a result or a failure. untried: rows that this run leaves out. done_here: rows that
+    succeeded in this run. attempts, input_tokens, output_tokens: of this run alone. spent_usd: of
+    all runs if there is a budget in money, otherwise of this run; None while unknown. spent_tokens:
+    what counts against a budget in tokens, from all runs; None without such a budget.
     """
 
     rows: int = 0
@@ -164,7 +166,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def left(self) -> int:
-        """Rows that remain to be done."""
+        """The number of rows still to be processed."""
         return max(0, self.rows - self.done - self.failed - self.untried)
 
 
@@ -176,34 +178,35 @@ class Window(
     tag="window",
     tag_field="kind",
 ):
-    """A stretch of one run, of a second or more.
+    """The state of one run over a period of time, of a second or more.
 
-    begin_s, end_s: since the run began. samples: of its state; 0 for a gap, in which the process
-    could not sample.
+    begin_s, end_s: in seconds since the run began. samples: how often the state was sampled; 0 for
+    a gap, in which the process could not sample.
 
-    sent: requests written; retries: those of them for a call that had failed before; failovers: for
-    one that another endpoint may have billed. answered: attempts that ended with an answer. errors:
-    attempts that failed, by kind; error: the last of them in words. done, failed: rows that became
-    durable. input_tokens, output_tokens: of the answers.
+    sent: requests written. retries: those of the requests that had been written before and failed.
+    failovers: the retries whose request another endpoint may have billed. answered: attempts that
+    ended with an answer. errors: failed attempts, by kind; error: the last error, in words. done,
+    failed: rows that became durable. input_tokens, output_tokens: of the answers.
 
-    in_flight, in_hand, slots, waiting, retrying: means over the samples of requests on the wire,
-    rows that are begun and have no outcome yet, calls that may be in flight, calls that wait for a
-    grant, rows that wait to be retried.
-    held: samples by what held the next call back. limits: the rate limits, those that held most
-    often first, at most MOST_LIMITS. endpoints: of several, at most MOST_ENDPOINTS. feed_empty:
-    share of the samples with workers that waited for a row; journal_full: with too much that was
-    not durable. parked_s: seconds until the endpoint may be called again, at the end.
+    Means over the samples: in_flight, requests on the wire; in_hand, rows that have begun and have
+    no outcome yet; slots, the most calls that may be in flight; waiting, calls that wait for a
+    grant; retrying, rows that wait for a retry. feed_empty: the share of samples in which workers
+    waited for a row. journal_full: the share of samples in which too much was not durable yet.
+    held: the number of samples by what held the next call back. limits: the rate limits, at most
+    MOST_LIMITS, in the order of how often they held. endpoints: if there are several, at most
+    MOST_ENDPOINTS. parked_s: how long the endpoint may not be called, at the end of the window.
 
-    lag_s: the longest delay of a sample; late_s: the sum of these delays. busy: share of the time
-    in which the event loop's thread ran, or was ready to run and other processes had the CPU. cpu:
-    CPU seconds of the whole process per second. write_s: seconds in which the event loop waited for
-    writes of results, sync_s: in which an fsync of them was under way. stopped_s: seconds in which
-    the whole process was stopped.
+    lag_s: the longest delay of a sample; late_s: the sum of the samples' delays. busy: the share of
+    the time in which the event loop's thread ran, or was ready to run while others had the CPU.
+    cpu: CPU seconds of the whole process per second. write_s: seconds in which the event loop
+    waited for writes of results; sync_s: seconds in which an fsync of results was in progress.
+    stopped_s: seconds in which the whole process was stopped.
 
-    latency: from the write to the end of the answer, of attempts that were answered. first: the
-    same, of requests that were written before the run had its first answer: the endpoint had no
-    other calls of this run to work on. first_token: from the write, of streamed answers.
-    calls: that ended, to which the phases belong. server: of a model in the run's process.
+    latency: of answered attempts, from the write to the end of the answer. first: the same for
+    requests that were written before the run had its first answer, when the endpoint had no other
+    calls of this run to process. first_token: of streamed answers, from the write to the first
+    token. calls: the number of calls that ended, which are those in `phases`. server: the use of a
+    model in the run's process.
     """
 
     begin_s: float
@@ -250,7 +253,7 @@ class Window(
         return self.end_s - self.begin_s
 
     def share(self, held: Holder) -> float:
-        """The share of samples in which this held the next call back, 0 to 1."""
+        """Returns the share of samples in which `held` held the next call back, 0 to 1."""
         return self.held.get(held, 0) / max(1, self.samples)
 
 
@@ -267,9 +270,9 @@ _SKETCHES = ("latency", "first", "first_token")
 
 
 def merged(windows: Sequence[Window]) -> Window:
-    """One window for these windows, one or more, in their order.
+    """Merges consecutive windows, one or more, into one.
 
-    Sums are added, means are weighted, and values as of the end are those of the last window.
+    Counts are added, means are weighted, and values at the end are taken from the last window.
     """
     if len(windows) == 1:
         return windows[0]
@@ -302,14 +305,14 @@ def merged(windows: Sequence[Window]) -> Window:
 
 
 def errors_of(windows: Iterable[Window]) -> Counter[str]:
-    """Counts attempts that failed, by kind, without those that an interruption ended."""
+    """Counts the failed attempts by kind, except cancelled ones."""
     errors = Counter(_sum(window.errors for window in windows))
     del errors["cancelled"]
     return errors
 
 
 def merged_phases(phases: Sequence[Phases]) -> Phases:
-    """The sums of all."""
+    """Returns the sum of each phase."""
     if not phases:
         return NO_PHASES
     columns = zip(*map(msgspec.structs.astuple, phases), strict=True)
@@ -318,7 +321,7 @@ def merged_phases(phases: Sequence[Phases]) -> Phases:
 
 
 def merged_use(uses: Iterable[ServerUse]) -> ServerUse:
-    """The sums of all."""
+    """Returns the sum of each field."""
     found = [use for use in uses if use != NO_USE]
     if not found:
         return NO_USE
@@ -327,10 +330,11 @@ def merged_use(uses: Iterable[ServerUse]) -> ServerUse:
 
 
 def coarsened(windows: Iterable[Window], now_s: float, share: float) -> list[Window]:
-    """The windows of one run, with older ones merged into longer ones.
+    """Returns the windows of one run, with older windows merged into longer ones.
 
-    now_s: on the run's time. Neighbours are merged if the result is at most `share` of its age
-    long, or at most WINDOW_S. Therefore their number grows as the logarithm of the time.
+    now_s: in seconds since the run began. Neighbours are merged if the result is not longer than
+    `share` of its age, or not longer than WINDOW_S. So the number of windows grows with the
+    logarithm of the run's duration.
     """
     found: list[list[Window]] = []
     for window in windows:
@@ -343,9 +347,10 @@ def coarsened(windows: Iterable[Window], now_s: float, share: float) -> list[Win
 
 
 def _merged_limits(windows: Sequence[Window]) -> tuple[LimitUse, ...]:
-    """The limits of the last window that has any, and how often each held in all windows.
+    """Returns the limits of the last window that has any, and how often each held in all windows.
 
-    Earlier limits no longer hold: a search has tried them, or headers have stated others since.
+    Earlier limits are no longer in force: a search tried them, or headers have reported others
+    since.
     """
     latest = next((window.limits for window in reversed(windows) if window.limits), ())
     held = Counter[str]()
@@ -355,12 +360,12 @@ def _merged_limits(windows: Sequence[Window]) -> tuple[LimitUse, ...]:
 
 
 def most_held(limits: Iterable[LimitUse]) -> tuple[LimitUse, ...]:
-    """The limits that held calls back most often, in that order, as many as a window may have."""
+    """Returns the MOST_LIMITS limits that held calls back most often, in that order."""
     return tuple(sorted(limits, key=lambda use: -use.held)[:MOST_LIMITS])
 
 
 def _merged_endpoints(windows: Sequence[Window]) -> tuple[EndpointState, ...]:
-    """The endpoints of the last window that has any, with means over all windows."""
+    """Returns the endpoints of the last window that has any, with means over all windows."""
     last = next((w.endpoints for w in reversed(windows) if w.endpoints), ())
     means = []
     for use in last:
@@ -379,5 +384,5 @@ def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def rounded(value: float) -> float:
-    """A number rounded for a line: to four decimal places, of seconds a tenth of a millisecond."""
+    """Rounds a number for a line to four decimal places; seconds to a tenth of a millisecond."""
     return round(value, _ROUNDED) or ZERO

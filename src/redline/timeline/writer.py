@@ -20,10 +20,10 @@ _END_BYTES = 64 * 1024
 
 
 class TraceFile:
-    """An open trace; this process has it alone until it is closed.
+    """An open trace file, locked for this process until it is closed.
 
-    An incomplete last record, as a killed process leaves it, is removed. Raises ConfigError for a
-    file that cannot be written, is not a trace, or is being written by another process.
+    An incomplete last record, as a killed process may leave behind, is removed. Raises ConfigError
+    for a file that cannot be written, is not a trace, or is being written by another process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,8 +53,8 @@ class TraceFile:
             write_all(self._fd, [lines])
 
     def close(self) -> None:
-        """Closes the file; another process may then write it."""
-        # A thread that was left behind must not write to the next file with this descriptor.
+        """Closes the file, so that another process may write it."""
+        # A thread that is still writing must not reach a new file with the same descriptor.
         with self._using:
             fd, self._fd = self._fd, -1
         os.close(fd)

@@ -1,22 +1,22 @@
-"""How many calls a server without rate limits should have in flight: the knee, found by trying.
+"""Finds how many calls a server without rate limits should have in flight: the knee, by trial.
 
-More concurrency is worth having while it brings more work per second. So the limit is moved a
-step up or down, and the work done at both levels is compared (perturb and observe; Kiefer and
+More concurrency is worthwhile while it brings more work per second. So the limit is moved a step up
+or down, and the work per second at both levels is compared (perturb and observe; Kiefer and
 Wolfowitz 1952). With `limit` calls always in flight, work per second is limit / latency (Little's
-law), hence for a step from `a` to `b`
+law). Hence for a step from `a` to `b`,
 
     gain = d ln(work) / d ln(limit) = 1 + ln(latency_a / latency_b) / ln(b / a)
 
-is 1 if a step brings its whole share and 0 if the added calls only queue. Latency alone
-cannot tell: a batching server gets slower with every call and still does more work
-(docs/decisions/0011). Latencies are compared at one answer length, by a line fitted through
-(size, latency), so that long answers are not taken for queueing.
+is 1 if the work grows in proportion to the step, and 0 if the added calls only queue. Latency alone
+does not show this: a batching server gets slower with every call but still does more work
+(docs/decisions/0011). Latencies are compared at one answer length, on a line fitted through (size,
+latency), so that long answers are not mistaken for queueing.
 
-  state      limit              leaves it
+  state      limit              leaves the state
   climbing   up by 1 an answer  at the level before the server stopped answering, to standing
   standing   the level          after its rounds of rest, to trying
   trying     level * or / step  won: the level moves, the same direction is tried again, to trying
-                                lost: back to the level, the other way next, to standing
+                                lost: back to the level, the other direction next, to standing
   any        -                  refused: cut, to standing; no answer since the last cut: to climbing
 """
 
@@ -28,42 +28,43 @@ import msgspec
 
 from redline.errors import ConfigError
 
-# A step up must bring this share of its concurrency as work, and a step down may cost as much.
-# At 0.2 a queue (0) and a batch that still fills (0.3 to 1) are distinguished; the band around it
-# keeps the limit still if both would do.
+# The gain that a step up must have, and that a step down may lose. 0.2 distinguishes a queue (0)
+# from a batch that still fills (0.3 to 1); within the band around it, the limit does not move.
 _LEAST_GAIN = 0.2
 _BAND = 0.05
-# A step is a ratio: large while nothing is known, then as fine as the noise allows. A finer one
-# than 1.1 would be lost in it; a coarser one than 1.6 at rest would make the limit swing.
+# A step is a ratio: large while nothing is known, then as fine as the noise allows. A step below
+# 1.1 would be lost in the noise; a step above 1.6, once the knee is found, would make the limit
+# swing.
 _FIRST_STEP = 2.0
 _FINEST_STEP = 1.1
 _COARSEST_STEP = 1.6
 _SEARCH_STEP = 1.3
-# Steps up grow by this power once the second of them has won, or one that won its whole share.
+# Steps up grow by this power once two of them have won, or one has had at least _WHOLE_GAIN.
 _GROWTH = 1.5
 _WHOLE_GAIN = 0.8
-# Answers in a round: one per slot for a large step, two for a fine one, whose effect is small; and
-# never too few for a mean.
+# Answers in a round: one per slot for a large step, two for a fine step, whose effect is small; but
+# at least enough for a mean.
 _LARGE_STEP = 1.4
 _LEAST_ANSWERS_LARGE = 16
 _LEAST_ANSWERS_FINE = 30
-# Rounds of rest between two tries, once the knee is found.
+# The most rounds of rest between two tries, once the knee is found.
 _MOST_REST = 6
-# A burst of new calls has all its prompts read at once: the answers to a quarter as many are left
-# out until that has passed.
+# When the limit rises, the server reads the prompts of all new calls at once. Until that has
+# passed, a quarter as many answers as there are new calls are ignored.
 _SETTLING_SHARE = 0.25
 # With fewer calls in flight than this share of the limit, something else holds the run back.
 _FULL_SHARE = 0.7
-# If latency at the same limit changes by a fifth and by four standard errors, the server changed.
+# A latency that changes by a fifth and by four standard errors at one limit means that the server
+# has changed.
 _CHANGE = 0.2
-# Work cannot change faster than this with concurrency: something else changed, so try again.
+# A larger gain cannot come from the concurrency: something else has changed, so try again.
 _ODD_GAIN = 1.5
-# Up to this doubt (a standard error of the gain) evidence decides alone. Above it, the higher level
-# is favoured: a level that is too low costs work, one that is too high only latency.
+# Up to this doubt (a standard error of the gain), only the evidence decides. Above it, the higher
+# level is favoured: a level that is too low costs work, a level that is too high only latency.
 _CLEAR_DOUBT = 0.2
 _MOST_DOUBT = 0.9
-# A refusal cuts the limit to this share of what was in flight; half if nothing was answered
-# since the last cut. The level that was refused is retried after this many answers per slot, twice
+# A refusal cuts the limit to this share of the calls in flight; to half if no call was answered
+# since the last cut. The refused level is retried after this many answers per slot, and after twice
 # as many each time it is refused again: at most one refusal in 20 * limit answers.
 _CUT = 0.9
 _HARD_CUT = 0.5
@@ -72,7 +73,10 @@ _MOST_HOLD = 320
 
 
 class _Round(msgspec.Struct, eq=False):
-    """The calls written since `began_s` that were answered: sums for a line latency = f(size)."""
+    """Sums over the answered calls that were written since `began_s`, to fit latency = f(size).
+
+    x: output tokens. y: latency in seconds.
+    """
 
     began_s: float
     answers: int = 0
@@ -93,14 +97,14 @@ class _Round(msgspec.Struct, eq=False):
         self.xy += latency_s * size
 
     def join(self, other: _Round) -> None:
-        """Takes in another round at the same limit."""
+        """Adds another round at the same limit."""
         for name in ("answers", "in_flight", "x", "xx", "y", "yy", "xy"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def latency_at(self, size: float) -> tuple[float, float]:
-        """Seconds that an answer of `size` took, and the variance of their logarithm.
+        """Returns the seconds that an answer of `size` takes, and the variance of their logarithm.
 
-        Least squares; the mean if sizes are unknown, are all alike, or fit no line.
+        By least squares; the mean if sizes are unknown, are all equal, or do not fit a line.
         """
         n = self.answers
         mean_x, mean_y = self.x / n, self.y / n
@@ -117,10 +121,10 @@ class _Round(msgspec.Struct, eq=False):
         return mean_y, var_y / n / mean_y**2 if mean_y > 0 else 0.0
 
     def slower_than(self, other: _Round) -> tuple[float, float]:
-        """The logarithm of this round's latency over the other's, and its standard error.
+        """Returns the logarithm of this round's latency over the other's, and its standard error.
 
-        Both are taken at their common mean size. 0 if one is too fast to be measured: then nothing
-        queues.
+        Both latencies are taken at the common mean size. 0 if one is too short to be measured,
+        because no calls queue then.
         """
         size = (self.x + other.x) / (self.answers + other.answers)
         own_s, own_variance = self.latency_at(size)
@@ -131,9 +135,9 @@ class _Round(msgspec.Struct, eq=False):
 
 
 class AdaptiveConcurrency:
-    """The number of calls that may be in flight to one server, led to its knee. Never waits.
+    """Finds how many calls to one server may be in flight: moves `limit` to the knee. Never waits.
 
-    least, most: bounds of `limit`, at least 1. first: where it begins, moved into the bounds.
+    least, most: bounds of `limit`, at least 1. first: the initial limit, moved into the bounds.
     Raises ConfigError for bounds that contradict each other.
     """
 
@@ -176,12 +180,12 @@ class AdaptiveConcurrency:
     ) -> None:
         """Records one call that has ended, and sets `limit`.
 
-        latency_s: from the write to the end of the answer. in_flight: calls on the wire when it
-        was written, itself included. is_overload: 429, 503, 529 or a timeout; other failures must
-        not be reported. size: output tokens, 0 if unknown.
+        latency_s: from the write to the end of the answer. in_flight: calls in flight when this
+        call was written, including itself. is_overload: for a 429, 503, 529 or a timeout; do not
+        report other failures. size: output tokens, 0 if unknown.
         """
         if now_s < self._latest_s:
-            # The clock was set back: earlier times can no longer be compared.
+            # The clock was set back: later times cannot be compared with earlier ones.
             self._cut_s = -math.inf
             self._stand(now_s)
         self._latest_s = now_s
@@ -214,7 +218,7 @@ class AdaptiveConcurrency:
         return 2 * needed if self._is_longer else needed
 
     def _judge(self, now_s: float) -> None:
-        """Judges a round that is over."""
+        """Judges a finished round."""
         done = self._round
         if done.in_flight < _FULL_SHARE * self.limit * done.answers:
             self._rest = 1
@@ -228,7 +232,7 @@ class AdaptiveConcurrency:
         if self._stood is None:
             self._stood = done
         elif self._has_changed(self._stood, done):
-            # Calls that were under way while it changed are in this round: it measures neither.
+            # This round includes calls from before and after the change, so it measures neither.
             self._rest, self._rests = 2, 1
             self._stand(now_s)
             return
@@ -244,7 +248,7 @@ class AdaptiveConcurrency:
         assert self._stood is not None
         ratio = math.log(self.limit / self._level)
         slower, noise = tried.slower_than(self._stood)
-        # Of the step to `limit`, with its standard error.
+        # The gain of the step to `limit`, and its standard error.
         gain, doubt = 1 - slower / ratio, noise / abs(ratio)
         is_clear = abs(gain - _LEAST_GAIN) > doubt
         if self._is_up and self._earlier_gain is not None:
@@ -267,14 +271,14 @@ class AdaptiveConcurrency:
             self._wins += 1
             self._rests = 1
             if self._is_up and (self._wins > 1 or gain > _WHOLE_GAIN):
-                # Only upwards: a step too far down costs work, one too far up only latency.
+                # Only upwards: a step too far down costs work, a step too far up only latency.
                 self._step = min(_FIRST_STEP, self._step**_GROWTH)
             self._try(now_s)
         else:
             self._turn(now_s, noise, is_clear=is_clear)
 
     def _has_changed(self, before: _Round, after: _Round) -> bool:
-        """Whether the server's speed at the same limit has changed; if so, sets the next try."""
+        """Returns whether the server's speed at one limit has changed; if so, sets the next try."""
         slower, doubt = after.slower_than(before)
         if abs(slower) < max(_CHANGE, 4 * doubt):
             return False
@@ -283,19 +287,19 @@ class AdaptiveConcurrency:
         return True
 
     def _is_doubtful(self, gain: float, lead: float) -> bool:
-        """Whether the try must be repeated before it counts."""
+        """Returns whether the try must be repeated before it counts."""
         if self._is_up:
-            # The search would end here; a slow spell of the server must not end it.
+            # A loss would end the search here, which a slow moment of the server must not do.
             return lead <= 0 and self._step >= _FIRST_STEP
         return abs(gain) > _ODD_GAIN
 
     def _try(self, now_s: float) -> None:
-        """Sets the limit a step away; turns around if there is no room."""
+        """Sets the limit one step from the level; turns around if there is no room."""
         level = self._level
         if self._is_up:
             top = self._most if self._held_answers == 0 else min(self._most, self._wall - 1)
             target = min(max(level + 1, round(level * self._step)), top)
-            # What is left under a wall may be too little to show the difference.
+            # The room below a refused level may be too small to show a difference.
             has_room = target > level and not (top < self._most and target < level * 1.05)
         else:
             target = max(min(level - 1, round(level / self._step)), self._least)
@@ -308,7 +312,7 @@ class AdaptiveConcurrency:
         self._settling = max(0, math.ceil((target - level) * _SETTLING_SHARE))
 
     def _turn(self, now_s: float, noise: float, *, is_clear: bool) -> None:
-        """Returns to the level, to try the other way next, in finer steps once both have lost."""
+        """Goes back to the level; next, tries the other direction, in finer steps if both lost."""
         self._is_up = not self._is_up
         if self._wins or self._has_turned:
             self._step = math.sqrt(self._step)
@@ -335,7 +339,7 @@ class AdaptiveConcurrency:
             self._wall, self._held_answers = wall, self._hold * wall
             is_fine = self.limit != self._level and self._level < wall and self._step < _LARGE_STEP
             if not is_fine:
-                # It was not our own small step beyond a good level: the level is too high, too.
+                # Not just a small step above a good level was refused: the level is too high, too.
                 self._level = max(self._least, min(self.limit - 1, int(_CUT * wall)))
             self._climb_to = self._level
         else:

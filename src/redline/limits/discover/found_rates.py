@@ -1,8 +1,8 @@
-"""Rates found by a search, kept for the next run.
+"""Stores the rates that searches have found, for the next run.
 
-A JSON file with the newest entries last. It is replaced as a whole, so that a reader sees the old
-one or the new one; if two processes write at once, one of them wins. It contains no key: only the
-scheme, host, port and path of an endpoint's URL, and a digest of its API key.
+They are in a JSON file with the newest entries last. The file is replaced as a whole, so a reader
+sees the old or the new content; if two processes write at once, one of them wins. The file contains
+no API key: only the scheme, host, port and path of an endpoint's URL, and a digest of the key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_BYTES = 1 << 20
 
 
 class _Entry(msgspec.Struct):
-    """A found rate. Plain numbers, because a foreign file may contain any.
+    """A found rate. count, window_s: not yet a Rate, because another program may have written them.
 
     key: the digest of the API key; "" in entries of versions that did not distinguish keys.
     """
@@ -42,15 +42,15 @@ class _File(msgspec.Struct):
 
 
 class FoundRates:
-    """The file at `path`; its folder is created if it does not exist.
+    """Reads and writes the file at `path`; its folder is created if it does not exist.
 
-    Raises ConfigError if nothing can be written there. After that, a damaged or foreign file counts
-    as empty, and if the disk fails, the file keeps its content: a search finds the rate again.
+    Raises ConfigError if the file cannot be written. Later on, a damaged or foreign file counts as
+    empty, and a failed write leaves the file as it was: a search finds the rate again.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # One name for each process: a file that a killed process left behind is overwritten.
+        # A name for each process id: a file that a killed process left behind is overwritten.
         self._beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,10 +65,10 @@ class FoundRates:
             ) from error
 
     def recall(self, endpoint_url: str, key: str, model: str) -> Rate | None:
-        """The rate remembered last for this model there; None if there is none.
+        """Returns the latest rate stored for this endpoint, key and model; None if there is none.
 
         key: a digest of the API key. An entry without a key applies to every key that has no entry
-        yet.
+        of its own.
         """
         endpoint = _without_secrets(endpoint_url)
         kept = {(entry.endpoint, entry.key, entry.model): entry for entry in self._entries()}
@@ -79,7 +79,7 @@ class FoundRates:
             return None
 
     def remember(self, endpoint_url: str, key: str, model: str, rate: Rate) -> None:
-        """Keeps `rate` in place of what was remembered for this key before."""
+        """Stores `rate` in place of the rate stored for this endpoint, key and model before."""
         entry = _Entry(_without_secrets(endpoint_url), model, rate.count, rate.window_s, key)
         name = (entry.endpoint, key, model)
         entries = [old for old in self._entries() if (old.endpoint, old.key, old.model) != name]
@@ -89,7 +89,7 @@ class FoundRates:
             self._beside.write_bytes(data + b"\n")
             os.replace(self._beside, self._path)
         except OSError:
-            # What only saves the next run some seconds must not end this one.
+            # The file only saves the next run a search: a failure must not end this run.
             self._beside.unlink(missing_ok=True)
 
     def _entries(self) -> list[_Entry]:
@@ -103,7 +103,7 @@ class FoundRates:
 
 
 def _without_secrets(url: str) -> str:
-    """The URL without user, password, query and fragment, any of which may hold a key."""
+    """Returns the URL without user, password, query and fragment, which may contain a key."""
     parts = urlsplit(url)
     place = parts.netloc.rpartition("@")[2].lower()
     return f"{parts.scheme}://{place}{parts.path.rstrip('/')}"

@@ -1,14 +1,14 @@
-"""The request limit of a server that states none, found by probing.
+"""Finds the request limit of a server that states none, by probing.
 
   phase    sends                                             until
   growing  evenly, 1.5 times as fast after every round       the first refusal
-           that the caller has used up
-  resting  single calls, further apart after every refusal   one is admitted: the server has room
-  holding  the rate that explains all verdicts (bounds.py)   it is lost (tracking.py)
+           whose rate the caller has used up
+  resting  single calls, further apart after every refusal   a call is admitted
+  holding  the rate that explains all verdicts (bounds.py)   the rate is lost (tracking.py)
 
-Verdicts on calls that were sent before the last change say nothing about it, so there is at most
-one reaction per round trip; they still count as evidence. Without a refusal, the rate grows as long
-as the caller uses it up.
+Verdicts on calls that were sent before the last change of the rate say nothing about the new rate.
+They cause no reaction, so there is at most one reaction per round trip, but they count as evidence.
+Without a refusal, the rate grows as long as the caller uses it up.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ from redline.limits.discover.bounds import Bucket, Evidence, likeliest, named
 from redline.limits.discover.tracking import Hold, Level, Word
 from redline.limits.rule import Rate
 
-# Slow enough for a server that allows a few calls per minute, and fast enough to grow quickly.
+# Slow enough for a server that allows a few calls per minute, but fast enough to grow quickly.
 _FIRST_PER_S = 2.0
 _FASTEST_PER_S = 100_000.0
 _SLOWEST_PER_S = 1 / 3600
 # The factor of growth after each round, and the least number of calls in a round.
 _GROWTH, _ROUND = 1.5, 2
 _CAREFUL_GROWTH, _CAREFUL_ROUND = 1.25, 10
-# A window is not believed at once if it is faster by this factor than a bucket that explains the
-# same verdicts.
+# If a bucket explains the same verdicts as a window, but the window is this many times as fast, the
+# window is not assumed at once.
 _MANY_TIMES = 3.0
 _SHORTEST_ROUND_S, _ROUND_TRIPS = 0.25, 2.0
 # After more refusals in a row than this while resting, the cause is not momentary.
 _MOST_PROBES = 8
 _SHORTEST_REST_S, _LONGEST_REST_S, _REST_GROWTH = 0.05, 3600.0, 1.4
-# An overload counts as a refusal while at least half of this number of verdicts are overloads. With
-# three of ten, a server that fails a tenth of its calls at random was left at a thirtieth of its
-# rate.
+# An overload counts as a refusal while at least half of the last _OVERLOADS verdicts are overloads.
+# With a threshold of 3 in 10, a server that fails a tenth of its calls at random was left at a
+# thirtieth of its rate.
 _OVERLOADS = 20
 
 
 class RateSearch:
-    """Finds the request rate from the verdicts. Synchronous; the caller passes the time.
+    """Finds the request rate from the server's verdicts. Synchronous; the caller passes the time.
 
-    start: the remembered rate of this server, which is held at once. Only calls of this process may
-    be reported, with the times of their writes. A decision is made once per refusal episode and
-    takes up to about 30 ms.
+    start: the stored rate of this server, which is held at once; None if there is none. Report only
+    calls of this process, with the times of their writes. One decision is made per episode of
+    refusals, and takes up to about 30 ms.
     """
 
     def __init__(self, start: Rate | None = None) -> None:
         self._evidence = Evidence()
         self._round_trip_s = 0.0
-        self._level = Level(math.inf, math.inf)  # until the first call, none
+        self._level = Level(math.inf, math.inf)  # begins with the first call
         self._per_s = _FIRST_PER_S
         self._is_careful = False  # the server has refused something
         self._rest_s: float | None = None  # between single calls, while resting
         self._hold: Hold | None = None if start is None else Hold(start, 0.0, start.count)
         self._burst = 0  # calls admitted before the first refusal
-        self._probes = 0  # refused, in this rest
-        self._overloads: deque[bool] = deque(maxlen=_OVERLOADS)  # whether verdicts were such
-        self._refusals = 0  # times that the server was found full, in this search
+        self._probes = 0  # calls refused in this rest
+        self._overloads: deque[bool] = deque(maxlen=_OVERLOADS)  # whether each was an overload
+        self._refusals = 0  # times that the server was found full in this search
 
     @property
     def found(self) -> Rate | None:
-        """The rate that the server has been found to allow; None while the search continues."""
+        """The rate that the search has found; None while it continues."""
         hold = self._hold
         return hold.sure if hold is not None and hold.is_proven else None
 
     def rates(self) -> tuple[Rate, ...]:
-        """The request limits to keep to now; none if the server has no limit."""
+        """Returns the request limits to apply now; empty if the server seems to have no limit."""
         if self._rest_s is not None:
             return (Rate(1, self._rest_s),)
         if self._hold is not None:
@@ -100,8 +100,9 @@ class RateSearch:
     ) -> bool:
         """Counts the verdict on the call sent at `sent_s`; returns True if `rates` has changed.
 
-        retry_after_s: the wait that the server asked for, if any. is_overload: a failure that
-        counts as a refusal only among many others, because servers also fail at any rate.
+        retry_after_s: the wait that the server asked for, if any. is_overload: whether the call
+        failed in a way that counts as a refusal only among many such failures, because servers may
+        fail at any rate.
         """
         self._overloads.append(is_overload)
         is_limited = is_limited or (is_overload and 2 * sum(self._overloads) >= _OVERLOADS)
@@ -133,7 +134,7 @@ class RateSearch:
         if level.admitted < least or now_s - level.measured_s < lasts_s:
             return False
         if not level.was_wanted(self._per_s, now_s):
-            # Nothing shows that the server allows more.
+            # The caller did not use the rate up, so nothing shows that the server allows more.
             level.admitted = 0
             return False
         self._per_s = min(self._per_s * growth, _FASTEST_PER_S)
@@ -152,7 +153,7 @@ class RateSearch:
         return False
 
     def _lose(self) -> None:
-        """Gives up the held rate, which is not the limit, or no longer is."""
+        """Gives up the held rate, which is not, or no longer, the limit."""
         if self._hold is not None:
             if self._hold.is_proven:
                 self._evidence.restart(self._hold.rate.window_s)
@@ -173,7 +174,7 @@ class RateSearch:
         if is_limited:
             self._probes += 1
             if self._probes > _MOST_PROBES:
-                # The cause is not momentary: the rate that was held before no longer holds.
+                # The cause is not momentary: the held rate is no longer the limit.
                 self._lose()
             longer_s = max(self._rest_s * _REST_GROWTH, asked_s)
             self._rest_s = min(longer_s, _LONGEST_REST_S)
@@ -197,28 +198,28 @@ class RateSearch:
             if rate is not None:
                 self._take(rate, now_s)
                 return
-            # Between what it surely refills and what it surely does not; growth finds the rest.
+            # Start between the bounds of the refill; growth finds the rest.
             least_per_s = max(bucket.least_per_s, bucket.most_per_s / 4)
             self._grow_from((least_per_s * bucket.most_per_s) ** 0.5)
         elif window is not None:
-            # A moving window gives back what a burst took only when the burst leaves it.
+            # A burst counts in a moving window until the burst is older than the window.
             wait_s = evidence.room_at_s(window, now_s) - now_s
             if wait_s > (0.05 + 1 / window.count) * window.window_s:
                 self._rest_s = wait_s
             else:
                 self._take(window, now_s)
         else:
-            # No limit explains all verdicts: it has changed, or others use it, or the calls were
-            # too uneven. Later calls are judged by themselves, and sent more evenly.
+            # No limit explains all verdicts: the limit has changed, other clients use it, or the
+            # calls were too uneven. Later calls are judged separately, and are sent more evenly.
             average_per_s = evidence.average_per_s(until_s)
             evidence.settle()
             self._grow_from(1.25 * average_per_s)
 
     def _is_burst(self, window: Rate, bucket: Bucket) -> bool:
-        """Whether verdicts that suggest a fast window more likely come from a full, slow bucket.
+        """Returns whether a full, slow bucket is a better explanation than a fast window.
 
-        An emptied bucket admits again at once, and so does a window that happens to begin; but of
-        two explanations, the much slower one costs less if it is wrong.
+        An emptied bucket soon admits calls again, but so does a window that happens to begin then.
+        Of the two explanations, the much slower one costs less if it is wrong.
         """
         is_slower = window.count > _MANY_TIMES * bucket.most_per_s * window.window_s
         evidence = self._evidence
@@ -239,9 +240,10 @@ class RateSearch:
 
 
 def _surely_full_s(retry_after_s: float) -> float:
-    """For how long, at least, a server that asks for this wait refuses calls.
+    """Returns for how many seconds, at least, a server that asks for this wait refuses calls.
 
-    Whole seconds may be rounded up; of others, a twentieth may be the time of the answer's way.
+    Whole seconds may have been rounded up. Of any other wait, up to a twentieth may have passed
+    while the response was on its way.
     """
     is_whole = retry_after_s == int(retry_after_s)
     return retry_after_s - 1.0 if is_whole else 0.95 * retry_after_s

@@ -1,14 +1,14 @@
 """Keeps to a rate that was found, and tries a higher one now and then.
 
-  state     sends                        a refusal
-  held      the rate                     two far apart trim it; 3 of 10 stop it for a moment, and
-                                         end it if that happens again
-  climbing  1, 3, 7, 15, ... steps more  ends the climb; the level before is watched, if any
-  watched   what a climb has gained      takes back half of it
+  state     sends                        on refusals
+  held      the rate                     two far apart trim the rate; 3 of 10 calls stop it for a
+                                         moment, and end it if that happens again
+  climbing  1, 3, 7, 15, ... steps more  ends the climb; the level before, if any, is watched
+  watched   what a climb has gained      takes back half of the gain
 
-A level that is not refused for a window and a round trip is followed by the next. A climb costs a
-few refusals, so the next one waits for thousands of calls for each of them, and for longer each
-time that nothing was gained.
+A level that is not refused for a window and a round trip is followed by the next level. A climb
+costs a few refusals; for each of them, the next climb is delayed by thousands of calls, and by more
+each time that a climb has gained nothing.
 """
 
 from __future__ import annotations
@@ -22,39 +22,41 @@ import msgspec
 from redline.limits.discover.bounds import USUAL_S
 from redline.limits.rule import Rate
 
-# One refusal in 3,000 calls leaves most of a budget of 0.1 %: the pause, in calls, for each refusal
-# of the last climb.
+# The pause between climbs, in calls, for each refusal of the last climb: one refusal in 3,000 calls
+# leaves most of a budget of 0.1 %.
 _PAUSE, _LONGEST_PAUSE = 3_000, 96_000
-# A newly found rate may be slightly low, and the gain of a climb may be the beginning of more: such
-# rates are raised sooner if a window is so small that a climb costs little.
+# A newly found rate may be slightly too low, and after a gain, more may be possible. So the next
+# climb comes sooner after a gain, and for a new rate whose window is so small that it costs little.
 _SOON, _SMALL = 100, 100
-# The highest level is 1.5 times the rate: above that, the round trip alone costs many refusals.
+# The highest level is 1.5 times the rate: above that, there are many refusals in one round trip.
 _HIGHEST = 0.5
-# A level that is too high by a share x causes refusals at a share x: five refusals are due in 5 / x
-# calls.
+# If a level is too high by a share x, a share x of its calls is refused: five refusals are expected
+# in 5 / x calls.
 _DUE = 5
-# The margin that a limiter adds to a window against jitter (limits/rule/guard.py), for comparing
-# rates.
+# The margin against jitter that a limiter adds to a window (limits/rule/guard.py); included when
+# rates are compared.
 _GUARD_S = 0.05
-# Refusals this close together, in calls, have one cause.
+# Refusals within this many calls have one cause.
 _CLOSE = 10
-# The number of refusals within _CLOSE calls that stops a rate, and one that is not proven yet.
+# The number of refusals within _CLOSE calls that stops a proven rate, and an unproven one.
 _LOST, _LOST_UNPROVEN = 3, 2
-# A second block within this many calls, or four windows, has the same cause: another limit.
+# A second block within this many calls, or within four windows, has the same cause: the limit is a
+# different one.
 _FORGOTTEN_BLOCK = 100
 _LEAST_TRIM, _MOST_TRIM = 0.0025, 0.2
-# If refusals far apart continue below this share of the rate, more than half as often as before,
-# other users of the same key cause them: the trims are taken back, and up to three times as many
-# are tolerated.
+# If refusals far apart continue, more than half as often as before, although the rate has been
+# trimmed below the first share, other clients of the key cause them: the trims are taken back, and
+# up to three times as many refusals are tolerated.
 _LEAST_SHARE, _AS_MANY = 0.9, 0.5
-# Refusals this far apart, in calls, are independent.
+# Refusals more than this many calls apart are independent.
 _FORGOTTEN = 1_000
-# A gain is kept for good once this many refusals would have been due, over that many windows.
+# A gain is kept for good after calls in which this many refusals were expected, and this many
+# windows.
 _WATCHED_DUE, _WATCHED_WINDOWS = 10, 3
 
 
 class Word(Enum):
-    """The consequence of a verdict for the held rate."""
+    """The effect of a verdict on the held rate."""
 
     KEEP = "nothing changes"
     CHANGED = "another rate from now on"
@@ -63,7 +65,7 @@ class Word(Enum):
 
 
 class Level(msgspec.Struct, eq=False):
-    """The calls at one rate. since_s: what was sent before says nothing about it."""
+    """Counts the calls at one rate. since_s: calls sent before say nothing about this rate."""
 
     since_s: float
     measured_s: float  # since when sends are counted
@@ -71,17 +73,17 @@ class Level(msgspec.Struct, eq=False):
     admitted: int = 0
 
     def was_wanted(self, per_s: float, now_s: float) -> bool:
-        """Whether the caller has used up `per_s` since the last query, and so may use more."""
+        """Returns whether the caller has used up `per_s` since this method was last called."""
         allowed = (now_s - self.measured_s) * per_s
         sent, self.sent, self.measured_s = self.sent, 0, now_s
         return sent >= 0.8 * allowed - 1
 
 
 class Hold:
-    """One rate. burst: the most calls that the server may admit at once before it refuses one.
+    """Holds one rate. burst: the most calls that the server may admit at once before it refuses.
 
-    rate: what to send at now: `_more` above `sure` while climbing or watched. sure: what the server
-    grants, without what is only tried or watched.
+    rate: the rate to send at now; the share `_more` above `sure` while climbing or watched. sure:
+    the rate that the server admits, without what is only tried or watched.
     """
 
     def __init__(self, rate: Rate, now_s: float, burst: int) -> None:
@@ -89,23 +91,23 @@ class Hold:
         self.is_proven = False  # a whole window has passed at this rate
         self._burst = burst
         self._full: Rate | None = None  # the rate before it was trimmed
-        self._first_share = 0.0  # of refusals, at that rate
-        self._tolerated = 0.0  # share of refusals
+        self._first_share = 0.0  # the share of refusals at `_full`
+        self._tolerated = 0.0  # a share of refusals that trims nothing
         self._is_climbing = False
-        self._more = 0.0  # 0 for the plain rate next to it
-        self._plain: Rate | None = None  # the last one that was tried
-        self._extra = 0.0  # calls beyond what is sure, in this climb
+        self._more = 0.0  # 0 also while a plain rate is tried
+        self._plain: Rate | None = None  # the last plain rate that was tried
+        self._extra = 0.0  # calls above the sure rate in this climb
         self._level = Level(now_s, now_s)
-        self._deaf_until_s = now_s  # calls sent before it suffer from the rate before
-        self._slowest_s = 0.0  # recent verdict: for this long, a refusal may still be on its way
+        self._deaf_until_s = now_s  # calls sent earlier may be refused because of the rate before
+        self._slowest_s = 0.0  # of recent verdicts: a refusal may be on its way for this long
         self._pause = _SOON if rate.count < _SMALL else _PAUSE
         self._rested = 0  # calls admitted since the last climb
         self._refused = 0  # since the last trim
-        self._since_first = 0  # calls since the first of them
+        self._since_first = 0  # calls since the first of these refusals
         self._cost = 1  # refusals since the last climb began
         self._failures = 0  # climbs in a row that gained nothing
-        self._blocks = 0  # times that nearly everything was refused
-        self._since_block = 0  # calls since the last of them
+        self._blocks = 0  # times that nearly all calls were refused
+        self._since_block = 0  # calls since the last block
         self._last: deque[bool] = deque(maxlen=_CLOSE)
 
     def sent(self) -> None:
@@ -114,10 +116,10 @@ class Hold:
     def answered(
         self, now_s: float, sent_s: float, is_limited: bool, retry_after_s: float = 0.0
     ) -> Word:
-        """The consequence of the verdict on the call sent at `sent_s`.
+        """Returns the effect of the verdict on the call sent at `sent_s`.
 
-        retry_after_s: how long the server asked to wait. The calls that would have been sent
-        meanwhile also count as refused.
+        retry_after_s: the wait that the server asked for. The calls that would have been sent
+        during the wait also count as refused.
         """
         self._cost += is_limited
         self._slowest_s = max(now_s - sent_s, 0.99 * self._slowest_s)
@@ -149,7 +151,7 @@ class Hold:
         return Word.KEEP
 
     def _begin(self, now_s: float) -> Word:
-        """Begins a climb: to a plain rate if one is near, since limits are plain numbers."""
+        """Begins a climb: to a plain rate if one is near, because limits are plain numbers."""
         plain = plain_above(self.sure)
         self._is_climbing = True
         self._extra = 0.0
@@ -161,10 +163,10 @@ class Hold:
         return self._change(now_s)
 
     def _suffer(self, now_s: float, sent_s: float, missed: int) -> Word:
-        """The consequence of a refusal outside a climb. missed: calls that it kept from being sent.
+        """Handles a refusal outside a climb. missed: calls that its Retry-After prevents.
 
-        Gives up part of what a climb has gained, trims a rate that is refused now and then, and
-        reports a block or a lost rate if refusals are close together.
+        Gives up part of a climb's gain, trims a rate that is refused now and then, and reports a
+        block or a lost rate if refusals are close together.
         """
         is_deaf = sent_s < self._deaf_until_s
         close = sum(self._last)
@@ -176,17 +178,17 @@ class Hold:
             self._blocks += 1
             if not self.is_proven or self._blocks > (2 if is_deaf else 1):
                 return Word.LOST
-            # Others may have used the limit up for a moment; and a fixed window that a climb has
-            # filled early admits nothing until it ends.
+            # Other clients may have used the limit up for a moment, or a climb may have filled a
+            # fixed window early, which then admits no call until it ends.
             self._since_block = self._refused = 0
             self._last.clear()
             return Word.BLOCKED
         return Word.KEEP if is_deaf else self._trim(now_s, missed, is_first=close == 1)
 
     def _trim(self, now_s: float, missed: int, *, is_first: bool) -> Word:
-        """Reduces the rate by the share that is refused, in whole calls per window if that fits.
+        """Reduces the rate by the refused share, in whole calls per window if possible.
 
-        is_first: no refusal came shortly before this one.
+        is_first: whether no refusal came shortly before this one.
         """
         since_first = self._since_first
         if self._refused == 0 or since_first > _FORGOTTEN:
@@ -197,7 +199,7 @@ class Hold:
         self._refused += 1 + missed
         if since_first < (_CLOSE if is_first else 3 * _CLOSE):
             return Word.KEEP
-        # A rate that is one call per window too high causes one refusal in a window's calls.
+        # A rate that is one call per window too high causes one refusal per window.
         share = (self._refused - 1) / max(since_first, self.sure.count)
         self._refused = 0
         if self._full is None:
@@ -215,11 +217,11 @@ class Hold:
         return self._send_above(0.0, now_s)
 
     def _step(self) -> float:
-        """The smallest change worth trying: one call per window, as a share of the rate."""
+        """Returns the smallest change worth trying: one call per window, as a share of the rate."""
         return 0.05 if self.sure.count < 10 else max(1 / self.sure.count, 0.001)
 
     def _climb(self, now_s: float, sent_s: float) -> Word:
-        """Continues to the next level if this one has passed."""
+        """Continues to the next level if the current level has passed."""
         per_s, level = per_second(self.sure), self._level
         more = self._more or _DUE / 100
         lasted_s = min(sent_s, now_s - self._slowest_s) - level.since_s
@@ -244,12 +246,12 @@ class Hold:
         return Word.KEEP
 
     def _gained(self) -> None:
-        """Records that the rate tried, or watched, is sure; there may be more."""
+        """Records that the tried or watched rate is sure; an even higher one may be possible."""
         self.sure, self._more = self.rate, 0.0
         self._pause, self._failures = _SOON, 0
 
     def _fall(self, now_s: float) -> Word:
-        """Goes back from a refused rate: the level before is watched, if there was one."""
+        """Goes back from a refused rate; the level before it, if any, is watched."""
         self._is_climbing = False
         more = (self._more - self._step()) / 2
         if more > 1e-9:
@@ -274,7 +276,7 @@ class Hold:
 
 
 def scaled(rate: Rate, factor: float) -> Rate:
-    """`factor` times the rate: in the same window if that is a whole number of calls."""
+    """Returns `factor` times the rate; in the same window if that is a whole number of calls."""
     count = round(rate.count * factor)
     if count >= 1 and abs(count - rate.count * factor) < 1e-6 * count:
         return Rate(count, rate.window_s)
@@ -282,12 +284,15 @@ def scaled(rate: Rate, factor: float) -> Rate:
 
 
 def per_second(rate: Rate) -> float:
-    """Calls per second, with the least margin that a network needs between two windows."""
+    """Returns calls per second, including the margin that a limiter adds to a window."""
     return rate.count / (rate.window_s + _GUARD_S)
 
 
 def plain_above(rate: Rate) -> Rate | None:
-    """A plain rate at most 6 % above this one; None if there is none, or this one is plain."""
+    """Returns a rate over a usual window, at most 6 % above this rate.
+
+    None if there is none, or if this rate's own window is usual.
+    """
     if rate.window_s in USUAL_S:
         return None
     now_per_s = per_second(rate)

@@ -1,4 +1,4 @@
-"""Rate limits decided in plain functions of `now_s`: windows, guard, booking."""
+"""Decides rate limits in pure functions of the time `now_s`: windows, guard, bookings."""
 
 from redline.limits.rule.bucket import BucketLevel
 from redline.limits.rule.cost import CERTAIN, KINDS, Cost, Kind, Spread

@@ -1,4 +1,4 @@
-"""The time at which a bucket is full again."""
+"""Computes when a bucket is full again."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import msgspec
 
 from redline.limits.rule.shape import paid_at_s
 
-# A grant is written in the same turn of the event loop, unless its connection was lost meanwhile.
+# A write that comes later than this after its grant counts from the write. Usually both are in the
+# same turn of the event loop, unless the connection was lost in between.
 LATE_S = 0.001
-# An amount that is not settled before this many later ones counts as booked: it bounds the log.
+# An amount that is not settled before this many later amounts stays as booked: this bounds the log.
 MOST_ENTRIES = 4096
-# So does an amount that is not settled for this long: its call has failed, so it never will be.
+# The same applies to an amount that is not settled for this long: its call has failed.
 _LONGEST_S = 600.0
 
 
 class Entry(msgspec.Struct, eq=False, gc=False):
-    """One amount taken from a bucket, and whether it can still change."""
+    """One amount taken from a bucket. is_final: whether it can no longer change."""
 
     at_s: float
     amount: int
@@ -25,19 +26,19 @@ class Entry(msgspec.Struct, eq=False, gc=False):
 
 
 class BucketLevel:
-    """When a bucket is full again, as if every amount had been known exactly when it was taken.
+    """Computes when a bucket is full again, as if each amount had been exact when it was taken.
 
-    A refund must not credit more than the bucket could hold: it may have been full meanwhile.
-    Therefore the level is computed again from the oldest amount that can still change.
+    A refund must not credit more than the bucket could hold, and the bucket may have been full in
+    the meantime. Therefore the level is recomputed from the oldest amount that can still change.
     """
 
     def __init__(self) -> None:
         self._base_s: float | None = None
         self._entries: deque[Entry] = deque()
-        self._known: tuple[float, float | None] | None = None  # the last answer, and its unit
+        self._known: tuple[float, float | None] | None = None  # (unit_s, the last result for it)
 
     def take(self, at_s: float, amount: int) -> Entry:
-        """Takes `amount` at `at_s`."""
+        """Takes `amount` at the time `at_s`; returns its entry."""
         entry = Entry(at_s, amount)
         self._entries.append(entry)
         if self._known is not None:
@@ -46,7 +47,7 @@ class BucketLevel:
         return entry
 
     def left(self, entry: Entry, at_s: float) -> None:
-        """Records that the entry was written at `at_s`, when the server's bucket granted it."""
+        """Records that the entry's request was written at `at_s`; it counts from then."""
         if at_s - entry.at_s > LATE_S:
             entry.at_s = at_s
             self._known = None
@@ -59,7 +60,7 @@ class BucketLevel:
             self._known = None
 
     def full_at_s(self, unit_s: float) -> float | None:
-        """When the bucket is full again, at unit_s per unit; None before the first amount."""
+        """Returns when the bucket is full again, at one unit per unit_s; None before any amount."""
         entries = self._entries
         while entries and (
             entries[0].is_final
@@ -97,7 +98,7 @@ class BucketLevel:
 
 
 def _both(first: Entry, second: Entry, unit_s: float) -> Entry:
-    """One final entry after which a bucket is full again at the same time as after the two."""
+    """Merges two final entries into one after which a bucket is full again at the same time."""
     at_s = max(first.at_s, second.at_s - first.amount * unit_s)
     return Entry(at_s, first.amount + second.amount, is_final=True)
 

@@ -1,4 +1,4 @@
-"""The cost of one call against the limits, and the kinds of amounts that limits count."""
+"""Defines the cost of one call against the limits, and the kinds of amounts that limits count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 class Spread(msgspec.Struct, frozen=True, gc=False):
     """The uncertainty of an amount around its estimate, which is its mean.
 
-    variance, third: its second and third central moments, 0 or more. most: the most by which the
+    variance, third: the second and third central moments, 0 or more. most: the most by which the
     true amount can exceed the estimate.
     """
 
@@ -27,10 +27,11 @@ CERTAIN = Spread()
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
-    """What a call is expected to use: one request and these tokens, each 0 or more.
+    """The expected use of a call: one request and these tokens, each 0 or more.
 
-    output_tokens: a mean, if it is learned. spread: that of the true number around it. is_bound:
-    input_tokens is an upper bound and not an estimate; used while the limits have ample room.
+    output_tokens: a mean, if it is learned from earlier calls. spread: the uncertainty of
+    output_tokens. is_bound: whether input_tokens is an upper bound rather than an estimate, which
+    is enough while the limits have ample room.
     """
 
     input_tokens: int = 0
@@ -43,16 +44,16 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
         return self.input_tokens + self.output_tokens
 
     def amount(self, kind: Kind) -> int:
-        """The amount that a limit of this kind counts."""
+        """Returns the amount that a limit of this kind counts."""
         return AMOUNT_OF[kind](self)
 
     def spread_of(self, kind: Kind) -> Spread:
-        """The uncertainty of that amount."""
+        """Returns the uncertainty of the amount that a limit of this kind counts."""
         return self.spread if kind in ("tokens", "output_tokens") else CERTAIN
 
 
 AmountOf = Callable[[Cost], int]
-# What a limit of each kind counts of a call.
+# For each kind of limit, the amount that it counts for a call.
 AMOUNT_OF: dict[Kind, AmountOf] = {
     "requests": lambda cost: 1,
     "tokens": lambda cost: cost.input_tokens + cost.output_tokens,

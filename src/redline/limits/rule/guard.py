@@ -1,21 +1,21 @@
-"""The guard, measured: how much later than its fastest a request may reach the server's limiter.
+"""Measures the guard: how late a request may reach the server's limiter, relative to the fastest.
 
-A reply proves something about its request. Let m be the shortest time from a write to the first
-byte of its answer. A reply that took t shows that its request reached the server at most t - m
-later than the fastest one does, whatever else took time. So
+A reply proves something about its request. Let m be the shortest time from the write of a request
+to the first byte of its answer. If a reply took t, its request reached the server at most t - m
+later than the fastest request would have, whatever took the time. So, for a window W:
 
-  each send counts for W + (t - m), and not for W + guard, once its reply is there;
-  if nearly all replies come within the prior of the fastest one, their spread bounds the jitter,
-  and the guard follows it; otherwise they took their time to generate, which says nothing about the
-  network, and the prior holds;
-  handshakes and stated processing times are free of generation: they show the network alone;
-  timers that ring late show the lag of the event loop. It is jitter like any other, but a send may
-  make up for the lateness of the one before it, so it costs the guard and not the pace.
+  a send counts for W + (t - m) once it has its reply, and until then for W + guard;
+  if nearly all replies take at most the prior longer than the fastest one, their spread bounds the
+  jitter, and the guard follows it; otherwise the replies took their time to be generated, which
+  says nothing about the network, and the guard stays at the prior;
+  handshakes, and replies whose processing time the server reports, show the network alone;
+  timers that ring late show the lag of the event loop. This is jitter too, but a send may make up
+  for the lateness of the previous send, so the lag adds to the guard without slowing the pace.
 
-The minimum of n samples lies above the true one by about spread / n, or spread / sqrt(n) if the
-time is a sum of several; so the larger of 4 spread / n and spread / sqrt(n) is added. A burst can
-be late as a whole, so the samples must come from more than one moment. Once the server has shown
-that the guard was too short, replies are not believed any more.
+The minimum of n samples is above the true minimum by about spread / n, or by spread / sqrt(n) if
+the time is a sum of several times; so the larger of 4 spread / n and spread / sqrt(n) is added. A
+burst can be late as a whole, so the samples must come from more than one moment. Once the server
+has shown that the guard was too short, replies are no longer used as proof.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-# Assumed before anything is measured: jitter of the internet at large.
+# The prior: the jitter that is assumed before anything is measured, typical of the internet.
 PRIOR_S = 0.05
-# Timers count in whole milliseconds, and a busy loop reads a reply slightly late.
+# Covers timers, which count in whole milliseconds, and a busy loop, which reads replies late.
 MARGIN_S = 0.005
 FIRST_GUARD_S = PRIOR_S + MARGIN_S
 _MOST_S = 0.4
@@ -36,19 +36,20 @@ _LEAST_HANDSHAKES = 8
 _REPLIES = 128
 _HANDSHAKES = 64
 _LAGS = 128
-# Sorting the samples costs more than everything else: it is done at every eighth reply at first,
-# and later whenever a quarter of the samples is new.
+# Sorting the samples is the most expensive step. At first it is done at every eighth reply, and
+# later whenever a quarter of the samples is new.
 _LEARN_EVERY = 8
 _NEW_SHARE = 4
 
 
 class Jitter:
-    """The jitter, measured from replies and handshakes. guard_s: seconds to add to a window.
+    """Measures the jitter from replies, handshakes and timers.
 
-    base_s: a reply that took t shows that its call was at most t - base_s late; -inf while replies
-    prove nothing. unproven_s: how late a call may be without a reply that proves less.
-    on_change: called when one of these, or the guard, has changed. stated_s: a guard that is kept
-    whatever is measured; None if there is none.
+    guard_s: the seconds to add to a window. base_s: if a reply took t, its call was at most
+    t - base_s late; -inf while replies prove nothing. unproven_s: how late a call may be if no
+    reply has proved less. catch_up_s: by how much a send may make up for a late timer. on_change:
+    called when guard_s, base_s or unproven_s has changed. stated_s: a fixed guard, set by the user;
+    None to measure it.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class Jitter:
         self._fastest_s = math.inf
         self._replies = 0
         self._took_s: deque[float] = deque(maxlen=_REPLIES)
-        self._first_until_s = math.inf  # what was written until then is of one moment
-        self._has_moments = False  # replies are of more than one
+        self._first_until_s = math.inf  # calls written until then belong to the first moment
+        self._has_moments = False  # whether replies came from more than one moment
         self._trusts_replies = True
         self._handshakes_s: deque[float] = deque(maxlen=_HANDSHAKES)
         self._network_s = 0.0
@@ -69,8 +70,8 @@ class Jitter:
         self._rings = 0
         self._learn_at, self._learn_rings_at = 1, _LEARN_EVERY
         self.catch_up_s = MARGIN_S
-        self._spread_s = math.inf  # of nearly all replies behind the fastest one
-        self._unsure_s = 0.0  # by how much the fastest reply may not be the fastest possible
+        self._spread_s = math.inf  # how much longer than the fastest reply nearly all replies take
+        self._unsure_s = 0.0  # by how much the fastest reply may exceed the fastest possible one
         self.base_s = -math.inf
         self.unproven_s = self.guard_s = FIRST_GUARD_S if stated_s is None else stated_s
 
@@ -85,14 +86,14 @@ class Jitter:
         self._learn_rings_at = self._rings + max(_LEARN_EVERY, len(self._lags_s) // _NEW_SHARE)
         lags_s = sorted(self._lags_s)
         lag_s = min(lags_s[len(lags_s) * 95 // 100], PRIOR_S)
-        # The margin covers such lateness; only the part beyond it is added.
+        # MARGIN_S covers such lateness; a larger lag replaces it.
         self.catch_up_s = max(MARGIN_S, lag_s)
         self._conclude()
 
     def replied(self, took_s: float, sent_s: float) -> None:
-        """Records that a reply's first byte came `took_s` after its call was written, at sent_s.
+        """Records that a reply's first byte came `took_s` after its call was written at `sent_s`.
 
-        took_s: without the server's own processing time, if it states that.
+        took_s: without the server's own processing time, if the server reports it.
         """
         if took_s < self._fastest_s:
             self._fastest_s = took_s
@@ -103,32 +104,29 @@ class Jitter:
             self._learn(sent_s)
 
     def proved_s(self, took_s: float) -> float:
-        """The most by which a call with this reply time can have been late, as far as is known now.
+        """Returns the most by which a call with this reply time can have been late, in seconds.
 
-        took_s: of a reply that was passed to `replied`.
+        took_s: as passed to `replied`.
         """
         return min(took_s - self.base_s, self.unproven_s)
 
     def shook_hands(self, took_s: float) -> None:
-        """Records that a connection was made in `took_s`, while no other was being made."""
+        """Records that a connection took `took_s` to be made, while no other was being made."""
         self._handshakes_s.append(took_s)
         if len(self._handshakes_s) >= _LEAST_HANDSHAKES:
             times_s = sorted(self._handshakes_s)
-            # The tenth slowest in a hundred: single ones are lost packets and busy loops.
+            # The 90th percentile: slower handshakes are due to lost packets and busy loops.
             self._network_s = min(_MOST_S, times_s[len(times_s) * 9 // 10] - times_s[0])
             self._conclude()
 
     def was_short(self) -> None:
-        """Records that the guard was too short.
-
-        The server counted more than was sent in its window.
-        """
+        """Records that the guard was too short: more was counted in a window than sent in it."""
         self._prior_s = min(_MOST_S, self._prior_s * 2)
         self._trusts_replies = False
         self._conclude()
 
     def _learn(self, sent_s: float) -> None:
-        """Measures the spread of the last replies. sent_s: when the last one's call was sent."""
+        """Measures the spread of the last replies. sent_s: when the last reply's call was sent."""
         replies = self._replies
         if replies == 1:
             self._first_until_s = sent_s + self._prior_s
@@ -148,7 +146,7 @@ class Jitter:
         unproven_s = max(self._prior_s, self._network_s) + MARGIN_S
         jitter_s, base_s = self._prior_s, -math.inf
         if self._trusts_replies and self._spread_s <= self._prior_s:
-            # 5 % more: a twentieth of the replies took longer than the quantile.
+            # 5 % more, because a twentieth of the replies took longer than the quantile.
             jitter_s = min(jitter_s, self._spread_s * 1.05 + self._unsure_s)
             base_s = self._fastest_s - self._unsure_s - MARGIN_S
         guard_s = max(jitter_s, self._network_s) + self.catch_up_s

@@ -1,17 +1,17 @@
-"""Sends that outlive the process: a run that is killed and started again does not overshoot.
+"""Keeps sends beyond the process, so that a run that is killed and restarted exceeds no limit.
 
-Each window has a small file: its pace, a claim, and a ring of its records, each (wall time,
-amount). It is in the page cache, which survives the death of the process, though not of the
-machine; a machine takes longer to start than most windows last. Nothing is synced.
+Each window has a small file with its pace, a claim, and a ring of its records, each (wall time,
+amount). The file is in the page cache, which survives the death of the process, but not of the
+machine; a machine takes longer to boot than most windows last. Nothing is synced.
 
-A write for each send would be one of the most expensive steps of a call. The claim is an entry for
-sends that are not in the ring yet: before the next write, at most its amount may change, in sends
-until its time. After a death, the kept count is never too low; it is too high by at most a
-64th of the limit, or by what was sent and settled within about a 64th of the window if that is
-less. While few calls are sent, nothing is claimed, and each send is written.
+Writing each send would be one of the most expensive steps of a call. So the claim covers the sends
+that are not in the ring yet: until the next write, at most the claimed amount may change, and only
+for sends up to the claim's time. After a death, the kept count is never too low. It is too high by
+at most a 64th of the limit, or by what was sent and settled in about a 64th of the window,
+whichever is less. While few calls are sent, nothing is claimed, and each send is written.
 
-A shared mapping would need no writes. But a store to it kills the process (SIGBUS) if the disk is
-full (btrfs) or unreachable (NFS), and some file systems support no mappings.
+A shared mapping would need no writes. But storing to it kills the process (SIGBUS) if the disk is
+full (btrfs) or unreachable (NFS), and some file systems do not support mappings.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ _ENTRY = struct.Struct("<dd")
 _ENTRY_BYTES = _ENTRY.size
 _CLAIM_OFFSET = _HEADER.size
 _FIRST_OFFSET = _CLAIM_OFFSET + _ENTRY_BYTES
-# A window holds at most 4,097 records and those that are not swept out yet (limits/rule/window.py);
-# a larger ring loses none of them.
+# The ring has room for all records of a window: at most 4,097, and those that have not been dropped
+# yet (limits/rule/window.py).
 _SLOTS = 4199
 _SIZE = _FIRST_OFFSET + _SLOTS * _ENTRY_BYTES
-# A claim is this share of a limit at most. It lasts for the same share of the window, at most
-# _CLAIM_MOST_S, and at least as long as a record.
+# A claim is at most this share of the limit. It covers the same share of the window, but at most
+# _CLAIM_MOST_S, and at least the time of one record.
 _CLAIM_SHARE = 1 / 64
 _CLAIM_MOST_S = 0.1
-# While fewer changes come in that time, each is written and nothing is claimed.
+# While there are fewer changes in that time, each change is written and nothing is claimed.
 _CLAIM_FROM = 8
-# Beyond two windows, which hold all that a file can say: room for a clock that was corrected.
+# A file is removed this long after two windows, in case the wall clock was corrected.
 _EXPIRED_S = 60.0
-# By how much the wall clock must have moved against the monotonic one for that to be a step.
+# The wall clock has stepped if it moved by more than this relative to the monotonic clock.
 _STEP_S = 0.1
 
 
 class RecentSends:
-    """The windows' files in one folder, for one endpoint.
+    """The files of an endpoint's windows, in one folder.
 
-    folder: created if it is missing. name: of the endpoint, as a part of file names. old_names: its
-    names in older versions; the first that has files for the kind of limit is read if `name` has
-    none. Files with old names are never written.
-    A folder that cannot be written is ignored: it matters only after a death, and the run's
-    journal, which is beside it, reports it to the user.
+    folder: created if it is missing. name: the endpoint's name in file names. old_names: its names
+    in older versions of redline; if `name` has no file for a kind of limit, the first old name that
+    has one is read. Files with old names are never written.
+    A folder that cannot be written is ignored: the files matter only after the process has died,
+    and the run's journal, which is beside the folder, reports the problem to the user.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class RecentSends:
         self._names = (name, *old_names)
         self._clock = clock
         self._rings: dict[Window, tuple[_Ring, Path]] = {}
-        self.since_s = clock.now_s()  # what was sent before is an earlier process's
+        self.since_s = clock.now_s()  # earlier sends are an earlier process's
         self._drop_expired()
 
     def keep(self, kind: str, window: Window) -> None:
-        """Adds the kept sends to `window`, and keeps its sends from now on.
+        """Adds the kept sends to `window`, and keeps the window's sends from now on.
 
         kind: what the window counts, such as `requests`.
         """
@@ -81,8 +81,8 @@ class RecentSends:
     def recall(self, kind: str, window: Window, *, is_first: bool = True) -> bool:
         """Adds to `window` the sends that earlier processes kept; returns whether there was a file.
 
-        is_first: no window of this kind has recalled before; otherwise that one has already added
-        the sends in files of other windows.
+        is_first: whether no other window of this kind has recalled sends yet. Only then are files
+        with another window length read if there is none with this length.
         """
         path = self._path(kind, window.rate)
         try:
@@ -95,7 +95,7 @@ class RecentSends:
             return False
 
     def attach(self, kind: str, window: Window) -> None:
-        """Keeps the sends that `window` counts now, and those from now on."""
+        """Keeps the sends that `window` counts now, and its sends from now on."""
         path = self._path(kind, window.rate)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ class RecentSends:
             self._rings[window] = (ring, path)
             window.attach(ring)
             ring.start()
-            # A file that could not be written has less than the one that it would replace.
+            # A file that could not be written contains less than the file that it would replace.
             if ring.is_open:
                 fresh.replace(path)
             else:
@@ -113,7 +113,7 @@ class RecentSends:
             return
 
     def drop(self, window: Window) -> None:
-        """Stops keeping `window`, whose sends another window has taken over."""
+        """Stops keeping `window`, whose sends another window now counts."""
         kept = self._rings.pop(window, None)
         if kept is not None:
             ring, path = kept
@@ -126,9 +126,9 @@ class RecentSends:
             ring.close()
 
     def _drop_expired(self) -> None:
-        """Removes the files of windows that have passed, whatever their URL, key and limit.
+        """Removes the files of windows that have passed, of any endpoint, key and limit.
 
-        Otherwise a server whose port changes would leave files behind with each run.
+        Otherwise, each run against a server whose port changes would leave files behind.
         """
         for path in self._folder.glob("*s.sends"):
             try:
@@ -142,9 +142,10 @@ class RecentSends:
         return self._folder / f"{self._names[0]}-{kind}-{rate.window_s:.15g}s.sends"
 
     def _nearest(self, name: str, kind: str, rate: Rate) -> Path | None:
-        """The file with the shortest window not below the rate's; without one, with the longest.
+        """Returns the file with the shortest window that is at least as long as the rate's.
 
-        The limits may have been configured differently last time.
+        If there is none, returns the file with the longest window; None without files. The limits
+        may have been configured differently in an earlier run.
         """
         stem = f"{name}-{kind}-"
         found: list[tuple[bool, float, Path]] = []
@@ -159,16 +160,17 @@ class RecentSends:
 
 
 class _Ring:
-    """A window's Keeper. The file has wall times: a monotonic clock restarts with the machine.
+    """A window's Keeper, which writes its file.
 
-    A wall clock may be set, and continues while the machine sleeps and the monotonic one stops. The
-    window counts by the monotonic one; so after a step, the next write moves all times in the file.
+    The file has wall times, because a monotonic clock restarts with the machine. But a wall clock
+    may be set, and it runs on while the machine sleeps and the monotonic clock stops. The window
+    counts in monotonic time, so after such a step the next write shifts all times in the file.
 
-    At every moment the file counts at least the amount that was sent, and until at least as late: a
-    change that has not been written is covered by the claim, and a claim is replaced only after the
-    changes that it covered have been written.
+    At every moment, the file counts at least the amount that was sent, for at least as long: the
+    claim covers a change that has not been written, and a claim is replaced only after the changes
+    that it covered have been written.
 
-    rate: of the window. A claim is at most a share of its count, for a share of its length.
+    rate: the window's. A claim is at most a share of its count, for a share of its length.
     """
 
     def __init__(self, path: Path, clock: Clock, rate: Rate) -> None:
@@ -180,20 +182,19 @@ class _Ring:
         image = bytearray(_SIZE)
         image[: len(_MAGIC)] = _MAGIC
         self._entries = memoryview(image)[_FIRST_OFFSET:]
-        self._changed: dict[int, Record] = {}  # by number: changed since the last write
-        # How much may change between two writes, how much still may, and until when it may be sent.
-        # Before `start` nothing is written.
+        self._changed: dict[int, Record] = {}  # by number: records changed since the last write
+        # How much may change between two writes, how much of that is left, and the latest send that
+        # the claim covers. Before `start`, nothing is written.
         self._ahead = self._left = self._until_s = math.inf
-        self._claimed = 0  # as the file has it
-        # Since when changes are counted, how many there were, and by how much in all at the last
-        # write.
+        self._claimed = 0  # the claim in the file
+        # Since when changes are counted, their number, and their total amount as of the last write.
         self._from_s = -math.inf
         self._changes, self._added = 0, 0.0
-        # The pace: as it is, and as the file has it.
+        # The current pace, and the pace in the file.
         self._full_at_s = self._told_full_at_s = -math.inf
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._fd: int | None = os.open(path, flags, 0o666)
-        # Written completely at first, so that a full disk is noticed here and not at a send.
+        # Write the whole file first, so that a full disk is noticed here and not at a send.
         try:
             if os.pwrite(self._fd, image, 0) < _SIZE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -209,14 +210,14 @@ class _Ring:
         return self._fd is not None
 
     def start(self) -> None:
-        """Writes what was kept so far, without a claim; from now on each change counts."""
+        """Writes the records kept so far, without a claim; later changes are written as needed."""
         latest_s = max((record.sent_s for record in self._changed.values()), default=-math.inf)
         self._write_records()
         self._ahead, self._left, self._until_s, self._changes = 0, 0, latest_s, 0
 
     def keep(self, record: Record, change: int) -> None:
         self._changed[record.number] = record
-        # A decrease does not endanger the limit; it counts as a change, so that it is written.
+        # A settled amount that is lower does not endanger the limit, but must be written as well.
         self._left -= change
         self._changes += 1
         if self._left < 0 or record.sent_s > self._until_s:
@@ -225,13 +226,13 @@ class _Ring:
     def keep_pace(self, full_at_s: float) -> None:
         told_s, self._full_at_s = self._told_full_at_s, full_at_s
         if not full_at_s <= told_s <= full_at_s + self._claim_s:
-            # The pace soon moves on again if it has just moved past the one in the file.
+            # A pace that has just passed the one in the file will soon move on: write a later one.
             is_busy = 0 < full_at_s - told_s <= self._claim_s
             self._follow_clock()
             self._tell_pace(full_at_s + (self._claim_s / 2 if is_busy else 0.0))
 
     def close(self) -> None:
-        """Writes what was sent, without a claim, and closes the file."""
+        """Writes the remaining records and the pace, without a claim, and closes the file."""
         self._follow_clock()
         self._write_records()
         if self._claimed:
@@ -241,11 +242,11 @@ class _Ring:
         self._abandon()
 
     def _write(self, sent_s: float) -> None:
-        """Writes the records that have changed, then a claim for what may follow.
+        """Writes the changed records, then a claim for the changes that may follow.
 
-        It claims the amount that has changed recently, at most a share of the limit. Therefore a
-        burst costs a write each time it has doubled, later one for each such share, and a steady
-        flow about one for each claim_s. sent_s: of the changed send.
+        Claims as much as has changed recently, at most a share of the limit. Therefore a burst
+        costs one write each time its amount doubles, later one write per such share, and a steady
+        flow costs about one write per claim_s. sent_s: when the changed record was sent.
         """
         self._follow_clock()
         self._write_records()
@@ -264,7 +265,7 @@ class _Ring:
         self._ahead = self._left = ahead
 
     def _follow_clock(self) -> None:
-        """Moves all times in the file by as much as the wall clock has stepped, if it has."""
+        """Shifts all times in the file if the wall clock has stepped."""
         to_wall_s = _to_wall_s(self._clock)
         step_s = to_wall_s - self._to_wall_s
         if abs(step_s) <= _STEP_S:
@@ -286,7 +287,7 @@ class _Ring:
         if not changed:
             return
         to_wall_s, pack_into = self._to_wall_s, _ENTRY.pack_into
-        # The later of two that share a slot counts: the other one has left the window.
+        # If two records share a slot, the later one counts: the earlier one has left the window.
         numbers = sorted(changed)
         for number in numbers:
             record, offset = changed[number], number % _SLOTS * _ENTRY_BYTES
@@ -313,7 +314,7 @@ class _Ring:
             if os.pwrite(self._fd, data, offset) < len(data):
                 self._abandon()
         except OSError:
-            # If the disk fails, the journal ends the run. These bytes only matter after a death.
+            # If the disk fails, the journal ends the run. These bytes matter only after a death.
             self._abandon()
 
     def _abandon(self) -> None:
@@ -324,16 +325,17 @@ class _Ring:
 
 
 def _to_wall_s(clock: Clock) -> float:
-    """The difference of the clocks; never too small, even if interrupted between the readings.
+    """Returns the wall time minus the monotonic time, in seconds; never too small.
 
-    A send that seems later than it was costs time, one that seems earlier exceeds the limit.
+    An interruption between the two readings makes the difference larger. That is safe: a send that
+    seems later than it was costs time, but one that seems earlier would exceed the limit.
     """
     now_s = clock.now_s()
     return clock.wall_s() - now_s
 
 
 def _recall(path: Path, window: Window, clock: Clock) -> bool:
-    """Adds the sends in `path` to `window`; False for a damaged or foreign file."""
+    """Adds the sends in `path` to `window`; returns False if the file is damaged or foreign."""
     data = path.read_bytes()
     if len(data) != _SIZE or not data.startswith(_MAGIC):
         return False
@@ -341,7 +343,7 @@ def _recall(path: Path, window: Window, clock: Clock) -> bool:
     span_s = window.rate.window_s + window.guard_s
     window.recall(sorted(_entries(data, now_s, to_wall_s, span_s)))
     pace_s = _HEADER.unpack_from(data)[1] - to_wall_s
-    # A pace further ahead than a window comes from a clock that was set back.
+    # A pace that is ahead by more than a window was written before the clock was set back.
     if now_s < pace_s <= now_s + span_s:
         window.resume_pace(pace_s)
     return True
@@ -350,9 +352,10 @@ def _recall(path: Path, window: Window, clock: Clock) -> bool:
 def _entries(
     data: bytes, now_s: float, to_wall_s: float, span_s: float
 ) -> Iterator[tuple[float, int]]:
-    """(stamp, amount) of the sends that are younger than span_s."""
+    """Yields (time, amount) of the sends that are younger than span_s."""
     for wall_s, amount in _ENTRY.iter_unpack(data[_CLAIM_OFFSET:]):
         sent_s = wall_s - to_wall_s
-        # A stamp in the future comes from a wall clock that was set back meanwhile; also NaN.
+        # The comparison is False for NaN. A time in the future was written before the wall clock
+        # was set back.
         if 0 < amount <= MAX_COUNT and sent_s > now_s - span_s:
             yield min(sent_s, now_s), round(amount)

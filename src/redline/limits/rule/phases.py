@@ -1,23 +1,24 @@
-"""What a sliding-window counter may read of our sends, in whichever phase its windows begin.
+"""Bounds what a sliding-window counter may read of our sends, wherever its windows begin.
 
-Such a counter weighs the previous window by how much of it is still in view. With A(s, t) for what
-was sent after s and up to t, and its current window begun at p = t - uW, it reads
+Such a counter weights the previous window by the share of it that is still in view. Let A(s, t) be
+the amount that was sent after s and up to t. If the counter's current window began at p = t - uW,
+it reads
 
     (1 - u) A(p - W, p) + A(p, t)  =  u A(p, t) + (1 - u) A(p - W, t)  <=  N.
 
-A send may reach it up to g late, so both intervals begin g earlier here. With the amount that was
-not used so far, D(t) = r t - A(0, t) at the even rate r = N / W, that is
+A send may reach the counter up to g late, so both intervals begin g earlier here. Let D(t) =
+r t - A(0, t) be the amount not used so far, at the even rate r = N / W. Then the condition is
 
     D(t)  >=  u D(t - g - uW) + (1 - u) D(t - g - uW - W) + r g      for every u from 0 to 1.
 
-The right-hand side without r g, at its largest, is the floor. At u = 0 and u = 1 it says what a
-moving window says. Sends at N / (W + g) raise D by r g in each W + g, so they are always allowed.
-And what was lost a moment ago, if u is small, may be caught up with hardly any effect on the
-counter. A pace alone cannot know that: it has to keep free whatever it may ever catch up.
+The largest right-hand side, without r g, is called the floor. For u = 0 and u = 1, the condition is
+that of a moving window. Sends at N / (W + g) raise D by r g in each W + g, so they are always
+allowed. What was lost a moment ago (small u) may be caught up, with hardly any effect on the
+counter. A pace alone could not allow this, except by always keeping free what it might catch up.
 
 The past is kept in steps of W / 512, each with its amount and the highest D in it. The floor is
-computed again every W / 128, and when that much of the limit has been given back. It is never below
-the exact one, and hardly above it.
+recomputed every W / 128, and whenever that much of the limit has been given back. It is never below
+the exact floor, and hardly above it.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ from collections import deque
 from itertools import accumulate, islice
 from operator import add
 
-# A window has this many groups, each of that many steps. The floor is found once in each group.
+# A window has 128 groups of 4 steps each. The floor is computed once per group.
 _GROUPS, _STEPS = 128, 4
-# The least and the most that u can be in each of the groups back to a window ago.
+# For each group back to a window ago, the smallest and the largest u that falls into it.
 _SHARES = [
     (max(0.0, (number - 1) / _GROUPS), min(1.0, (number + 1) / _GROUPS))
     for number in range(_GROUPS + 1)
 ]
-# If a wait ends with a group, the next look is in the next one, whatever floats come to.
+# A wait up to the end of a group takes at least this long, so that rounding cannot end it before.
 _LEAST_S = 1e-6
 
 
 class _Group:
-    """Some neighbouring steps: what was sent in each, and in all of them.
+    """A few neighbouring steps.
 
-    highs: the highest D in a step, above that at its beginning. top: the highest in the group,
-    above that at the beginning of the group; None if it must be found again.
+    amounts: what was sent in each step. sent: what was sent in all of them. highs: for each step,
+    the highest D in it minus D at its beginning. top: the highest D in the group minus D at the
+    group's beginning; None if it must be recomputed.
     """
 
     __slots__ = ("amounts", "highs", "sent", "top")
@@ -54,7 +56,7 @@ class _Group:
         self.top: float | None = None
 
     def found_top(self, gain: float) -> float:
-        """Finds `top`. gain: what D gains in a step. D is highest if steps to come send nothing."""
+        """Computes `top`, as if steps to come send nothing. gain: by how much D grows per step."""
         top = level = 0.0
         for amount, high in zip(self.amounts, self.highs, strict=True):
             if level + high > top:
@@ -65,11 +67,11 @@ class _Group:
 
 
 class Phases:
-    """How much of one limit may be sent, however a sliding-window counter's windows begin.
+    """Decides how much of one limit may be sent, wherever a sliding-window counter's windows begin.
 
-    count: of the limit. window_s: its window, guard_s: by how much a send may be late. begun_s:
-    since when each amount is added as it is booked. needed_until_s: until when `keep_until` has
-    been asked to keep them.
+    count, window_s: the limit's. guard_s: by how much a send may be late. begun_s: since when each
+    amount is added as it is booked. needed_until_s: until when this object is needed, as set by
+    `keep_until`.
     """
 
     def __init__(
@@ -79,22 +81,22 @@ class Phases:
         self.needed_until_s = -math.inf
         self._group_s = window_s / _GROUPS
         self._step_s = self._group_s / _STEPS
-        self._at = 0  # the current group
-        self._unused = 0.0  # D where it begins
-        self._sent = 0.0  # in all groups
+        self._at = 0  # the number of the current group
+        self._unused = 0.0  # D at the beginning of the current group
+        self._sent = 0.0  # the amount in all groups
         self._floor = -math.inf
-        self._floor_at: int | None = None  # for which group; None if it must be found again
-        self._back = 0.0  # what was given back since it was found
+        self._floor_at: int | None = None  # the floor's group; None if it must be recomputed
+        self._back = 0.0  # the amount that was given back since then
         self._groups: deque[_Group] = deque()
         self._count, self._per_s = 0, 0.0
         self.reshape(count, guard_s)
 
     def keep_until(self, until_s: float) -> None:
-        """Notes that they are needed until then, if not for longer."""
+        """Records that this object is needed at least until `until_s`."""
         self.needed_until_s = max(self.needed_until_s, until_s)
 
     def reshape(self, count: int, guard_s: float) -> None:
-        """Sets another count or guard from now on; what was sent still counts."""
+        """Changes the count or the guard from now on; past sends still count."""
         if count != self._count:
             per_s = count / self.window_s
             more = max(0.0, per_s - self._per_s) * self._step_s
@@ -103,7 +105,7 @@ class Phases:
             for group in self._groups:
                 group.highs = [min(gain, high + more) for high in group.highs]
                 group.top = None
-        # Two windows, what may be under way to the server, and the groups at either end.
+        # Two windows, the guard for sends on their way to the server, and a group at either end.
         size = 2 * _GROUPS + math.ceil(guard_s / self._group_s) + 2
         missing = size - len(self._groups)
         if missing > 0:
@@ -112,7 +114,10 @@ class Phases:
         self._floor_at = None
 
     def wait_s(self, amount: float, now_s: float) -> float:
-        """Seconds until `amount`, at most the count, may be sent or must ask again; 0 for now."""
+        """Returns the seconds until `amount` may be sent, or must be checked again; 0 for now.
+
+        amount: at most the limit's count.
+        """
         unused = self._advance(now_s)
         if self._sent + amount <= self._count:
             return 0.0
@@ -142,13 +147,13 @@ class Phases:
         return self._at * _STEPS + step
 
     def step_at(self, at_s: float) -> int:
-        """The step of that time, for `amend`."""
+        """Returns the step at that time, for `amend`."""
         at = math.floor(at_s / self._group_s)
         step = int((at_s - at * self._group_s) / self._step_s)
         return at * _STEPS + min(_STEPS - 1, max(0, step))
 
     def amend(self, step: int, by: int, amount: int) -> None:
-        """Changes an amount that was sent in that step by `by`, to `amount`."""
+        """Changes an amount that was sent in `step` by `by`, to `amount`."""
         at, step = divmod(step, _STEPS)
         index = len(self._groups) - 1 - (self._at - at)
         if index < 0:
@@ -161,7 +166,7 @@ class Phases:
         if at != self._at:
             self._unused -= by
         if by < 0:
-            # Behind it D is higher by that, and `amount` below all that a step can bring.
+            # After it, D is higher by that much, but at most `amount` below the step's whole gain.
             high = group.highs[step]
             group.highs[step] = max(high, min(high - by, self._gain - amount))
             self._floor -= by
@@ -170,7 +175,7 @@ class Phases:
                 self._floor_at = None
 
     def assume(self) -> None:
-        """Counts the unknown part of the past as if the limit had been used up evenly."""
+        """Counts the unknown part of the past as if the limit had been used fully and evenly."""
         if not self._sent:
             return
         for group in self._groups:
@@ -183,7 +188,7 @@ class Phases:
         self._floor_at = None
 
     def _advance(self, now_s: float) -> float:
-        """D now, after the groups have moved on."""
+        """Moves the groups on to `now_s`; returns D at that time."""
         at = math.floor(now_s / self._group_s)
         if at > self._at:
             groups, gone = self._groups, at - self._at
@@ -191,7 +196,7 @@ class Phases:
                 self._unused += self._gain * _STEPS * gone - groups[-1].sent
                 self._sent -= sum(group.sent for group in islice(groups, gone))
             else:
-                # All of it is past, and a number that only grows would lose its last digits.
+                # All groups are past. Start D at 0 again: as it grew, it would lose precision.
                 gone, self._unused, self._sent, self._floor_at = len(groups), 0.0, 0.0, None
             self._at = at
             groups.extend(_Group() for _ in range(gone))
@@ -199,7 +204,7 @@ class Phases:
         return self._unused + since_s * self._per_s - self._groups[-1].sent
 
     def _found_floor(self, at: int) -> float:
-        """The floor while the guard reaches back into group `at`."""
+        """Computes the floor while the guard reaches back into group `at`."""
         gain = self._gain
         groups = list(reversed(self._groups))
         tops = [group.found_top(gain) if group.top is None else group.top for group in groups]

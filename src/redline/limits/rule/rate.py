@@ -1,4 +1,4 @@
-"""A rate limit in words and in numbers: `2/1s`, `500/60s`, `200k/60s`."""
+"""Parses and formats rate limits: `2/1s`, `500/60s`, `200k/60s`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redline.errors import ConfigError
 
 _RATE = re.compile(r"\s*([^\s/]+)\s*/\s*(\d+(?:\.\d+)?|\.\d+)?\s*(ms|s|sec|m|min|h|hour|d|day)\s*")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)([kKmM]?)")
-# The seconds of each unit of time, by every name that settings and servers use for it.
+# Units of time in seconds, by all names that settings and servers use for them.
 SECONDS = {
     "ms": 1e-3,
     "s": 1.0,
@@ -32,7 +32,10 @@ MAX_WINDOW_S = 31 * 86_400
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """At most `count` requests or tokens in any `window_s` seconds."""
+    """At most `count` requests or tokens in any `window_s` seconds.
+
+    Raises ConfigError if either number is out of range.
+    """
 
     count: int
     window_s: float
@@ -65,9 +68,9 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 def parse_count(text: str, what: str = "count") -> int:
-    """A positive whole number from `500`, `200k` or `1.5m`.
+    """Parses a positive whole number such as `500`, `200k` or `1.5m`.
 
-    Raises ConfigError for anything else, zero included.
+    what: the name of the number in the error. Raises ConfigError for anything else, including zero.
     """
     value = _amount(text)
     if value is None:
@@ -81,10 +84,10 @@ def parse_count(text: str, what: str = "count") -> int:
 
 
 def rate_per(value: str | float, window_s: float, what: str = "rate") -> Rate:
-    """The rate of a short form such as `--rpm 500`: `value` in `window_s`.
+    """Returns the Rate of a short form such as `--rpm 500`: `value` per `window_s`.
 
-    value: a number above 0, or text as `parse_count` takes it. A fraction is never rounded but
-    stretches the window: 2.5 a second are 3 in 1.2 s. Raises ConfigError that names `what`.
+    value: a number above 0, or text as for `parse_count`. A fraction is not rounded, but stretches
+    the window: 2.5 per second becomes 3 in 1.2 s. Raises ConfigError, which names `what`.
     """
     text = format(Decimal(repr(float(value))), "f") if isinstance(value, float) else str(value)
     amount = _amount(text)
@@ -97,16 +100,16 @@ def rate_per(value: str | float, window_s: float, what: str = "rate") -> Rate:
 
 
 def _amount(text: str) -> Decimal | None:
-    """The number in a text such as `1.5m`; None if there is none."""
+    """Returns the number in a text such as `1.5m`; None if the text is no such number."""
     match = _COUNT.fullmatch(text.strip())
-    # Decimal, because 8.2m and 1.001k are whole numbers and their float products are not.
+    # Decimal, because 8.2m and 1.001k are whole numbers, but their float products are not.
     return Decimal(match[1]) * _FACTOR[match[2].lower()] if match else None
 
 
 def parse_rate(text: str, what: str = "rate") -> Rate:
-    """A Rate from `2/1s`, `500/60s`, `200k/min` or `5/s`.
+    """Parses a Rate such as `2/1s`, `500/60s`, `200k/min` or `5/s`.
 
-    Raises ConfigError that shows the right form.
+    what: the name of the rate in the error. Raises ConfigError, which shows the right form.
     """
     match = _RATE.fullmatch(text)
     if match is None:
@@ -119,9 +122,9 @@ def parse_rate(text: str, what: str = "rate") -> Rate:
 
 
 def limit_text(kind: str, rate: Rate | None) -> str:
-    """A limit as people write it: `200k tokens/min`, `500 requests/min`, `2 requests/s`.
+    """Formats a limit as people write it: `200k tokens/min`, `500 requests/min`, `2 requests/s`.
 
-    kind: what it counts. rate: None if it is not known.
+    kind: what it counts. rate: None if it is still being searched for.
     """
     what = kind.replace("_", " ")
     if rate is None:

@@ -1,4 +1,4 @@
-"""All rate limits of one endpoint, booked together: all or nothing. Synchronous."""
+"""Combines all rate limits of one endpoint: a call books all of them or none. Synchronous."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ NEARLY = 0.75
 
 
 class LimitLine(msgspec.Struct, eq=False):
-    """One limit: its rate as stated, and the window that keeps to it.
+    """One limit: its rate, and the window that keeps to it.
 
-    user: as the user configured it; None for one that the server stated. stated: the rate in force,
-    before headroom. most: the largest count that it was ever stated with. name: its name in the
-    server's headers, if they state it. others: the amount that other clients have visibly used of
-    it so far.
+    user: the rate that the user configured; None for a limit from the server or the search. stated:
+    the rate in force, before headroom. most: the largest count that it ever had. name: its name in
+    the server's headers; "" if they do not name it. others: the amount of it that other clients are
+    known to have used so far.
     """
 
     stated: Rate
@@ -36,29 +36,29 @@ class LimitLine(msgspec.Struct, eq=False):
     most: int
     name: str = ""
     others: int = 0
-    is_adopted: bool = False  # from the server's headers
-    is_headed: bool = False  # the server's headers mention this limit
-    steady: float = 0.5  # share of the headers by which it refills steadily, as a bucket does
-    looked_s: float = -math.inf  # when one last showed that
+    is_adopted: bool = False  # whether the limit comes from the server's headers
+    is_headed: bool = False  # whether the server's headers mention this limit
+    steady: float = 0.5  # share of headers that show that it refills steadily, like a bucket
+    looked_s: float = -math.inf  # when a header last showed how it refills
     _full_at_s: float = -math.inf
 
     @property
     def kind(self) -> Kind:
-        """The kind of amounts that it counts."""
+        """The kind of amounts that the limit counts."""
         return self.window.kind
 
     def watch(self, now_s: float) -> None:
-        """Starts tracking the amount that the server should count."""
+        """Starts to track the amount that the server should be counting."""
         self._full_at_s = -math.inf
         self.note(self.window.used(now_s), now_s)
 
     def note(self, amount: int, now_s: float) -> None:
-        """Counts `amount`, which is on its way to the server."""
+        """Counts `amount`, which is about to be sent to the server."""
         missing_s = amount * self.stated.window_s / self.stated.count
         self._full_at_s = max(self._full_at_s, now_s) + missing_s
 
     def alone(self, now_s: float) -> Alone:
-        """What the server would count now if only this process and the known others used it."""
+        """Returns what the server would count now for this process and the known others alone."""
         missing_s = max(0.0, self._full_at_s - now_s)
         in_bucket = missing_s * self.stated.count / self.stated.window_s
         return Alone(self.window.used(now_s), in_bucket, self.others)
@@ -73,9 +73,9 @@ class LimitLine(msgspec.Struct, eq=False):
 class Rules:
     """The windows of `limits`; every call takes from all of them or from none.
 
-    is_watched: the server reports what remains, so that each booking records what it should count.
-    is_searched: a limit is being searched for by means of refusals. The guard then has no margin,
-    since the search measures the jitter of the network as well.
+    is_watched: whether the server reports what remains; each booking then records what the server
+    should count. is_searched: whether a limit is being searched for by means of refusals; the guard
+    then has no margin, because the search measures the network's jitter as well.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -83,20 +83,20 @@ class Rules:
         self.jitter = Jitter(self.follow_guard, limits.guard_s)
         self.is_watched = False
         self.is_searched = limits.rate == AUTO
-        self.counts_tokens = False  # a token limit is set, so estimates matter
-        # What a call may take by a bound in place of an estimate; 0 if each must be estimated.
+        self.counts_tokens = False  # whether there is a token limit, so that estimates matter
+        # The most tokens that a call may take with a bound instead of an estimate; 0 for none.
         self.easy_tokens = 0
         self._profile = limits.profile
-        # The share of every limit that is used now, after headroom.
+        # The share of every limit that this process may use now, after headroom.
         self.share = 1.0
         self._recent: RecentSends | None = None
-        # The guard: seconds added to each window now.
+        # The guard: the seconds that are now added to each window.
         self.guard_s = self._guard_now_s()
-        # The jitter that replies show; None if they prove nothing here.
+        # The jitter, if replies are to be passed to it; None if the guard is fixed or not needed.
         self.learner: Jitter | None = None
-        # How each window is booked at once.
+        # The `book_now` of each window.
         self._takers: list[Callable[[float, Cost], Booking | None]] = []
-        # Each limit of tokens, what it counts of a call, and the most that one call may need.
+        # For each token limit: what it counts for a call, and the most that one call may need.
         self._tokens: list[tuple[LimitLine, AmountOf, int]] = []
         self.lines: list[LimitLine] = []
         for kind in KINDS:
@@ -105,7 +105,7 @@ class Rules:
         self._follow_lines()
 
     def watch(self, now_s: float) -> None:
-        """Makes each booking record what the server should count, since it reports what remains."""
+        """Makes each booking record what the server should count, for a server that reports it."""
         if not self.is_watched:
             self.is_watched = True
             for line in self.lines:
@@ -113,7 +113,7 @@ class Rules:
             self._follow_lines()
 
     def most(self, kind: Kind) -> float:
-        """The largest amount that a single call could ever be granted; inf if nothing limits it."""
+        """Returns the most that a single call could ever be granted; inf if nothing limits it."""
         counts = (self._largest(line).count for line in self.lines if line.kind == kind)
         return min(counts, default=math.inf)
 
@@ -127,21 +127,22 @@ class Rules:
                     f"than the limit of {self._largest(line)} allows at all",
                     hint="shorten the prompt, lower max_tokens, or raise the token limit",
                 )
-            # A NaN that was booked would hold all other calls forever.
+            # A NaN, once booked, would hold all other calls back forever.
             if not amount >= 0:
                 raise ConfigError(f"the tokens of a call must be 0 or more, not {amount}")
 
     def fits(self, cost: Cost) -> bool:
-        """Whether the counts in force, which headers may have lowered, could grant `cost`."""
+        """Whether the rates in force, which headers may have lowered, could ever grant `cost`."""
         return all(
             amount_of(cost) <= usable(line.stated, self.limits.headroom).count
             for line, amount_of, _ in self._tokens
         )
 
     def take_now(self, cost: Cost, now_s: float) -> list[Booking] | None:
-        """The bookings of `cost` in all windows, if it may be sent now; None if it must wait.
+        """Books `cost` in all windows and returns the bookings, if it may be sent now.
 
-        Also None for a bound when the limits are not free: an estimate might be granted.
+        None if it must wait. Also None for a cost that is a bound, unless the limits have ample
+        room: an estimate might still be granted.
         """
         taken: list[Booking] = []
         for book_now in self._takers:
@@ -159,7 +160,10 @@ class Rules:
         return None if self.wait_s(cost, now_s) > 0 else self.book(cost, now_s)
 
     def wait_s(self, cost: Cost, now_s: float) -> float:
-        """Seconds until `cost` may be sent; 0 for now, inf until a booking is sent or released."""
+        """Returns the seconds until `cost` may be sent: 0 for now.
+
+        inf if it has to wait until a booking is sent or released.
+        """
         wait_s = 0.0
         for line in self.lines:
             window = line.window
@@ -173,21 +177,21 @@ class Rules:
         return wait_s
 
     def room_for_s(self, calls: int, amounts: Mapping[Kind, float], now_s: float) -> float:
-        """Seconds until the last of these calls could be sent. amounts: the tokens of each."""
+        """Returns the seconds until the last of `calls` could be sent. amounts: tokens per call."""
         wait_s = 0.0
         for line in self.lines:
             window = line.window
             amount = math.ceil(calls * amounts.get(line.kind, 1))
             line_s = window.wait_s(min(amount, window.rate.count), now_s)
-            # What is booked is about to be sent, and counts from then.
+            # inf means that bookings come first: they are about to be sent, and count from then.
             wait_s = max(wait_s, line_s if line_s < math.inf else window.rate.window_s)
         return wait_s
 
     def holding(self, cost: Cost, now_s: float) -> list[LimitLine]:
-        """The limits for which `cost` has to wait, the longest wait first.
+        """Returns the limits for which `cost` has to wait, the longest wait first.
 
-        Includes only limits whose wait is at least NEARLY times the longest. Empty if it need
-        not wait.
+        Includes only limits whose wait is at least NEARLY times the longest wait. Empty if `cost`
+        need not wait.
         """
         waits = []
         for line in self.lines:
@@ -198,7 +202,7 @@ class Rules:
         return [line for _, line in sorted(near, key=lambda one: -one[0])]
 
     def spacing_s(self, cost: Cost) -> float:
-        """Seconds between successive calls of `cost`, in the long run."""
+        """Returns the seconds between successive calls of this cost, in the long run."""
         each_s = [
             cost.amount(line.kind) / usable(line.stated, self.limits.headroom).per_s
             for line in self.lines
@@ -210,7 +214,7 @@ class Rules:
     ) -> list[Booking]:
         """Takes `cost` from every window; call only when `wait_s` is 0.
 
-        late_s: by how much a timer rang late for it. busy_s: for how long the queue has not been
+        late_s: how late the timer for this call rang. busy_s: for how long the queue has not been
         empty.
         """
         bookings = []
@@ -228,7 +232,7 @@ class Rules:
         return bookings
 
     def settle(self, bookings: Iterable[Booking], used: Cost) -> None:
-        """Replaces a call's estimate by `used`."""
+        """Replaces a call's estimate with its actual use."""
         for booking in bookings:
             window = booking.window
             if not window.is_plain:
@@ -241,9 +245,10 @@ class Rules:
         sent_s: float,
         used: Cost | None = None,
     ) -> None:
-        """Records that a call's first byte came `took_s` after its write, less server time.
+        """Records that a call's first byte came `took_s` after its write at `sent_s`.
 
-        used: as for `settle`, if it is known by now.
+        took_s: without the server's processing time, if known. used: the call's actual use, if
+        known.
         """
         if self.learner is not None:
             self.learner.replied(took_s, sent_s)
@@ -252,7 +257,7 @@ class Rules:
             self.settle(bookings, used)
 
     def follow_guard(self) -> None:
-        """Updates the windows with the measured guard, and with what replies prove."""
+        """Updates the windows to the measured guard and to what replies prove."""
         guard_s = self._guard_now_s()
         if abs(guard_s - self.guard_s) >= _LEAST_CHANGE_S:
             self.guard_s = guard_s
@@ -274,7 +279,7 @@ class Rules:
         self.follow_guard()
 
     def drop(self, lines: Sequence[LimitLine]) -> None:
-        """Removes limits, whose sends the others count as well."""
+        """Removes limits; their sends must count in the remaining limits too."""
         self.lines = [line for line in self.lines if line not in lines]
         if self._recent is not None:
             for line in lines:
@@ -282,20 +287,20 @@ class Rules:
         self._reshape()
 
     def set_share(self, share: float) -> None:
-        """Sets the used share of every limit, above 0 and at most 1."""
+        """Sets the share of every limit that this process may use, above 0 and at most 1."""
         self.share = share
         self._reshape()
 
     def restate(self, line: LimitLine, stated: Rate) -> None:
-        """Changes a limit to `stated`, before headroom; past sends still count."""
+        """Changes a limit to the rate `stated`, before headroom; past sends still count."""
         line.stated = stated
         line.most = max(line.most, stated.count)
         self._reshape()
 
     def set_rates(self, kind: Kind, rates: Sequence[Rate], now_s: float) -> None:
-        """Replaces the limits of one kind, before headroom; past sends count in the new ones.
+        """Replaces the limits of one kind; past sends count in the new limits.
 
-        A limit whose window has the same length keeps its window.
+        rates: before headroom. A limit whose window has the same length keeps its window.
         """
         old = [line for line in self.lines if line.kind == kind]
         longest = max(old, key=lambda line: line.stated.window_s, default=None)
@@ -309,7 +314,8 @@ class Rules:
             if kept is None:
                 window = self._add(kind, rate, None).window
                 recent, passed = self._recent, sends
-                # A longer window counts what an earlier process sent before the others begin.
+                # A longer window also counts sends of an earlier process that are older than the
+                # other windows.
                 if (
                     recent is not None
                     and rate.window_s > longest_s
@@ -332,7 +338,7 @@ class Rules:
         self._reshape()
 
     def keep_in(self, recent: RecentSends) -> None:
-        """Adds the sends kept by `recent` to the windows, and keeps their own there from now on."""
+        """Adds the sends kept by `recent` to the windows, and keeps later sends there."""
         self._recent = recent
         for line in self.lines:
             recent.keep(line.kind, line.window)
@@ -361,16 +367,16 @@ class Rules:
         ]
         self.counts_tokens = bool(self._tokens)
         self._takers = [line.window.book_now for line in lines]
-        # If a server reports its count, the expected count is noted for each call and not corrected
-        # later: a bound would overstate it.
+        # If the server reports its count, each call records the count to expect, which is not
+        # corrected later: a bound would overstate it.
         can_bound = self.counts_tokens and not self.is_watched
         self.easy_tokens = (
             min(line.window.easy_amount for line, _, _ in self._tokens) if can_bound else 0
         )
 
     def _largest(self, line: LimitLine) -> Rate:
-        # A share, or a count in headers, may lower a limit for a while; that refuses no call for
-        # good. The count may be that of another model at the endpoint.
+        # A share or a count in headers may lower a limit, but only for a while, so no call is
+        # refused for good because of it. The count may even be another model's.
         return usable(Rate(line.most, line.stated.window_s), self.limits.headroom)
 
     def _reshape(self) -> None:

@@ -1,4 +1,4 @@
-"""What an endpoint allows, as the user states it."""
+"""Defines the limits of an endpoint as the user sets them."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ MAX_GUARD_S = 10.0
 _SECRETS = re.compile(r"(?<=//).*(?=@)|(?<=\?).+")
 _NAMES = {kind: f"the {kind.replace('_tokens', ' token').rstrip('s')} limit" for kind in KINDS}
 
-# Little's law: calls in flight = rate x latency. 30 s is a long answer; fewer slots than that would
-# leave a rate limit unused.
+# Little's law: calls in flight = rate x latency. An answer may take 30 s; with fewer slots than
+# that needs, a part of the rate limit would stay unused.
 LONG_ANSWER_S = 30.0
 MIN_CONCURRENCY, MAX_AUTO_CONCURRENCY, MAX_CONCURRENCY = 64, 1000, 100_000
 
-# Profiles that send everything that a window allows at once.
+# The profiles under which everything that a window allows may be sent at once.
 BURSTS = ("fixed", "moving", "bucket")
 
 Rates = Sequence[Rate | str] | Rate | str
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of an endpoint, all in force at once.
+    """The limits of an endpoint; all of them apply at the same time.
 
     requests, tokens, input_tokens, output_tokens: rates such as `Rate(500, 60.0)`, or text such as
-    "500/60s"; a single one or a sequence. `tokens` counts input and output together.
-    concurrency: most calls in flight, 1..100,000; "auto" finds the server's best; None chooses 64,
-    or enough to use the request rate when an answer takes 30 s, at most 1,000.
+    "500/60s"; one rate or a sequence of rates. `tokens` counts input and output together.
+    concurrency: the most calls in flight, 1 to 100,000; "auto" searches for the number that is best
+    for the server; None means 64, or as many as the request rate needs if an answer takes 30 s, at
+    most 1,000.
     rate: "stated" keeps to the rates above; "auto" follows the server's headers, or searches for
-    the limit if there are none, and without a `concurrency` finds that, too.
-    profile: the server's algorithm. `any` is safe against all of them; see docs/limits.md.
+    the limit if there are none; without a `concurrency`, it searches for that as well.
+    profile: the server's algorithm; `any` is safe for all of them, see docs/limits.md.
     headroom: the share of each rate that may be used, above 0 and at most 1.
-    guard_s: seconds added to each window against jitter, 0..10; None measures it.
-    charge: the tokens that the provider counts against a token limit. `actual`: the usage of the
+    guard_s: the seconds added to each window against jitter, 0 to 10; None to measure the jitter.
+    charge: which tokens the provider counts against a token limit. `actual`: the usage in the
     reply. `reserved`: prompt + max_tokens at admission, never refunded. `auto`: `reserved` for
-    hosts that are known to charge so, otherwise `actual`.
-    share: a file's path or a redis:// URL through which processes share these limits; "" keeps
-    them to this process.
-    Raises ConfigError for anything out of range.
+    hosts that are known to do so, otherwise `actual`.
+    share: the path of a file, or a redis:// URL, through which processes share these limits; "" for
+    limits of this process alone.
+    Raises ConfigError for a value that is out of range.
     """
 
     requests: Rates = ()
@@ -97,23 +98,23 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return f"Limits({shown})"
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Returns the fields as they may be shown: `share` without user, password and query."""
+        """Returns the fields, safe to show: `share` has no user, password or query."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
         fields["share"] = _SECRETS.sub("...", self.share)
         return [*fields.items()]
 
     def rates(self, kind: Kind) -> tuple[Rate, ...]:
-        """The limits of one kind, after headroom."""
+        """Returns the limits of one kind, after headroom."""
         stated = as_rates(getattr(self, kind), _NAMES[kind])
         return tuple(usable(rate, self.headroom) for rate in stated)
 
     def request_rates(self) -> tuple[Rate, ...]:
-        """The request limits, after headroom."""
+        """Returns the request limits, after headroom."""
         return self.rates("requests")
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether a limit on tokens is stated."""
+        """Whether a token limit is set."""
         return any(self.rates(kind) for kind in KINDS if kind != "requests")
 
     @property
@@ -122,7 +123,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return self.concurrency == AUTO or (self.concurrency is None and self.rate == AUTO)
 
     def slots(self) -> int:
-        """The most calls in flight."""
+        """Returns the most calls that may be in flight."""
         if isinstance(self.concurrency, int):
             return self.concurrency
         if self.is_adaptive:
@@ -131,12 +132,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return max(MIN_CONCURRENCY, min(MAX_AUTO_CONCURRENCY, math.ceil(per_s * LONG_ANSWER_S)))
 
     def ahead(self, found: Iterable[Rate] = (), lead_s: float = 1.0) -> int:
-        """The most calls that hold a connection while they wait for their grant.
+        """Returns the most calls that may hold a connection while they wait for their grant.
 
-        As many as may be sent in lead_s, or in a burst: more would open connections long before
-        they are used, opening many at once would keep the event loop from sending in time, and
-        calls that wait here cannot go to another endpoint that is free sooner.
-        found: request limits that hold besides the stated ones. lead_s: how early they get ready.
+        This is as many as may be sent in lead_s, or in a burst. With more, connections would be
+        opened long before they are used, opening them at once would keep the event loop from
+        sending in time, and the calls could not go to another endpoint that is free sooner.
+        found: request limits that apply besides the configured ones. lead_s: how early calls get
+        ready for their grant.
         """
         rates = [*self.request_rates(), *found]
         if not rates:
@@ -145,13 +147,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def soon(rate: Rate, profile: str, lead_s: float) -> float:
-    """The amount that may be sent in lead_s, or in a burst."""
+    """Returns the amount that may be sent in lead_s seconds, or in a burst if that is more."""
     most = rate.per_s * lead_s
     return max(most, rate.count) if profile in BURSTS else most
 
 
 def last_send_s(before: float, rate: Rate, limits: Limits) -> float:
-    """Seconds until one more may be sent after `before` requests or tokens."""
+    """Returns the seconds until one more may be sent, after `before` requests or tokens."""
     guard_s = FIRST_GUARD_S if limits.guard_s is None else limits.guard_s
     shape = shape_of(rate, "requests", limits.profile, guard_s)
     if shape.is_hard and not shape.is_even:
@@ -160,7 +162,10 @@ def last_send_s(before: float, rate: Rate, limits: Limits) -> float:
 
 
 def usable(rate: Rate, share: float) -> Rate:
-    """`share` of the rate; less than 1 in its window is 1 in a longer one, of 31 days at most."""
+    """Returns `share` of the rate, above 0 and at most 1, rounded down.
+
+    If that is less than 1 per window, returns 1 in a longer window, of at most 31 days.
+    """
     if share == 1:
         return rate
     count = math.floor(rate.count * share)
@@ -170,7 +175,7 @@ def usable(rate: Rate, share: float) -> Rate:
 
 
 def as_rates(value: Rates, what: str) -> tuple[Rate, ...]:
-    """The rates that `value` states, text or not. Raises ConfigError that names `what`."""
+    """Converts one or more rates, each a Rate or text. Raises ConfigError, which names `what`."""
     parts = (value,) if isinstance(value, (Rate, str)) else value
     return tuple(parse_rate(part, what) if isinstance(part, str) else part for part in parts)
 

@@ -1,12 +1,15 @@
-"""The numbers of a rate under a profile, for a window, for shared send times and for forecasts.
+"""Computes the numbers of a rate under a profile: for windows, shared send times and forecasts.
+
+For N requests or tokens per window W, with the guard g, the pace has a burst b and an interval T:
 
   profile          b            hard rule   T
   any, counter     1            yes         (W + g) / N
   fixed, moving    N            yes         (W + g) / N
   bucket           N (1 - g/W)  no          W / N: the guard is kept free in the capacity
 
-A pace with the burst b admits an amount once it has paid for all but b of what went before, at T
-for each. A bucket that is too small to keep the guard free in its capacity is treated as `any`.
+The pace pays for one unit per T. It admits an amount once it has paid for all earlier units but b.
+A bucket that is too small to keep the guard free in its capacity is treated as `any`. window.py
+describes the hard rule.
 """
 
 from __future__ import annotations
@@ -17,18 +20,18 @@ from typing import NamedTuple
 from redline.limits.rule.cost import Kind
 from redline.limits.rule.rate import Rate
 
-# A burst of requests is spread over this share of a window, and that much of a token limit may be
-# caught up if another limit has held it back.
+# A burst of requests is spread over this share of a window. The same share of a token limit may be
+# caught up if another limit has held its calls back.
 BURST_SHARE = 1 / 20
 
 
 class Shape(NamedTuple):
     """A rate limit in numbers.
 
-    burst: b. unit_s: T. is_hard: the hard rule holds.
+    burst: b. unit_s: T, in seconds. is_hard: whether the hard rule applies.
 
-    catch_up_s: how far the pace of tokens may fall behind what another limit allows and catch up;
-    above 0, what a sliding-window counter reads is bounded in every phase (phases.py).
+    catch_up_s: how far the pace of tokens may fall behind because of another limit and still catch
+    up. If it is above 0, phases.py bounds what a sliding-window counter may read.
     """
 
     burst: int
@@ -38,12 +41,12 @@ class Shape(NamedTuple):
 
     @property
     def is_even(self) -> bool:
-        """Whether sends are evenly spaced, one by one, under the hard rule."""
+        """Whether sends are evenly spaced, one at a time, under the hard rule."""
         return self.is_hard and self.burst == 1
 
 
 def shape_of(rate: Rate, kind: Kind, profile: str, guard_s: float) -> Shape:
-    """The shape of a limit on `kind`. guard_s: of the pace."""
+    """Returns the shape of a limit on `kind`. guard_s: the guard of the pace."""
     count, window_s = rate.count, rate.window_s
     if profile == "bucket":
         burst = math.floor(count * (1 - guard_s / window_s))
@@ -55,13 +58,17 @@ def shape_of(rate: Rate, kind: Kind, profile: str, guard_s: float) -> Shape:
 
 
 def paid_at_s(full_at_s: float, from_s: float, amount: int, unit_s: float) -> float:
-    """When the pace has paid for `amount` more, from full_at_s on, or from from_s if later."""
+    """Returns when the pace has paid for `amount` more.
+
+    It begins to pay at full_at_s, when it has paid for all earlier amounts, or at from_s if that is
+    later.
+    """
     return max(full_at_s, from_s) + amount * unit_s
 
 
 def refund_s(paced_s: float, held_s: float) -> float:
-    """The part of paced_s that the pace gets back for an amount held for held_s and never sent.
+    """Returns how much of paced_s the pace gets back for an amount that was never sent.
 
-    The time that has passed is lost.
+    held_s: for how long the amount was booked; this time has passed and is lost.
     """
     return max(0.0, paced_s - max(0.0, held_s))

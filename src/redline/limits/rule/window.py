@@ -1,27 +1,27 @@
-"""One rate limit: when the next send may go, decided from the sends so far.
+"""Decides when the next send may go under one rate limit, from the sends so far.
 
-Both rules hold (docs/architecture.md, Limits):
-  hard  what was sent in any window + guard never passes the count, on real send stamps;
-  soft  sends are paced at T with a burst of b (GCRA, ITU-T I.371). With b = N the hard rule implies
-        it; with a bucket there is no hard rule. shape.py has b and T of each profile.
+Two rules apply (docs/architecture.md, Limits):
+  hard  the amount sent in any window + guard, by actual send times, never exceeds the count N;
+  soft  sends are paced at T with a burst of b (GCRA, ITU-T I.371). With b = N, the hard rule
+        implies the soft one; with a bucket, there is no hard rule. shape.py has b and T.
 
-In the hard rule a send counts for W + u, where u is the guard before anything is measured, and for
-W + its own lateness once its reply has proved how late it can have reached the server at most
-(limits/rule/guard.py). A record keeps how long its replies took; what that proves is found when the
-record is to leave the window, by what is known then.
+In the hard rule, a send counts for W + u, where u is the guard without any measurement. Once its
+reply has proved how late the send can have reached the server at most (guard.py), the send counts
+for W plus that lateness. A record stores how long its replies took; what this proves is computed
+only when the record is to leave the window, from what is known then.
 
-A burst of requests is not sent at once but W / 20 N apart, at most 5 ms: a server that gets six
-hundred at once lets the last of them wait for seconds, and counts them so much later. As each send
-waits for the one N before it, this costs a part of one window and not of each.
+The requests of a burst are not sent at once but W / 20 N apart, at most 5 ms: a server that gets
+six hundred requests at once lets the last of them wait for seconds, and counts them that much
+later. Because each send waits for the Nth send before it, this costs time in the first window only.
 
-Token amounts are estimates until they are settled. A margin for what they may exceed them by stays
-free (see Doubt). A pace of amounts that differ loses time whenever another limit holds
-it back, so with a burst of 1 tokens may catch up, by a twentieth of a window at most. What keeps
-them from being rejected by a sliding-window counter is a rule of its own (phases.py).
+Token amounts are estimates until they are settled. A margin is kept free for the amount by which
+the actual use may exceed them (see Doubt). Because amounts differ, a pace loses time whenever
+another limit holds it back. So with a burst of 1, tokens may catch up, by at most a twentieth of a
+window; a separate rule keeps a sliding-window counter from rejecting them (phases.py).
 
-A booking goes through these states:
-  booked -> sent -> expired     the normal way; proved and settled at any time after `sent`
-  booked -> released            it was never written; everything is given back
+The states of a booking:
+  booked -> sent -> expired     the usual way; it may be proved and settled at any time after `sent`
+  booked -> released            it was never written, and everything is given back
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from redline.structs import mutable
 
 # Sums of floats differ in the last bits; a shorter wait counts as 0.
 _EPSILON_S = 1e-9
-# Sends within this share of a window share a record with the stamp of the last: the memory of
-# a limit of ten million a day is bounded, and its rate is 0.02 % lower.
+# Sends within this share of a window share one record, with the time of the last send. This bounds
+# the memory for a limit such as ten million per day, and costs 0.02 % of the rate.
 GRAIN = 1 / 4096
-# Records of requests that have left the window are dropped once in this many new ones. The ring of
-# kept_sends.py has room for as many more.
+# Records of requests that have left the window are dropped once per this many new records. The ring
+# of kept_sends.py has room for them.
 SWEEP_EVERY = 64
-# Calls of a burst are at most this far apart.
+# The calls of a burst are sent at most this far apart.
 _BURST_MOST_S = 0.005
-# Margins are this many standard deviations: about one in 30,000 for a sum of many.
+# Margins are this many standard deviations, which a sum of many exceeds about once in 30,000.
 _DEVIATIONS = 4.0
-# A sliding-window counter cannot reject while at most one in this many of a limit is used.
+# A sliding-window counter cannot reject anything while at most 1/4 of a limit is used.
 _CALM_SHARE = 4
-# For this many windows after more was used, Phases must know the past.
+# After more than that was used, Phases is needed for this many windows.
 _CROWDED_WINDOWS = 4
 
 
 class Doubt:
-    """By how much the sum of several amounts may exceed the sum of their estimates."""
+    """Tracks by how much the sum of several amounts may exceed the sum of their estimates."""
 
     __slots__ = ("most", "third", "variance")
 
@@ -70,7 +70,7 @@ class Doubt:
         self.most = 0.0
 
     def add(self, spread: Spread, sign: int = 1) -> None:
-        """Adds an amount; removes one if sign is -1."""
+        """Adds an amount's uncertainty; removes it if sign is -1."""
         self.variance += sign * spread.variance
         self.third += sign * spread.third
         self.most += sign * spread.most
@@ -82,13 +82,14 @@ class Doubt:
         self.most -= other.most
 
     def margin(self, spread: Spread) -> float:
-        """The amount to keep free for these amounts and one more.
+        """Returns the amount to keep free for these amounts and for one more.
 
-        z standard deviations of the sum, corrected for its skewness (Cornish and Fisher 1938, the
-        first term): a single long-tailed amount exceeds its mean by far more than z deviations.
+        This is z standard deviations of the sum, corrected for its skewness (the first term of
+        Cornish and Fisher 1938), because a single long-tailed amount may exceed its mean by far
+        more than z standard deviations.
         """
         variance = self.variance + spread.variance
-        # Values below a thousandth of a token are rounding errors of sums.
+        # A deviation below a thousandth of a token is a rounding error of sums.
         if variance <= 1e-6:
             return 0.0
         third = self.third + spread.third
@@ -99,11 +100,12 @@ class Doubt:
 
 @mutable
 class Record(msgspec.Struct, eq=False, gc=False):
-    """The sends until `sent_s`, since the record before it.
+    """The sends since the previous record, up to `sent_s`.
 
-    unproven: the number of its sends without a reply yet; they count with the largest possible
-    lateness. took_s: the longest of the replies. doubt: about amounts whose usage is not known yet,
-    None if all are certain; for a single one, its spread.
+    unproven: the number of its sends without a reply yet; while there are any, the record counts
+    with the largest possible lateness. took_s: how long the slowest reply took. doubt: the
+    uncertainty of amounts that are not settled yet: None without any, a Spread for one amount, a
+    Doubt for several.
     """
 
     number: int
@@ -115,10 +117,11 @@ class Record(msgspec.Struct, eq=False, gc=False):
 
 
 class Alone(NamedTuple):
-    """What a server would have counted of one limit if this process were its only user.
+    """What a server would count for one limit if this process and the known others used it alone.
 
-    in_window: sent within the last window. in_bucket: missing from a bucket that refills steadily.
-    others: what other users had been found to have used until then; both include it.
+    in_window: the amount sent within the last window. in_bucket: the amount missing from a bucket
+    that refills steadily. others: the amount that other clients were known to have used by then,
+    which both include.
     """
 
     in_window: int
@@ -134,20 +137,20 @@ class Booking(msgspec.Struct, eq=False, gc=False):
     amount: int
     booked_s: float
     spread: Spread  # CERTAIN once it is settled
-    unit_s: float = 0.0  # by how much each unit delays the sends behind it
-    before_s: float = 0.0  # when the pace had paid for those ahead of it; if it was booked at once
+    unit_s: float = 0.0  # by how much each unit delays later sends
+    before_s: float = 0.0  # from book_now: when the pace had paid for all earlier bookings
     is_released: bool = False
     is_proved: bool = False
-    record: Record | None = None  # once sent; in no window if the hard rule does not hold
-    entry: Entry | None = None  # if it does not
-    step: tuple[Phases, int] | None = None  # its place in Phases, if there were any
-    alone: Alone | None = None  # what the server would count of us alone
+    record: Record | None = None  # once sent; without the hard rule, a record in no window
+    entry: Entry | None = None  # without the hard rule, its entry in the bucket
+    step: tuple[Phases, int] | None = None  # its step in Phases, if that was in use
+    alone: Alone | None = None  # what the server should count, if the limits are watched
 
 
 def prove(bookings: Iterable[Booking], took_s: float, used: Cost | None = None) -> None:
-    """Records a reply that came `took_s` after the send; what that proves counts from now on.
+    """Records that a call's reply came `took_s` after the send, which proves its lateness.
 
-    used: the call's usage, if known by now.
+    used: the call's actual use, if known; settles the bookings.
     """
     for booking in bookings:
         record = booking.record
@@ -163,17 +166,17 @@ def prove(bookings: Iterable[Booking], took_s: float, used: Cost | None = None) 
 
 
 class Keeper(Protocol):
-    """Keeps a window's sends beyond the process."""
+    """Keeps a window's sends so that they survive the process."""
 
-    def keep(self, record: Record, change: int) -> None: ...  # its amount has changed by that much
+    def keep(self, record: Record, change: int) -> None: ...  # its amount has changed by `change`
     def keep_pace(self, full_at_s: float) -> None: ...
 
 
 class Window:
-    """One `Rate` under one profile. Synchronous; the caller passes the time.
+    """The window of one `Rate` under one profile. Synchronous; the caller passes the time.
 
-    kind: what it counts. is_plain: that is requests, of which each call is one. amount_of: what it
-    counts of a call.
+    kind: what it counts. is_plain: whether it counts requests, one per call. amount_of: returns
+    what it counts for the cost of a call. The other parameters: see `reshape`.
     """
 
     def __init__(
@@ -190,20 +193,20 @@ class Window:
         self.is_plain = kind == "requests"
         self.amount_of = AMOUNT_OF[kind]
         self._full_at_s = -math.inf  # when the even pace has paid for all that was booked
-        self._next_s = -math.inf  # of the next request in a burst
+        self._next_s = -math.inf  # when the next request of a burst may be sent
         self._level = BucketLevel()
         self._records: deque[Record] = deque()
         self._number = self._sweep_at = 0
-        self._open_until_s = -math.inf  # the last record takes what is sent until then
-        self._held = 0  # booked, or in a record
+        self._open_until_s = -math.inf  # sends up to then go into the last record
+        self._held = 0  # the amount that is booked, or in a record
         self._doubt = Doubt()
-        # Of a bucket's sends that are not settled yet, the oldest first: when, and the doubt.
+        # A bucket's sends that are not settled yet, oldest first: (when they were sent, spread).
         self._unsettled: dict[Entry, tuple[float, Spread]] = {}
-        # Of amounts that are sent evenly, while and for some windows after much is used.
+        # For token limits without bursts, while much is used and for some windows after that.
         self._phases: Phases | None = None
-        self._calm: float = math.inf  # while it holds no more, no Phases are needed
-        self._easy = -1  # what it may hold for book_now to look no further
-        self._gone_s = -math.inf  # when the last send was made that it no longer keeps
+        self._calm: float = math.inf  # the most that may be held without Phases
+        self._easy = -1  # the most that may be held for book_now to decide
+        self._gone_s = -math.inf  # when the latest send was made whose record was dropped
         self._keeper: Keeper | None = None
         self._base_s = -math.inf
         self._is_hard = profile != "bucket"
@@ -219,9 +222,9 @@ class Window:
     ) -> None:
         """Changes the rules; past sends still count.
 
-        guard_s: of the pace. unproven_s: of sends without a reply, in the hard rule; None for the
-        guard. catch_up_s: by how much a send may follow another too early if a timer made that one
-        late; the part of the guard beyond the network's jitter.
+        guard_s: the guard of the pace. unproven_s: the guard of the hard rule for sends without a
+        reply; None for guard_s. catch_up_s: by how much a send may be early because a timer made
+        the previous send late: the part of the guard that is not the network's jitter.
         """
         self.rate = rate
         self.guard_s = guard_s
@@ -237,8 +240,8 @@ class Window:
         if self._is_even:
             self._full_at_s, self._next_s = max(self._full_at_s, self._next_s), -math.inf
         self._reshape_phases(shape)
-        # With a burst of 1 the lateness of a timer would be lost at every send. Timers count in
-        # milliseconds, so even without a guard some of it is made up for.
+        # With a burst of 1, the lateness of a timer would be lost at every send. Timers count in
+        # milliseconds, so even without a guard, a part of the lateness is made up for.
         self._catch_up_s = max(min(guard_s, catch_up_s), MARGIN_S) if self._is_even else 0.0
         self._catch_up_s = max(self._catch_up_s, shape.catch_up_s)
         apart_s = min(_BURST_MOST_S, rate.window_s * BURST_SHARE / rate.count)
@@ -251,24 +254,25 @@ class Window:
 
     @property
     def full_at_s(self) -> float | None:
-        """When the pace has paid for all that was booked; None before the first."""
+        """When the pace has paid for all bookings; None before the first booking."""
         if not self._is_hard:
             return self._level.full_at_s(self._unit_s)
         return None if self._full_at_s == -math.inf else self._full_at_s
 
     @property
     def easy_amount(self) -> int:
-        """The amount that delays later sends by at most the lateness of a write; 0 if not even."""
+        """The most tokens that delay later sends by at most LATE_S; 0 if tokens are not paced."""
         return int(LATE_S / self._unit_s) if self._calm < math.inf else 0
 
     def wait_s(self, amount: int, now_s: float, spread: Spread = CERTAIN) -> float:
-        """Seconds until `amount` may be sent; 0 for now, inf until a booking is sent or released.
+        """Returns the seconds until `amount` may be sent: 0 for now.
 
-        amount: 1 or more; the caller refuses an amount above the configured limit.
+        inf if it has to wait until a booking is sent or released. amount: 1 or more; the caller
+        refuses an amount above the configured limit.
         """
-        # If a burst is the whole limit, the hard rule alone is equivalent to both.
+        # If a burst may be the whole limit, the hard rule implies the soft one.
         due_s = self._full_at_s if self._is_even else self._next_s
-        # One request is one, and a record of it is never doubted.
+        # A call is exactly one request, so requests need no margin.
         is_free = self.is_plain and self._is_hard and self._held + amount <= self.rate.count
         if is_free and due_s - now_s <= _EPSILON_S:
             return 0.0
@@ -295,14 +299,14 @@ class Window:
         self._expire(now_s)
         excess = self._held - free
         if excess <= 0 or self._held == 0:
-            # An amount that is alone in its window needs no margin: a longer wait would not help.
+            # An amount that has the window to itself needs no margin: a longer wait would not help.
             return wait_s
         return max(wait_s, self._freed_s(excess) - now_s)
 
     def book_now(self, now_s: float, cost: Cost) -> Booking | None:
-        """A booking, if the simplest rules allow the cost now; None if `wait_s` has to decide.
+        """Books the cost if the simplest rules allow it now; returns None if `wait_s` must decide.
 
-        As in wait_s and book, without their other cases.
+        Like `wait_s` and `book`, without their special cases.
         """
         before_s, unit_s = self._full_at_s, self._unit_s
         if before_s - now_s > _EPSILON_S:
@@ -328,7 +332,7 @@ class Window:
         return Booking(self, amount, now_s, spread, unit_s, before_s)
 
     def undo(self, booking: Booking) -> None:
-        """Undoes the last booking of `book_now`."""
+        """Undoes a booking of `book_now`, which must be the window's last booking."""
         self._held -= booking.amount
         self._full_at_s = booking.before_s
         if booking.spread is not CERTAIN:
@@ -344,15 +348,15 @@ class Window:
     ) -> Booking:
         """Takes `amount`; call only when `wait_s` is 0.
 
-        late_s: how long the caller was kept past its time, by a timer that rang late. busy_s: for
-        how long the queue has not been empty. Idle time is not caught up: the next two sends would
-        follow each other too closely.
+        late_s: how late the caller is because its timer rang late. busy_s: for how long the queue
+        has not been empty. Idle time is not caught up: the next two sends would follow each other
+        too closely.
         """
         booking = Booking(self, amount, now_s, spread)
         is_crowded = not self.is_plain and self._is_crowded(amount, now_s)
         self._held += amount
         if self._is_even:
-            # As in paid_at_s, without the call.
+            # The same as paid_at_s, without the call.
             from_s = now_s
             if not self.is_plain:
                 late_s = busy_s
@@ -374,12 +378,12 @@ class Window:
         return booking
 
     def sent(self, booking: Booking, now_s: float) -> None:
-        """Records that the booking was written at `now_s`, from when its window counts."""
+        """Records that the booking's request was written at `now_s`; it counts from then."""
         if booking.record is not None or booking.is_released:
             return
         amount, records = booking.amount, self._records
         if not self._is_hard:
-            # In no window: records in a window have numbers from 0.
+            # The number -1 means in no window: records in a window have numbers from 0.
             booking.record = Record(-1, now_s, amount)
             self._left_bucket(booking, now_s)
             return
@@ -393,7 +397,7 @@ class Window:
             number = self._number
             if number >= self._sweep_at:
                 self._expire(now_s)
-                # Of tokens at once, so that no doubt about what is over keeps some of them free.
+                # Records of tokens are dropped at once, so that their doubt keeps nothing free.
                 self._sweep_at = number + (SWEEP_EVERY if self.is_plain or self._easy >= 0 else 1)
             record = Record(number, now_s, amount)
             self._number = number + 1
@@ -417,9 +421,9 @@ class Window:
             doubt.add(spread)
 
     def release(self, booking: Booking, now_s: float) -> None:
-        """Gives back a booking that was never written; one that was sent stays.
+        """Gives back a booking that was never written; does nothing if it was sent.
 
-        The pace gets back only what has not refilled since: time that has passed cannot be sent in.
+        The pace gets back only the time that has not passed since the booking.
         """
         if booking.record is not None or booking.is_released:
             return
@@ -434,17 +438,18 @@ class Window:
             self._amend_phases(booking, -booking.amount, 0)
 
     def believe(self, base_s: float) -> None:
-        """Sets base_s: a reply after t proves a send at most t - base_s late; -inf proves none."""
+        """Sets base_s: a reply that took t proves a lateness of at most t - base_s; -inf: none."""
         self._base_s = base_s
 
     def settle(self, booking: Booking, used: int) -> None:
-        """Replaces the estimate of a sent booking by `used`, at least 0; ignores any other one."""
+        """Replaces the estimate of a sent booking with `used`, 0 or more; ignores unsent ones."""
         record, records = booking.record, self._records
         if record is None:
             return
         amount, spread = booking.amount, booking.spread
         if used > amount and used > self.rate.count:
-            # At most a window can be owed, or a server that counts wrongly would stop the run.
+            # At most one window can be owed: otherwise a server that counts wrongly would stop the
+            # run.
             used = max(self.rate.count, amount)
         if spread is not CERTAIN:
             booking.spread = CERTAIN
@@ -478,9 +483,9 @@ class Window:
                 self._keeper.keep(record, abs(difference))
 
     def take(self, amount: int, now_s: float, *, is_paid: bool = False) -> None:
-        """Counts `amount` as just used by another user of the limit.
+        """Counts `amount` as just used by another client.
 
-        is_paid: it was used in the past, so that the pace does not wait for it.
+        is_paid: whether it was used in the past, so that the pace need not wait for it.
         """
         if amount > 0:
             full_at_s = self._full_at_s
@@ -491,12 +496,12 @@ class Window:
                 self._full_at_s = full_at_s
 
     def recall(self, sends: Iterable[tuple[float, int]]) -> None:
-        """Adds sends from before this window existed: (stamp, amount), oldest first."""
+        """Adds sends from before this window existed: (time, amount), oldest first."""
         for sent_s, amount in sends:
             if not self._is_hard:
                 self._level.amend(self._level.take(sent_s, amount), amount)
-                # The limit may have been larger: in any case, all of it has expired after one
-                # window.
+                # The limit may have been larger then, but one window after a send the bucket is
+                # full again in any case.
                 self._level.cap(sent_s + self._span_s, self._unit_s)
                 continue
             self._held += amount
@@ -512,31 +517,31 @@ class Window:
             self._crowd(self._records[-1].sent_s)
 
     def resume_pace(self, full_at_s: float) -> None:
-        """Continues the pace from `full_at_s`, unless it is already later."""
+        """Continues the pace from `full_at_s`, unless the pace is already later."""
         if not self._is_hard:
             self._level.resume(full_at_s)
         elif self._is_even:
             self._full_at_s = max(self._full_at_s, full_at_s)
         else:
-            # A bucket's, which kept no record of what it gave: nothing until it would be full.
+            # The pace is that of a bucket, which has no records: send nothing until it is full.
             self._next_s = max(self._next_s, full_at_s)
 
     def attach(self, keeper: Keeper) -> None:
-        """Passes what is counted now, and every send from now on, to `keeper`."""
+        """Passes the records that count now, and all later sends, to `keeper`."""
         self._keeper = keeper
         for record in self._records:
             keeper.keep(record, record.amount)
         self._keep_pace()
 
     def used(self, now_s: float) -> int:
-        """The amount that is taken and still counts, booked or sent."""
+        """Returns the amount that still counts, whether it is booked or sent."""
         self._expire(now_s)
         return self._held
 
     def sends(self, now_s: float) -> list[tuple[float, int]]:
-        """(stamp, amount) of what the window still counts, oldest first; for `recall`.
+        """Returns (time, amount) of the sends that still count, oldest first, for `recall`.
 
-        Bookings count as sent at now_s.
+        Bookings that are not sent yet count as sent at now_s.
         """
         self._expire(now_s)
         found = [(record.sent_s, record.amount) for record in self._records]
@@ -544,10 +549,10 @@ class Window:
         return [*found, (now_s, booked)] if booked else found
 
     def _change_books(self, rate: Rate) -> None:
-        """Moves what the hard rule counts into the bucket, or the other way."""
+        """Moves what counts from the hard rule to the bucket, or from the bucket to the rule."""
         unit_s = rate.window_s / rate.count
         if self._is_hard:
-            # Nothing until the bucket would be full: what it gave is in no record.
+            # What the bucket gave is in no record, so send nothing until it would be full.
             full_at_s = self._level.full_at_s(unit_s)
             if full_at_s is not None:
                 self._next_s = max(self._next_s, full_at_s)
@@ -562,9 +567,9 @@ class Window:
         self._doubt = Doubt()
 
     def _refilled_s(self, needed: float) -> float:
-        """When a bucket holds the amount `needed`, at most its count.
+        """Returns when the bucket holds the amount `needed`, which is at most its count.
 
-        An amount above the burst leaves no room for the guard, which is waited for instead.
+        An amount above the burst leaves no room for the guard, so the wait is that much longer.
         """
         full_at_s = self._level.full_at_s(self._unit_s)
         if full_at_s is None:
@@ -572,7 +577,7 @@ class Window:
         return full_at_s - (self._burst - needed) * self._unit_s
 
     def _reshape_phases(self, shape: Shape) -> None:
-        """Keeps evenly sent amounts from being counted twice by a sliding-window counter."""
+        """Starts, updates or ends the use of Phases after a change of the rules."""
         rate, phases = self.rate, self._phases
         if not shape.catch_up_s:
             self._phases, self._calm = None, math.inf
@@ -585,13 +590,13 @@ class Window:
             phases.reshape(rate.count, self.guard_s)
             self._easy = -1
         elif has_changed or phases is not None:
-            # What went before was bounded by another share, or is in phases of another window.
+            # The past was bounded by a different share, or is in Phases of a different window.
             self._phases = None
             if self._records:
                 self._crowd(self._records[-1].sent_s)
 
     def _is_crowded(self, more: float, now_s: float) -> bool:
-        """Whether so much is used, or was lately, that `more` must be checked with Phases."""
+        """Whether enough is used, or was recently, that `more` must be checked with Phases."""
         if self._held + more > self._calm:
             self._expire(now_s)
             if self._held + more > self._calm:
@@ -601,10 +606,11 @@ class Window:
         return self._phases is not None
 
     def _crowd(self, at_s: float) -> None:
-        """Begins to keep Phases, if there are none: so much is used that they are needed.
+        """Starts to use Phases, because enough of the limit is used, or keeps them for longer.
 
-        at_s: what is booked and not sent yet counts from then. What has left the window counts as a
-        lump at its end, and what was ahead of that as sent evenly (docs/limiter-internals.md).
+        at_s: from when bookings that are not sent yet count. Sends that have left the window count
+        as a lump at the time of the last of them, and the time before that as used evenly
+        (docs/limiter-internals.md).
         """
         span_s, phases = _CROWDED_WINDOWS * self.rate.window_s, self._phases
         if phases is not None:
@@ -613,7 +619,7 @@ class Window:
         phases = Phases(self.rate.count, self.rate.window_s, self.guard_s, at_s)
         phases.keep_until(at_s + span_s)
         self._phases, self._easy = phases, -1
-        self._open_until_s = -math.inf  # records stay where they are counted now
+        self._open_until_s = -math.inf  # existing records keep their times, as in Phases
         self._sweep_at = self._number
         if self._gone_s > at_s - span_s:
             phases.add(math.ceil(self._calm), self._gone_s)
@@ -630,14 +636,14 @@ class Window:
         if booking.step is not None and booking.step[0] is phases:
             step = booking.step[1]
         else:
-            # It was booked before there were these Phases.
+            # It was booked before these Phases were in use.
             record = booking.record
             at_s = phases.begun_s if record is None else record.sent_s
             step = phases.step_at(min(at_s, phases.begun_s))
         phases.amend(step, by, amount)
 
     def _move_in_phases(self, phases: Phases, booking: Booking, sent_s: float) -> None:
-        """Counts a booking in Phases from when it was sent, if that differs from its booking."""
+        """Moves a booking in Phases to when it was sent, if that is more than LATE_S later."""
         step = booking.step
         if step is None or step[0] is not phases or sent_s - booking.booked_s > LATE_S:
             self._amend_phases(booking, -booking.amount, 0)
@@ -652,15 +658,15 @@ class Window:
             if booking.spread is not CERTAIN:
                 self._unsettled[booking.entry] = now_s, booking.spread
                 if len(self._unsettled) > MOST_ENTRIES:
-                    # It counts as booked, as in the level's own log.
+                    # The oldest one keeps its estimate, as in the bucket's own log.
                     _, spread = self._unsettled.pop(next(iter(self._unsettled)))
                     self._doubt.subtract(spread)
         self._keep_pace()
 
     def _end_doubt(self, until_s: float) -> None:
-        """Ends the doubt about what a bucket gave until then: a call that failed is never settled.
+        """Ends the doubt about a bucket's sends up to `until_s`: failed calls are never settled.
 
-        As when a record leaves its window; a window later, all of the bucket has been refilled.
+        Records do the same when they leave the window. After a window, the bucket has refilled.
         """
         unsettled = self._unsettled
         while unsettled:
@@ -672,29 +678,29 @@ class Window:
             self._doubt.subtract(spread)
 
     def _keep_pace(self) -> None:
-        """Passes on the pace if there are no records: a later process can use nothing else."""
+        """Passes a bucket's pace to the keeper: without records, a later process needs it."""
         if self._keeper is not None and not self._is_hard:
             full_at_s = self.full_at_s
             if full_at_s is not None:
                 self._keeper.keep_pace(full_at_s)
 
     def _booked(self) -> int:
-        """The amount that is taken and not sent yet."""
+        """Returns the amount that is booked and not sent yet."""
         return self._held - sum(record.amount for record in self._records)
 
     def _freed_s(self, excess: int) -> float:
-        """When `excess` of what is counted will have left the window; inf if never by itself."""
+        """Returns when `excess` will have left the window; inf if that depends on bookings."""
         window_s, at_s = self.rate.window_s, -math.inf
         for record in self._records:
             at_s = max(at_s, record.sent_s + window_s + self._late_s(record))
             excess -= record.amount
             if excess <= 0:
                 return at_s
-        # All that is counted leaves the window, though not all of the margin can come free.
+        # All records will have left the window, though that does not free all of the margin.
         return math.inf if self._booked() else at_s
 
     def _late_s(self, record: Record) -> float:
-        """The most by which the last of a record's sends can have reached the server late."""
+        """Returns the most by which a record's last send can have been late, in seconds."""
         if record.unproven:
             return self.unproven_s
         return min(record.took_s - self._base_s, self.unproven_s)

@@ -1,4 +1,4 @@
-"""A server's statements about its limits: headers, Retry-After, bodies of 429 answers."""
+"""Reads what a server states about its limits: headers, Retry-After, bodies of 429 responses."""
 
 from redline.limits.server.feedback import Feedback, Pressure
 from redline.limits.server.headers import HeaderReader, processing_s

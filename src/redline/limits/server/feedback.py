@@ -1,12 +1,14 @@
-"""What a server's answers change about its limits while a run continues.
+"""Adjusts an endpoint's limits to the server's answers during a run.
 
-headers state a limit that was not stated before    it is adopted, if `rate` is "auto"
-headers state another limit than they did           it takes effect; never above the user's own
-headers state less remaining than we alone would    others use the key: a window is shared with
-have left                                           them (_Crowd); what they took of a bucket,
+observation                                         reaction
+headers state a limit for the first time            it is adopted, if `rate` is "auto"
+headers state a different limit than before         it takes effect, but never above the user's own
+headers state less remaining than this process      other clients use the key: a window is shared
+alone would have left                               with them (_Crowd); what they take of a bucket,
                                                     beyond half of it, counts as used here
-429s, clearly above 1 % of the answers              if few and no other client is seen, the guard is
-                                                    doubled once; otherwise less is sent (Pressure)
+429s are clearly above 1 % of the answers           if they are few and no other client is seen, the
+                                                    guard is doubled once; otherwise less is sent
+                                                    (Pressure)
 """
 
 from __future__ import annotations
@@ -21,45 +23,49 @@ import msgspec
 from redline.limits.rule import Booking, LimitLine, Rate, Rules, Window
 from redline.limits.server.stated_limit import Stated, WindowGuess, window_s_of
 
-# Gateways list a few policies; a gateway that states another window every time would fill memory.
+# The most limits of one kind. Gateways list a few policies, but a gateway that states a new window
+# each time would fill the memory.
 _MOST_LINES = 8
-# What was used of a limit before it was known counts from then on, if its window is at most this
-# long: it may come free much sooner.
+# Usage before a limit was known counts as if it had occurred when the limit became known, if the
+# window is at most this many seconds: in a longer one, it may come free much sooner.
 _MOST_WAIT_S = 60.0
-# A server counts what has reached it and we what we have sent; below this share they agree.
+# A server counts the calls that have reached it, and this process the calls that it has sent:
+# counts that differ by less than this share of the limit agree.
 _NOISE = 0.01
-# How sure it must be that a limit refills steadily, and what one observation adds or takes away.
+# The belief, 0 to 1, that a limit refills steadily: above the first, it counts as a bucket, below
+# the second as a window; one observation changes the belief by the third share.
 _STEADY = 0.8
 _NOT_STEADY = 0.1
 _STEADY_RATE = 0.2
-# A fixed window looks like a bucket for a moment: fitting observations count at most this often per
-# window.
+# A fixed window looks like a bucket for a moment: observations that fit a bucket count at most this
+# many times per window.
 _LOOKS = 16
-# A moving window, too, is full again after nearly W.
+# A reset above this share of W proves nothing: a moving window, too, is full again after nearly W.
 _TELLING = 0.9
-# Others are seen by replies, which come late: half of a bucket that fills sooner may be gone then.
+# Other clients may use half of a bucket before this process reacts, if the bucket takes at least
+# this many seconds to fill: their usage shows only in replies, too late for a faster bucket.
 _SPARED_FROM_S = 20.0
 # The share of rejections is judged over at least this many seconds.
 _SHORTEST_LOOK_S = 1.0
-# The smallest share of a limit that is used, so that probing continues.
+# At least this share of a limit is used, so that probing continues.
 _LEAST = 0.02
-# How shares become equal (see _Crowd).
+# Constants by which the clients' shares become equal (see _Crowd).
 _GAIN, _GIVEN = 0.5, 0.08
-# How rejections are judged (see Pressure).
+# Constants by which rejections are judged (see Pressure).
 _TOLERATED, _RAISE = 0.01, 0.01
 _CUT, _MORE = 4.0, 0.05
 _MANY, _FLOOD = 0.15, 0.3
-# While at least half of the calls are admitted, at least this share is used: not all 429s are due
-# to the number of our calls.
+# While at least half of the calls are admitted, at least this share of a limit is used: not all
+# 429s are due to the number of this process's calls.
 _LEAST_ACCEPTED = 0.1
-# Two windows above 1 % by chance are rare among this many.
+# Among this many windows, two are rarely above 1 % by chance.
 _MEMORY = 8
-# A share has no meaning with fewer answers.
+# With fewer answers, a share of rejections means nothing.
 _LEAST_ANSWERS = 20
 
 
 class _Likeness(NamedTuple):
-    """What a limit that a server states has in common with a line, the surer sign first."""
+    """What a limit that a server states has in common with a line; the surer sign comes first."""
 
     has_count: bool
     has_name: bool
@@ -69,7 +75,7 @@ _UNLIKE = _Likeness(has_count=False, has_name=False)
 
 
 class Feedback:
-    """Adjusts an endpoint's limits by its answers. Methods return True if the limits changed."""
+    """Adjusts limits to an endpoint's answers. Methods return whether the limits have changed."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -78,14 +84,14 @@ class Feedback:
         self._pressure = Pressure(rules)
         self._guesses: WeakKeyDictionary[Window, WindowGuess] = WeakKeyDictionary()
         if rules.limits.profile == "bucket":
-            # A bucket's window does not count, so that sends before the first headers are also
-            # noted.
+            # A bucket's window keeps no sends by itself: note sends from the start, before the
+            # first headers.
             rules.watch(-math.inf)
-        # Counts an answer other than a 429, and nothing more; False if `answered` must be called.
+        # Only counts an answer that is not a 429; if False, `answered` must be called instead.
         self.accepted = self._pressure.accepted
 
     def heard(self, stated: Sequence[Stated], bookings: Sequence[Booking], now_s: float) -> bool:
-        """Adjusts to what headers have `stated` in answer to the call of `bookings`."""
+        """Adjusts to the limits that the response to the call of `bookings` states."""
         self._rules.watch(now_s)
         is_changed = False
         for one, limit, line in self._lines_of(stated):
@@ -100,7 +106,10 @@ class Feedback:
         return is_changed
 
     def answered(self, now_s: float, *, is_limited: bool) -> bool:
-        """Counts an answer, and adjusts the used share of the limits. is_limited: it was a 429."""
+        """Counts an answer, and adjusts the used share of the limits.
+
+        is_limited: whether the answer was a 429.
+        """
         if not is_limited and self.accepted(now_s):
             return False
         if not self._rules.lines:
@@ -119,10 +128,10 @@ class Feedback:
         return True
 
     def _lines_of(self, stated: Sequence[Stated]) -> list[tuple[Stated, int, LimitLine | None]]:
-        """The limits that one reply states, each with its count and its line; None if it has none.
+        """Matches the limits that one reply states with lines: each limit, its count, its line.
 
-        Two of them have one line only if they are equal or the user has stated that line; then the
-        stricter one counts.
+        The line is None for a limit without one. Two limits may match the same line only if they
+        have its count, or if the user has set that line; then the stricter limit counts.
         """
         searched = self._rules.searched
         lines = [line for line in self._rules.lines if line not in searched]
@@ -135,7 +144,7 @@ class Feedback:
                 continue
             of_kind = [line for line in lines if line.kind == one.kind]
             if len(of_kind) == 1 and kinds.count(one.kind) == 1:
-                # Most often, at a fraction of the time.
+                # The usual case, in a fraction of the time.
                 line = of_kind[0]
                 known.append((one, one.limit, None if _likeness(line, one) is None else line))
                 continue
@@ -147,7 +156,7 @@ class Feedback:
             ]
             best = max((each[0] for each in found), default=_UNLIKE)
             is_only = sum(each[0] == best for each in found) == 1
-            # Without a window or a known count, it may be any limit that the headers mention.
+            # Without a window or a known count, the limit may belong to any of several lines.
             if is_only or best.has_count or one.window_s is not None:
                 alike += found
         # The stricter of two goes to the stricter line.
@@ -173,7 +182,7 @@ class Feedback:
         return [*known, *((one, limit, None) for one, limit in unknown)]
 
     def _follow(self, line: LimitLine, one: Stated, count: int, now_s: float) -> bool:
-        """Adopts the server's count, up to the user's own."""
+        """Sets the line to the server's count, but never above the user's own."""
         window_s = line.stated.window_s
         if line.user is not None:
             count = min(count, line.user.count)
@@ -198,7 +207,7 @@ class Feedback:
         line.name, line.is_adopted, line.is_headed = one.name, True, one.window_s is None
         if one.remaining is not None and rate.window_s <= _MOST_WAIT_S:
             used = max(0, limit - one.remaining)
-            # The server may not have counted what was sent after the call.
+            # The server may not have counted calls that were sent after this one.
             sent = (each.record.sent_s for each in bookings if each.record is not None)
             sent_s = max(sent, default=now_s)
             ours = sum(amount for at_s, amount in line.window.sends(now_s) if at_s <= sent_s)
@@ -209,7 +218,7 @@ class Feedback:
     def _yield(
         self, line: LimitLine, one: Stated, bookings: Sequence[Booking], now_s: float
     ) -> bool:
-        """Leaves other clients the amounts that they use, as far as `remaining` shows these."""
+        """Leaves other clients the amounts that they use, as far as `remaining` shows them."""
         assert one.limit is not None
         assert one.remaining is not None
         used = max(0, one.limit - one.remaining)
@@ -232,10 +241,10 @@ class Feedback:
         return self._use_share() or is_seen
 
     def _spare(self, line: LimitLine, limit: int) -> float:
-        """What may be missing of a bucket without harm.
+        """Returns how much may be missing from a bucket before other clients' usage is booked here.
 
-        An even pace takes no more than is refilled, so half of the bucket is room enough. What was
-        taken once, or is refilled in steps, then costs nothing.
+        An even pace takes no more than is refilled, so half of the bucket suffices. With this
+        margin, an amount that was taken once, or that is refilled in steps, costs nothing.
         """
         free = _left_free(self._rules, line, limit)
         is_even = self._rules.limits.profile in ("any", "counter")
@@ -244,16 +253,16 @@ class Feedback:
         return free
 
     def _learn_refill(self, line: LimitLine, one: Stated, used: int, now_s: float) -> None:
-        """Learns whether the limit is a bucket: it is full again after what is missing x W / N.
+        """Learns whether the limit is a bucket, which is full again after missing x W / N.
 
-        A fixed window states that, too, for a moment in its middle; a moving one that is nearly
-        full does as well.
+        A fixed window states such a reset, too, for a moment in its middle, and so does a moving
+        window that is nearly used up.
         """
         if one.reset_s is None or used <= 0:
             return
         window_s = line.stated.window_s
         unit_s = window_s / line.stated.count
-        # Some state resets in whole seconds, and all state what remains in whole requests.
+        # Some servers state resets in whole seconds; all state whole numbers of remaining requests.
         slack_s = min(1.0, window_s / 20) + 1.5 * unit_s
         if used * unit_s + 2 * slack_s > _TELLING * window_s:
             return
@@ -265,9 +274,10 @@ class Feedback:
 
 
 class _Look(msgspec.Struct):
-    """The amount that a server counted over a window, and this process's part of it.
+    """Collects what a server counted during one window, and this process's part of it.
 
-    A fixed window restarts meanwhile: it counts most at its end. Any other kind hardly changes.
+    since_s: the begin of the window. The count of a fixed window restarts and is highest at its
+    end; the count of any other kind hardly changes.
     """
 
     since_s: float
@@ -285,7 +295,7 @@ class _Look(msgspec.Struct):
         self._most = max(self._most, (used, ours))
 
     def counted(self) -> tuple[float, float]:
-        """The total amount used, and this process's part."""
+        """Returns the amount that all clients used, and this process's part."""
         used, ours = self._most
         if self._least < used / 2:
             return used, ours
@@ -293,15 +303,15 @@ class _Look(msgspec.Struct):
 
 
 class _Crowd:
-    """The share of the limits that leaves others theirs, if a server counts in windows.
+    """Finds the share of a limit that leaves other clients theirs, if a server counts in windows.
 
-    Once in a window and a half our amount x becomes
+    Every one and a half windows, this process's amount x becomes
 
       x + (N - used) / 2 - 0.08 x * x / used
 
-    Every client takes half of what is free, and those that use most give most away, so that all
-    come to use the same (Chiu and Jain 1989), 96 % in all. The last term is left out if no other
-    client is seen.
+    Every client takes half of what is free, and clients that use most give most away, so that all
+    converge to equal amounts (Chiu and Jain 1989), 96 % of the limit in all. The last term is left
+    out if no other client is seen.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -310,7 +320,7 @@ class _Crowd:
         self.share = 1.0
 
     def saw(self, line: LimitLine, limit: int, used: int, ours: int, booked_s: float) -> None:
-        """Records what a server counted around a call: `used` of `limit`, and our part of it."""
+        """Records what a server counted around a call. ours: this process's part of `used`."""
         look = self._looks.setdefault(line.window, _Look(booked_s))
         if booked_s < look.since_s:
             return
@@ -320,7 +330,7 @@ class _Crowd:
             self._conclude(line, limit, *look.counted(), booked_s)
 
     def forget(self) -> None:
-        """Ends the sharing: the limits do not count in windows."""
+        """Stops sharing: the server does not count in windows."""
         self.share = 1.0
 
     def _conclude(
@@ -334,66 +344,67 @@ class _Crowd:
             return
         usable = line.stated.count * self._rules.limits.headroom
         share = self._lead(line, now_s) * (max(1.0, ours) + change) / usable
-        # Nearly all counts as all if no other client is left.
+        # A share of nearly 1 counts as 1.
         self.share = 1.0 if share > 1 - 2 * _NOISE else max(_LEAST, share)
-        # Sends from before a change count for one more window; half of it is skipped.
+        # Sends before the change count for one more window, of which half is skipped.
         for each in self._rules.lines:
             self._looks[each.window] = _Look(now_s + each.stated.window_s / 2)
 
     def _lead(self, line: LimitLine, now_s: float) -> float:
-        """The share of its limit that the fullest line uses, over that of `line`; at least 1."""
+        """Returns the used share of the fullest line over the used share of `line`; 1 or more."""
         used = max(1, line.window.used(now_s)) / line.stated.count
         lines = self._rules.lines
         return max(1.0, *(each.window.used(now_s) / each.stated.count / used for each in lines))
 
 
 class Pressure:
-    """The share of the limits at which a server does not reject, found from what it rejects.
+    """Finds the share of the limits at which a server rejects hardly any call.
 
-    Window by window, or at once when it rejects 30 %:
+    It judges window by window, or at once when 30 % are rejected:
 
-    429s among the answers            what is done
-    hardly any                        1 % more is sent; after each further quiet window, the step
-                                      grows by 1 %
-    clearly above 1 %, once           nothing yet: chance does that, too
-    again within eight windows        now it is certain, as it is from 15 % on, until eight windows
-                                      have been quiet: whatever is above 1 % counts
-    certain, below 15 %, alone        the guard may be too short for the network: doubled once
-    certain                           less is sent, by 4 x what is above 1 %, at most by the
+    429s among the answers            reaction
+    hardly any                        1 % more is sent; the step grows by 1 % with each further
+                                      quiet window
+    clearly above 1 %, once           none yet: this may be chance
+    again within eight windows, or    the pressure is certain until eight windows have been quiet:
+    15 % and more                     any share above 1 % counts
+    certain, below 15 %, no other     the guard, which may be too short for the network, is doubled,
+    client seen                       once
+    certain                           less is sent: by 4 x the share above 1 %, but at most by the
                                       rejected share + 5 %
 
-    Clients that add and cut shares of their own rate come to use the same (Chiu and Jain 1989).
+    Clients that add and cut shares of their own rate converge to equal rates (Chiu and Jain 1989).
     """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._since_s = math.inf  # what came before it does not count; inf before the first answer
-        self._due_s = -math.inf  # until then no answer but a 429 is looked at
+        self._since_s = math.inf  # earlier answers do not count; inf before the first answer
+        self._due_s = -math.inf  # before this time, only 429s are examined
         self._is_resting = False  # until _since_s, after a change
         self._answered = 0
         self._limited = 0
-        self._clear = _MEMORY  # windows since the last that was clearly above 1 %
-        self._quiet = 0  # windows since the last that counted
+        self._clear = _MEMORY  # windows since the last one that was clearly above 1 %
+        self._quiet = 0  # windows since the last one that caused a reaction
         self._is_certain = False
         self._is_guard_doubled = False
         self.share = 1.0
 
     def accepted(self, now_s: float) -> bool:
-        """Counts an answer other than a 429; False if `answered` must be called for it instead."""
+        """Counts an answer that is not a 429; if False, `answered` must be called instead."""
         if now_s >= self._due_s:
             return False
         self._answered += 1
         return True
 
     def answered(self, now_s: float, *, is_limited: bool, is_alone: bool) -> None:
-        """Judges what was counted. is_alone: no other user of the limits is seen."""
+        """Counts an answer; judges the window if it is over. is_alone: no other client is seen."""
         if self._since_s == math.inf:
             self._since_s = now_s
             self._due_s = now_s + _SHORTEST_LOOK_S
         if now_s < self._since_s:
             return
         if self._is_resting:
-            # The calls answered meanwhile had been sent before the change.
+            # Calls that were answered during the rest had been sent before the change.
             self._is_resting = False
             self._answered = 0
         self._answered += 1
@@ -403,18 +414,18 @@ class Pressure:
         longest_s = max(line.stated.window_s for line in self._rules.lines)
         window_s = max(_SHORTEST_LOOK_S, min(60.0, longest_s))
         is_over = now_s >= self._since_s + window_s
-        # Limits may change meanwhile, so it checks at least once a second.
+        # Limits may change during a window, so it is checked at least once a second.
         self._due_s = min(self._since_s + window_s, now_s + _SHORTEST_LOOK_S)
-        # Counting the sends takes time: it is done at every eighth 429.
+        # Counting the sends takes time, so it is done only at every eighth 429.
         is_due = is_limited and self._limited % 8 == 0 and self.share == 1
         if not is_over and not (is_due and self._is_flood(self._answered)):
             return
         answered = self._answered
         if self._limited:
-            # A 429 comes before the answers to calls that were sent with it.
+            # A 429 arrives sooner than the answers to calls that were sent at the same time.
             answered = max(answered, self._sent(self._since_s, now_s))
         if is_over or self._is_flood(answered):
-            # The server goes on counting what was sent before a cut.
+            # After a cut, the server still counts calls that were sent before it.
             self._is_resting = self._conclude(self._limited, answered, is_alone=is_alone)
             self._since_s = now_s + (window_s / 2 if self._is_resting else 0.0)
             self._due_s = self._since_s + (0.0 if self._is_resting else _SHORTEST_LOOK_S)
@@ -424,9 +435,9 @@ class Pressure:
         return self._limited >= answered * _FLOOD
 
     def _conclude(self, limited: int, answered: int, *, is_alone: bool) -> bool:
-        """Judges one window; True if less is sent from now on."""
+        """Judges one window; returns whether the guard was doubled or less is sent from now on."""
         rejected, expected = limited / answered, answered * _TOLERATED
-        # Three standard deviations of a Poisson law.
+        # Three standard deviations of a Poisson distribution.
         is_clear = limited > expected + 3 * math.sqrt(expected)
         is_certain = is_clear and (rejected >= _MANY or self._clear < _MEMORY)
         self._is_certain = self._is_certain or is_certain
@@ -447,7 +458,7 @@ class Pressure:
         return True
 
     def _sent(self, since_s: float, now_s: float) -> int:
-        """The calls since then, if a limit on requests counts them."""
+        """Returns the number of calls sent since then, as far as a request limit counts them."""
         counts = (
             sum(amount for sent_s, amount in line.window.sends(now_s) if sent_s >= since_s)
             for line in self._rules.lines
@@ -457,7 +468,7 @@ class Pressure:
 
 
 def _likeness(line: LimitLine, one: Stated) -> _Likeness | None:
-    """What shows that `one` is the limit of `line`, of its kind; None if it is not."""
+    """Returns how `one`, of the same kind, resembles the limit of `line`; None if it does not."""
     has_count = line.stated.count == one.limit
     if one.window_s is None:
         is_alike = has_count or line.is_headed
@@ -473,14 +484,14 @@ def _strictness(stated: tuple[Stated, int]) -> tuple[int, float]:
 
 
 def _left_free(rules: Rules, line: LimitLine, limit: int) -> int:
-    """The amount left to others: by headroom, and by a user limit below the server's."""
+    """Returns the amount that headroom, or a user's lower limit, leaves to other clients."""
     return limit - math.floor(line.stated.count * rules.limits.headroom)
 
 
 def _noise(rules: Rules, line: LimitLine, limit: int) -> float:
-    """By how much a server's count may differ from this process's without other clients.
+    """Returns how far a server's count may differ from this process's without other clients.
 
-    Calls overtake each other on their way, within the guard.
+    Calls can overtake each other on their way, within the guard.
     """
     overtaken = limit * min(0.2, rules.guard_s / line.stated.window_s)
     return max(1.0, limit * _NOISE) + overtaken

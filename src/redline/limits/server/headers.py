@@ -1,4 +1,4 @@
-"""What a server says about its limits in the headers of its replies.
+"""Reads what a server states about its limits in the headers of its replies.
 
 | headers                                      | sent by                                       |
 |----------------------------------------------|-----------------------------------------------|
@@ -30,13 +30,13 @@ from redline.limits.server.stated_limit import (
     server_wall_s,
 )
 
-# The names of a reply's headers are searched only if no earlier reply had the same names, in the
-# same order. A server has a few such layouts; after this many they are forgotten and learned again.
-# A layout of more names is not remembered.
+# A layout is the names of a reply's headers in order. A reply is searched for limit headers only if
+# its layout is new. A server has a few layouts; after _MOST_LAYOUTS they are forgotten and learned
+# again. A layout of more than _MOST_NAMES names is not remembered.
 _MOST_LAYOUTS, _MOST_NAMES = 64, 64
 
 _LONGEST_PROCESSING_S = 86_400.0
-# Only those who run Envoy themselves see the second one.
+# Only users who run Envoy themselves see the second one.
 _PROCESSING = ("openai-processing-ms", "x-envoy-upstream-service-time")
 
 _PASSED_ON = "llm_provider-"
@@ -45,11 +45,11 @@ _KINDS: dict[str, Kind] = {
     "req": "requests",  # Mistral
     "project-requests": "requests",
     "project-tokens": "tokens",
-    "tokens-prompt": "input_tokens",  # Fireworks, as the next
+    "tokens-prompt": "input_tokens",  # Fireworks; so is the next
     "tokens-generated": "output_tokens",
 }
 _WINDOWS = "second|minute|hour|day"
-# Azure once sent `x-rate-limit-reset-tokens`, with one hyphen more than in its other names.
+# Azure once sent `x-rate-limit-reset-tokens`, with one hyphen more than its other names.
 _BY_KIND = re.compile(
     r"x-rate-?limit-(limit|remaining|reset|renewalperiod)-"
     rf"(?:({'|'.join(_KINDS)})(?:-({_WINDOWS}))?|({_WINDOWS}))"
@@ -57,18 +57,18 @@ _BY_KIND = re.compile(
 _ANTHROPIC = re.compile(
     r"anthropic-ratelimit-(requests|tokens|input-tokens|output-tokens)-(limit|remaining|reset)"
 )
-# Anthropic documents every one of its limits as one per minute.
+# Anthropic documents all its limits as limits per minute.
 _ANTHROPIC_WINDOW_S = 60.0
 # "x-tokenlimit-limit: the maximum number of tokens per second" (docs.together.ai, "Rate limits").
-# A gateway that has taken the name over for another window states its reset. A limit by size for a
-# month is a budget: spread evenly over the month it would leave nothing to send with.
+# A gateway that has adopted this name for another window also states the reset. A limit by size for
+# a month is left out, because it is a budget: spread evenly, it would leave almost no rate.
 _TOKENS = re.compile(rf"x-(tokenlimit|ratelimitbysize)-(limit|remaining|reset)(?:-({_WINDOWS}))?")
 _TOGETHER_WINDOW_S = 1.0
 _UNSORTED = re.compile(r"(x-rate-?limit-|ratelimit-)(limit|remaining|reset|policy)|(ratelimit)")
 
 
 class _Lane(msgspec.Struct, eq=False):
-    """The headers that state one limit by its kind. The name of an absent header is empty."""
+    """The names of the headers that state one limit of a kind; "" for an absent header."""
 
     kind: Kind
     window_s: float | None
@@ -80,7 +80,7 @@ class _Lane(msgspec.Struct, eq=False):
 
 
 class _Form(NamedTuple):
-    """Headers that name no kind, by their names, and what reads limits from their values."""
+    """The names of headers that state limits without a kind, and a reader for their values."""
 
     read: Callable[..., list[Stated]]
     names: tuple[str, ...]
@@ -89,38 +89,38 @@ class _Form(NamedTuple):
 def _read_separate(
     limit: str | None, remaining: str | None, reset: str | None, policy: str | None, wall_s: float
 ) -> list[Stated]:
-    """A limit without a kind, in one header for each of its fields."""
+    """Reads a limit without a kind that has one header for each of its fields."""
     if limit is None and remaining is None:
         return []
     return read_one(limit, remaining, reset, policy, wall_s)
 
 
 class HeaderReader:
-    """Reads the limits of one endpoint, and remembers in which headers that endpoint states them.
+    """Reads the limits that one endpoint states, and remembers the headers that state them.
 
-    Headers found once are looked up directly in later replies.
+    Headers that were found once are looked up directly in later replies. silent: the layouts of
+    replies that state neither limits nor the processing time.
     """
 
     __slots__ = ("_forms", "_found", "_lanes", "_layouts", "_names", "silent")
 
     def __init__(self) -> None:
         self._layouts: set[tuple[str, ...]] = set()
-        # The names in replies that state neither limits nor the time that the call took.
         self.silent: set[tuple[str, ...]] = set()
-        # By whether a proxy passes it on, and by the subject that the names share.
+        # By whether a proxy passes the limit on, and by the part that its header names share.
         self._found: dict[tuple[bool, str], _Lane] = {}
         self._lanes: tuple[_Lane, ...] = ()
-        # The headers that name no kind, by what they say: `ratelimit`, `x-ratelimit-limit`...
+        # The headers without a kind, by their normalized names: `ratelimit`, `x-ratelimit-limit`...
         self._names: dict[str, str] = {}
-        # Gateways repeat one limit in several forms, so only the first form that is present counts.
+        # Gateways repeat one limit in several forms, so only the first form in a reply counts.
         self._forms: tuple[_Form, ...] = ()
 
     def read(self, headers: Mapping[str, str], wall_s: float) -> tuple[Stated, ...]:
-        """The limits that one reply states, in no order; most often none.
+        """Returns the limits that one reply states, in no order; usually none.
 
         headers: looked up in the case in which the server first sent them. wall_s: the time now,
-        for resets given as a moment; the server's own time, by its Date, takes precedence. Never
-        raises, whatever the server sends.
+        with which resets given as a moment are compared; the server's own Date takes precedence.
+        Never raises, whatever the server sends.
         """
         layout = tuple(headers)
         if layout not in self._layouts:
@@ -146,7 +146,7 @@ class HeaderReader:
         return tuple(found)
 
     def _scan(self, layout: tuple[str, ...]) -> None:
-        """Learns the names of the limit headers in a reply, and keeps those known before."""
+        """Learns the names of the limit headers in a reply; earlier names are kept."""
         if len(self._layouts) >= _MOST_LAYOUTS:
             self._layouts.clear()
             self.silent.clear()
@@ -165,7 +165,7 @@ class HeaderReader:
             if is_short:
                 self.silent.add(layout)
             return
-        # A limit of the proxy's own takes precedence over one of the same kind that it passes on.
+        # A proxy's own limit takes precedence over a limit of the same kind that it passes on.
         own = {found.kind for (is_passed_on, _), found in self._found.items() if not is_passed_on}
         self._lanes = tuple(
             found
@@ -175,7 +175,7 @@ class HeaderReader:
         self._forms = tuple(self._known_forms())
 
     def _known_forms(self) -> Iterator[_Form]:
-        """The forms that were seen, the newest and richest one first."""
+        """Yields the forms that were seen, the newest and richest form first."""
         name = self._names.get
         policy = name("ratelimit-policy", "")
         if "ratelimit" in self._names:
@@ -194,7 +194,7 @@ class HeaderReader:
             field, subject, span, bare_span = found.groups()
             window = span or bare_span
             window_s = SECONDS.get(window)
-            # Kong names the window alone and means requests.
+            # Kong gives only the window, and means requests.
             kind = _KINDS[subject] if subject else "requests"
             key = (is_passed_on, f"{subject} {window}")
         elif found := _ANTHROPIC.fullmatch(plain):
@@ -218,12 +218,12 @@ class HeaderReader:
         setattr(lane, field, name)
 
     def _tells_reset(self, key: tuple[bool, str], field: str) -> bool:
-        """Whether the limit of `key` has a header that states its reset."""
+        """Returns whether the limit of `key` has a header with its reset."""
         return field == "reset" or (key in self._found and self._found[key].reset != "")
 
 
 def processing_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds the server itself spent on the call; None if it does not state them."""
+    """Returns the seconds that the server itself spent on the call; None if it does not say."""
     first, second = _PROCESSING
     text = headers.get(first) or headers.get(second)
     if text is None:

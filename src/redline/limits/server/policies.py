@@ -1,4 +1,4 @@
-"""Limits written as lists of policies: Envoy, slowapi and the drafts of the IETF.
+"""Reads limits written as lists of policies: Envoy, slowapi and the drafts of the IETF.
 
 | headers                                                    | written by                       |
 |------------------------------------------------------------|----------------------------------|
@@ -28,7 +28,7 @@ from redline.limits.server.stated_limit import (
     read_window_s,
 )
 
-# A list of policies is short. A longer text is nonsense, and is not parsed.
+# A list of policies is short. A longer text is malformed, and is not parsed.
 _LONGEST_TEXT = 1000
 # A parameter's value is a number, a word, a "string" or :bytes:. Commas in quotes do not separate.
 _PARAM = r';\s*([A-Za-z]+)\s*=\s*("[^"]*"|:[^:]*:|[^\s",;]*)\s*'
@@ -53,10 +53,10 @@ def read_one(
     policy: str | None,
     wall_s: float,
 ) -> list[Stated]:
-    """The limit that these separate fields state, and every policy beside it.
+    """Returns the limit that these separate fields state, and every policy beside it.
 
-    What remains is stated for one policy only: the first one of that size whose window is not
-    shorter than the time until the reset.
+    `remaining` and `reset` belong to one policy only: the first one with the stated limit whose
+    window is not shorter than the time until the reset.
     """
     current, policies = _sizes(limit or "")
     policies = policies or _policies(policy or "")
@@ -82,7 +82,7 @@ def read_one(
 
 
 def read_list(rates: str | None, policy: str | None, wall_s: float) -> list[Stated]:
-    """One limit for each member of `RateLimit`, and for each policy that it does not name."""
+    """Returns one limit for each member of `RateLimit`, and for each policy that is not in it."""
     if rates is not None and len(rates) > _LONGEST_TEXT:
         rates = None
     if rates is not None and ";" not in rates:
@@ -92,8 +92,8 @@ def read_list(rates: str | None, policy: str | None, wall_s: float) -> list[Stat
     policies = _by_name(policy or "")
     found: list[Stated] = []
     named = set()
-    # Split by hand, which is five times faster than the pattern and is done on every reply. A
-    # name with a comma inside, which no provider uses, loses its policy.
+    # Split by hand for every reply, five times as fast as with the pattern. A name that contains a
+    # comma, which no provider uses, loses its policy.
     for member in (rates or "").split(","):
         quoted, *params = member.split(";")
         name, left, reset_s = quoted.strip(' "'), None, None
@@ -113,9 +113,9 @@ def read_list(rates: str | None, policy: str | None, wall_s: float) -> list[Stat
     return found
 
 
-@lru_cache(maxsize=64)  # the limit of a server stays the same from reply to reply
+@lru_cache(maxsize=64)  # a server's limit rarely changes between replies
 def _sizes(text: str) -> tuple[int | None, tuple[_Policy, ...]]:
-    """The bare number that leads the list, and the distinct policies after it."""
+    """Returns the bare number at the head of the list, and the distinct policies after it."""
     current = None
     policies: dict[tuple[int | None, float | None], _Policy] = {}
     for policy in _policies(text):
@@ -129,7 +129,7 @@ def _sizes(text: str) -> tuple[int | None, tuple[_Policy, ...]]:
 
 @lru_cache(maxsize=64)
 def _policies(text: str) -> tuple[_Policy, ...]:
-    """The members of a list: `"default";q=100;w=10` is `default` with its parameters."""
+    """Returns the members of a list: `"default";q=100;w=10` is `default` with its parameters."""
     if len(text) > _LONGEST_TEXT:
         return ()
     members = _MEMBERS.findall(text)
@@ -143,7 +143,7 @@ def _by_name(text: str) -> dict[str, _Policy]:
 
 def _policy(value: str, params: dict[str, str]) -> _Policy:
     # The drafts define requests, content-bytes and concurrent-requests, and leave the list open.
-    # The unit alone decides: a policy's name may be "per-token" and mean the token of a user.
+    # Only the unit decides: a policy named "per-token" may mean the access token of a user.
     unit = params.get("qu", "requests").strip('"').lower().replace("_", "-")
     window_s = read_window_s(params.get("w") or params.get("window"))
     if "q" in params:

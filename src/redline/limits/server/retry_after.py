@@ -1,4 +1,4 @@
-"""What the headers or body of a refusal state: how long to wait, and which limit was reached."""
+"""Reads from the headers or body of a refusal how long to wait and which limit was reached."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from redline.limits.server.stated_limit import (
 
 # A wait of more than a day is treated as a mistake in the header.
 _LONGEST_S = 86_400.0
-# Error bodies are short; a longer one echoes an answer or an upload.
+# Error bodies are short: a longer body echoes an answer or an upload, and is not read further.
 _LONGEST_BODY = 65_536
 
-# Gateways quote a body inside a body, so that quotes may be escaped, more than once, or single.
+# Gateways quote a body inside a body, so quotes may be single, or escaped once or several times.
 _RETRY_INFO = re.compile(rb"""retryDelay\\*["']\s*:\s*\\*["']([0-9]+(?:\.[0-9]+)?)s""")
 _SENTENCE = re.compile(
     rb"(?:try again|retry) (?:in|after) (?:((?:[0-9]+(?:\.[0-9]+)?(?:ms|[smhd]))+)\b"
@@ -33,7 +33,7 @@ _SENTENCE = re.compile(
     re.IGNORECASE,
 )
 
-# Parts of a Gemini quotaId, in the order in which they are looked for.
+# Parts of a Gemini quotaId, in the order in which they are searched.
 _QUOTA_KINDS: dict[str, Kind] = {
     "inputtoken": "input_tokens",
     "outputtoken": "output_tokens",
@@ -54,17 +54,17 @@ _EXCEEDED = re.compile(rb"Rate limit exceeded: ([0-9]+) per ([0-9]{1,6}) (second
 
 
 def retry_after_s(headers: Mapping[str, str], wall_s: float, body: bytes = b"") -> float | None:
-    """Seconds to wait by `retry-after-ms` or `Retry-After` (RFC 9110, 10.2.3), or by the body.
+    """Returns the seconds to wait according to `retry-after-ms`, `Retry-After` or the body.
 
-    headers: looked up in lower case. Retry-After is a number of seconds, fractions allowed, or an
-    HTTP date, compared with the server's own `Date` if there is one, otherwise with wall_s. body:
-    of the error, if it may state a wait: Google's RetryInfo, or a sentence such as `Please try
-    again in 1m26.4s`. None if no wait of 0..86,400 s is stated.
+    headers: looked up in lower case. Retry-After (RFC 9110, 10.2.3) is a number of seconds, which
+    may have a fraction, or an HTTP date, compared with the server's own `Date` if there is one,
+    otherwise with wall_s. body: of an error that may state a wait: Google's RetryInfo, or a
+    sentence such as `Please try again in 1m26.4s`. None if no wait of 0..86,400 s is stated.
     """
     wait_ms = read_number(headers.get("retry-after-ms"))
     wait_s = None if wait_ms is None else wait_ms / 1000
     if not wait_s:
-        # Azure rounds its milliseconds down to 0 beside a Retry-After of 1.
+        # Azure may send 0 milliseconds, rounded down, together with a Retry-After of 1.
         text = headers.get("retry-after")
         seconds_s = read_number(text)
         if seconds_s is None and (date_s := read_date_s(text)) is not None:
@@ -76,10 +76,10 @@ def retry_after_s(headers: Mapping[str, str], wall_s: float, body: bytes = b"") 
 
 
 def stated_in_body(body: bytes) -> tuple[Stated, ...]:
-    """The limits that the body of a 429 names as reached, each with its window if it is stated.
+    """Returns the limits that the body of a 429 names as reached, each with its window if stated.
 
-    Google's QuotaFailure, of which nothing remains, and the sentences of OpenAI, Groq and slowapi.
-    Some limits, such as Groq's requests per minute, are stated nowhere else.
+    Reads Google's QuotaFailure, whose limits have 0 remaining, and the sentences of OpenAI, Groq
+    and slowapi. Some limits, such as Groq's requests per minute, are stated nowhere else.
     """
     body = body[:_LONGEST_BODY]
     if b"QuotaFailure" in body:
@@ -97,7 +97,7 @@ def stated_in_body(body: bytes) -> tuple[Stated, ...]:
 
 def _quotas(body: bytes) -> Iterator[Stated]:
     for violation in _violations(body):
-        # Such as GenerateRequestsPerMinutePerProjectPerModel-FreeTier.
+        # For example GenerateRequestsPerMinutePerProjectPerModel-FreeTier.
         name = _text(violation.get("quotaId")).lower()
         kind = next((kind for part, kind in _QUOTA_KINDS.items() if part in name), None)
         if kind is not None:
@@ -130,7 +130,7 @@ def _dicts(values: object) -> Iterator[dict[Any, Any]]:
 
 
 def _body_s(body: bytes) -> float | None:
-    """The longer one of RetryInfo and the sentence: Gemini rounds RetryInfo down to a second."""
+    """Returns the longer wait: of RetryInfo, which Gemini rounds down, or of the sentence."""
     waits = []
     if found := _RETRY_INFO.search(body):
         waits.append(float(found[1]))

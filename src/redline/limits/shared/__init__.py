@@ -1,4 +1,4 @@
-"""Limits shared by processes: send times booked ahead in a file or in Redis."""
+"""Shares limits between processes, which book send times ahead in a file or in Redis."""
 
 from redline.limits.shared.file_ledger import FileLedger
 from redline.limits.shared.flights import Flights, OwnFlights, SharedFlights

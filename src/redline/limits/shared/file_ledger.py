@@ -1,16 +1,16 @@
-"""A ledger in a file, for the processes of one machine.
+"""Keeps a ledger in a file, for the processes of one machine.
 
-A turn is: lock the file (flock, exclusive), read, `transact`, write, unlock; some 100 us. The
-system releases the lock when its holder dies, however it dies.
+A turn is: lock the file (flock, exclusive), read, `transact`, write, unlock; about 100 us. If the
+process that holds the lock dies in any way, the system releases the lock.
 
-The file: a magic line, then two places for the state, each with a turn number and a checksum. A
-turn writes to the older place, so a writer killed half-way leaves the state before its turn, which
-is still true: no process was given the slots of the unfinished one. A file whose two places are
-both damaged counts every window as full; one without the magic line is not a ledger and is never
+The file has a magic line, then two places for the state, each with a turn number and a checksum. A
+turn writes to the older place, so a writer that is killed half-way leaves the state before its
+turn. That state is still true: no process was given slots in the unfinished turn. If both places
+are damaged, every window counts as full. A file without the magic line is not a ledger and is never
 written.
 
-Nothing is synced: times are CLOCK_MONOTONIC's, which all processes of a machine share until it
-reboots; a state from an earlier boot is shifted by the wall clock.
+Nothing is synced to disk. Times are of CLOCK_MONOTONIC, which all processes of a machine share
+until it reboots; a state from an earlier boot is shifted by the wall clock.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _HEADER = struct.Struct("<QII")  # turn, length, checksum
 _PLACE_BYTES = 1 << 20
 _MOST_BYTES = _PLACE_BYTES - _HEADER.size
 _FIRST_PLACE = 4096
-# A turn holds the lock for well under a millisecond.
+# Seconds between attempts to lock, and in all. A turn holds the lock for much less than 1 ms.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _MOST_WAIT_S = 0.0005, 0.02, 1.0
-# Maximum number of endpoints in a file; a new one replaces the one unused for longest.
+# The most endpoints in a file; a new one replaces the one that has been unused for longest.
 _MOST_STATES = 64
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Content(msgspec.Struct, array_like=True):
-    """The content of a place: the states by name, and when and in which boot they were written."""
+    """The content of a place: the states by name, and the times and the boot of their writing."""
 
     turn: int
     boot_id: str
@@ -58,10 +58,10 @@ _DECODER = msgspec.msgpack.Decoder(_Content)
 
 
 class FileLedger:
-    """The state under `name` in the file at `path`, which is created if it does not exist.
+    """Keeps the state under `name` in the file at `path`, which is created if it does not exist.
 
-    limits: what is shared, in words. Raises ConfigError for a file that cannot be used, is no
-    ledger, or is in use under other limits.
+    limits: the shared limits, in words. Raises ConfigError for a file that cannot be used, is not a
+    ledger, or is in use for other limits.
     """
 
     lead_s = 0.0
@@ -76,15 +76,15 @@ class FileLedger:
         self._check(limits)
 
     def local_s(self, ledger_s: float) -> tuple[float, float]:
-        """The earliest and the latest local time to which a ledger time can correspond."""
+        """Returns the earliest and the latest local time that a ledger time can mean."""
         return ledger_s, ledger_s
 
     def stamp_s(self, local_s: float) -> float:
-        """The ledger time of a local time, or a later one."""
+        """Returns the ledger time of a local time, or a later one."""
         return local_s
 
     async def transact(self, request: LeaseRequest) -> Lease:
-        """The lease. Raises NoEndpoint if the file stays locked or cannot be used."""
+        """Returns the lease. Raises NoEndpoint if the file stays locked or cannot be used."""
         wait_s, waited_s = _FIRST_WAIT_S, 0.0
         try:
             while not self._lock():
@@ -110,12 +110,12 @@ class FileLedger:
             raise NoEndpoint(error.what, hint=error.hint) from error
 
     async def aclose(self) -> None:
-        """Releases the file. May be repeated."""
+        """Releases the file. May be called again."""
         self._file.close()
 
     def _check(self, limits: str) -> None:
         try:
-            # The lock's holder is a ledger's process, and the first turn waits for it.
+            # If the file is locked, a process is using the ledger, and the first turn waits for it.
             state = self._read()[0].states.get(self._name) if self._lock() else None
         except OSError as error:
             raise ConfigError(
@@ -132,7 +132,7 @@ class FileLedger:
             )
 
     def _lock(self) -> bool:
-        """Takes the lock of the file at the path if it is free; returns whether it is held now."""
+        """Tries to lock the file at the path; returns whether this process holds the lock now."""
         if self._file.fd < 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._file = LockedFile(os.open(self._path, flags, 0o600))
@@ -140,7 +140,7 @@ class FileLedger:
             return False
         if self._file.is_at(self._path):
             return True
-        # The file was moved or deleted: the other processes use the file that is at the path now.
+        # The file was moved or deleted: other processes use the file that is at the path now.
         self._file.close()
         return False
 
@@ -148,7 +148,7 @@ class FileLedger:
         content, is_damaged = self._read()
         now_s = self._clock.now_s()
         if is_damaged:
-            # As if this process had a slot that the state does not contain.
+            # The request claims a slot that the state does not contain, so windows count as full.
             request = msgspec.structs.replace(request, seen_s=max(request.seen_s, now_s))
         if content.boot_id != self._boot_id:
             passed_s = max(0.0, self._clock.wall_s() - content.wall_s)
@@ -166,7 +166,7 @@ class FileLedger:
             body = _ENCODER.encode(_Content(number, self._boot_id, now_s, wall_s, kept))
             if len(body) <= _MOST_BYTES:
                 break
-            # States in use stay: if each turn dropped one, all windows would count as full.
+            # States in use are kept: if each turn dropped one, all windows would count as full.
             if not states or now_s - states[_unused(states)].touched_s < STALE_S:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             del states[_unused(states)]
@@ -174,13 +174,13 @@ class FileLedger:
         return lease
 
     def _read(self) -> tuple[_Content, bool]:
-        """The newest valid content, and whether content should exist but does not.
+        """Returns the newest valid content, and whether content was written but none is valid.
 
         Raises ConfigError if the file is not a ledger.
         """
         magic = os.pread(self._file.fd, len(_MAGIC), 0)
         if len(magic) < len(_MAGIC) and _MAGIC.startswith(magic):
-            # New, or its creator was killed.
+            # The file is new, or the process that created it was killed.
             os.pwrite(self._file.fd, _MAGIC, 0)
         elif magic != _MAGIC:
             raise ConfigError(
@@ -204,12 +204,12 @@ class FileLedger:
         header = _HEADER.pack(turn, len(body), zlib.crc32(body, turn % 2**32))
         written = os.pwrite(self._file.fd, header + body, _offset(turn % 2))
         if written < len(header) + len(body):
-            # The next turn would not see this one's slots, so no process may send in them.
+            # The next turn would not see the slots of this one, so they must not be used.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _unused(states: dict[str, State]) -> str:
-    """The name of the one unused for longest."""
+    """Returns the name of the state that has been unused for the longest time."""
     return min(states, key=lambda name: states[name].touched_s)
 
 
@@ -218,7 +218,7 @@ def _offset(place: int) -> int:
 
 
 def _boot_id() -> str:
-    """The ID of the current boot; empty if the system does not report one."""
+    """Returns the ID of the current boot; "" if the system does not report one."""
     try:
         return _BOOT_ID.read_text("ascii").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""How many calls are in flight, in this process alone or in all that share a table."""
+"""Counts the calls in flight, in this process alone or in all processes that share a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from redline.process import SharedTable
 
 
 class Flights:
-    """Calls that have started and not ended. counts: of each process. number: this one's."""
+    """Counts calls that have started and not ended.
+
+    counts: one number for each process. number: the index of this process.
+    """
 
     def __init__(self, counts: list[int] | memoryview, number: int) -> None:
         self._counts = counts
@@ -14,30 +17,30 @@ class Flights:
 
     @property
     def count(self) -> int:
-        """Calls in flight in all processes."""
+        """The number of calls in flight in all processes."""
         return sum(self._counts)
 
     @property
     def own(self) -> int:
-        """Calls in flight in this process."""
+        """The number of calls in flight in this process."""
         return self._counts[self._number]
 
     def add(self, more: int) -> None:
-        """Counts calls that have started here; -1 for one that has ended."""
+        """Counts `more` calls that have started in this process; -1 for a call that has ended."""
         self._counts[self._number] += more
 
 
 class OwnFlights(Flights):
-    """The calls of this process alone."""
+    """Counts the calls of this process alone."""
 
     def __init__(self) -> None:
         super().__init__([0], 0)
 
 
 class SharedFlights(Flights):
-    """The calls of all processes that share a table; a lost process has none.
+    """Counts the calls of all processes that share a table; a lost process has none.
 
-    name: the same for all of them. process: this one, from 0.
+    name: the same in all processes. process: the number of this process, from 0.
     """
 
     def __init__(self, table: SharedTable, name: str, process: int) -> None:
@@ -45,6 +48,6 @@ class SharedFlights(Flights):
 
 
 def row(table: SharedTable, name: str) -> slice:
-    """The table's words or reals of that name, one for each process."""
+    """Returns the slice of the table's words or reals with this name, one for each process."""
     first = table.counts(name)
     return slice(first, first + table.processes)

@@ -1,4 +1,4 @@
-"""The place where processes share limits: a file on one machine, or Redis."""
+"""Opens the ledger through which processes share limits: a file on one machine, or Redis."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from redline.limits.shared.schedule import Lease, LeaseRequest, described, rated
 
 
 class Ledger(Protocol):
-    """Keeps the state of limits/shared/schedule.py. Its times are those of its own clock."""
+    """Keeps the state of limits/shared/schedule.py. Ledger times are of the ledger's own clock."""
 
     @property
     def lead_s(self) -> float:
-        """The usual time until an answer arrives."""
+        """The usual time in seconds until the ledger's answer arrives."""
 
     @property
     def unsure_s(self) -> float:
-        """The distance between the two ends of `local_s`."""
+        """The difference in seconds between the two times that `local_s` returns."""
 
     def local_s(self, ledger_s: float) -> tuple[float, float]:
-        """The earliest and the latest local time to which a ledger time can correspond."""
+        """Returns the earliest and the latest local time that a ledger time can mean."""
 
     def stamp_s(self, local_s: float) -> float:
-        """The ledger time of a local time, or a later one."""
+        """Returns the ledger time of a local time, or a later one."""
 
     async def transact(self, request: LeaseRequest) -> Lease:
-        """The lease. Raises NoEndpoint if no answer comes."""
+        """Returns the lease. Raises NoEndpoint if the ledger does not answer."""
 
     async def aclose(self) -> None: ...
 
 
 def open_ledger(target: str, limits: Limits, name: str, clock: Clock = SYSTEM) -> Ledger:
-    """The ledger at `target`: a file's path, or a redis:// or rediss:// URL.
+    """Opens the ledger at `target`: the path of a file, or a redis:// or rediss:// URL.
 
-    name: what is limited, such as a base URL; with a digest of the key if keys are distinguished.
-    Blocks for some seconds at most. Raises ConfigError if it cannot work, or is in use under
-    other limits.
+    name: what is limited, such as a base URL, with a digest of the key if limits apply per key.
+    Blocks for at most a few seconds. Raises ConfigError if the ledger cannot be used, or is in use
+    for other limits.
     """
     if not rated(limits):
         raise ConfigError(
@@ -50,14 +50,14 @@ def open_ledger(target: str, limits: Limits, name: str, clock: Clock = SYSTEM) -
     if "://" not in target:
         return FileLedger(Path(target), name, described(limits), clock)
     _check_url(target)
-    # redis-py is an extra, and is imported only where it is used.
+    # redis-py is an extra, and is imported only when it is used.
     from redline.limits.shared.redis_ledger import RedisLedger
 
     return RedisLedger(target, name, described(limits), clock)
 
 
 def _check_url(url: str) -> None:
-    """Raises ConfigError, which shows no part of the URL, unless it names a Redis."""
+    """Raises ConfigError unless the URL is a Redis URL; the error shows no part of the URL."""
     what, hint = "the URL of the shared limits is not valid", "write it like redis://host:6379/0"
     try:
         parts = urlsplit(url)

@@ -1,12 +1,12 @@
-"""Limits that several processes share through a ledger: a file, or Redis.
+"""Applies limits that several processes share through a ledger: a file, or Redis.
 
-To its callers a SharedLimiter is a Limiter. Behind it a ledger books send times ahead for all
-processes (schedule.py): this one asks for a lease for its first callers, admits each within its
-slot, and reports how the slots were used when it asks again.
+To its callers, a SharedLimiter is a Limiter. Behind it, a ledger books send times ahead for all
+processes (schedule.py): the limiter requests a lease for its first callers, grants each caller a
+slot of the lease, and reports with the next request how the slots were used.
 
-A slot that is due goes to the first caller in line that it fits; if it fits none of those at the
-front, to the caller for which it was booked. So the order is kept within a priority, and a slot is
-lost only if it fits none at the front and its own caller is gone.
+A slot that is due goes to the first caller in line that it fits. If it fits none of those at the
+front, it goes to the caller for which it was booked. So callers of one priority are served in
+order, and a slot is lost only if it fits no caller at the front and its own caller is gone.
 """
 
 from __future__ import annotations
@@ -37,41 +37,45 @@ from redline.limits.shared.schedule import (
 )
 from redline.limits.wait import Grant, RateLimiter, Waiter, WaitQueue
 
-# A call leaves at most this long after its planned time: the guard, or 2 % of the shortest window.
-# If a loop is so busy that slots pass unused, the slack doubles until they do not.
+# The slack: a call leaves at most this long after its planned time. It is the guard, or 2 % of the
+# shortest window if that is more. If the event loop is so busy that slots pass unused, the slack
+# doubles until they are used.
 _SLACK_SHARE, _LEAST_SLACK_S, _MOST_SLACK_S = 0.02, 0.005, 0.05
 _MOST_BUSY_SLACK_S, _CALMER = 2.0, 0.8
-# The share of a limit in one lease, unless its duration allows more. The calls of a burst are sent
-# at once, which takes the loop some ms and must be over within the slack.
+# One lease has at most this share of a limit, or what its duration allows if that is more. Calls of
+# a burst are sent at once, which takes the loop a few ms and must be over within the slack.
 _LEASE_SHARE = 1 / 16
 _MOST_CALLS, _MOST_BURST = 4096, 256
-# If more can be had, the ledger is queried after a random part of a lease in this range, so that
-# each turn is worthwhile and no process always comes first. The rest of the lease covers the query.
+# If callers still need slots, the ledger is queried again after a random part of a lease in this
+# range, so that each turn is worthwhile and no process always comes first. The rest of the lease
+# covers the time of the query.
 _ASK_AFTER = (1 / 8, 3 / 8)
-# A lost ledger is queried again with this back-off, and callers get an error after GIVE_UP_S.
+# A ledger that does not answer is queried again with this back-off. After GIVE_UP_S seconds,
+# callers get an error.
 _FIRST_BACK_OFF_S, _MOST_BACK_OFF_S = 0.05, 2.0
 GIVE_UP_S = 30.0
-# A 429 in spite of the limits: another client uses them as well, or the guard was too short. All
-# processes pause for a tenth of the shortest window, at most once per window. The share of the 429s
-# tells whether it is the guard.
+# A 429 despite the limits means that another client uses them as well, or that the guard was too
+# short; the share of 429s shows which. In both cases, all processes pause for a tenth of the
+# shortest window, at most once per window.
 _PAUSE_SHARE, _MOST_PAUSE_S = 0.1, 1.0
 _CLOSE_WITHIN_S = 1.0
 _NOTHING = Cost()
-# The most that is searched for a slot that fits a caller, or for a caller that fits a slot.
+# The most slots that are searched for one that fits a caller, and the most callers for a slot.
 _MOST_LOOKS = 64
 
 
-# What a call takes of each limit, in the order of the rules.
+# The amount that a call takes of each limit, in the order of the rules.
 _Amounts = tuple[int, ...]
 
 
 class Slot(msgspec.Struct, eq=False):
     """A send time that is booked in the ledger.
 
-    owner: the caller for which it was booked; None once it was due, or given back. planned_s: the
-    ledger's time. stamp_s, amounts: its state in the ledger. at_s, until_s: when a call may leave
-    in it, local. sent_s, late_s, used: its true state, local, which the ledger has yet to learn;
-    used is None while it equals `amounts`.
+    owner: the caller for which it was booked; None once the slot was due or given back. planned_s:
+    in ledger time. stamp_s, amounts: its stamp (ledger time) and amounts as the ledger has them.
+    at_s, until_s: a call may be sent in the slot between these local times. sent_s, late_s, used:
+    its true state, in local time, which the ledger does not know yet; used is None while equal to
+    `amounts`.
     """
 
     owner: Waiter[_Amounts, Slot] | None
@@ -82,19 +86,19 @@ class Slot(msgspec.Struct, eq=False):
     amounts: _Amounts
     used: _Amounts | None = None
     sent_s: float | None = None
-    late_s: float | None = None  # how late it reached the server at most, once proved
+    late_s: float | None = None  # an upper bound of its delay to the server, once proved
 
     def fits(self, amounts: _Amounts) -> bool:
         return all(map(int.__le__, amounts, self.amounts))
 
 
 class SharedLimiter(RateLimiter):
-    """The rate limits of `limits`, shared by all processes that use the ledger. For one event loop.
+    """Applies the rates of `limits`, shared by all processes with the ledger. For one event loop.
 
-    A guard that is not configured is measured by each process for its own way to the server. The
-    limits are those configured in all processes: no header changes them, and none is searched for.
-    The ledger keeps the sends and assigns each call its time, so that none is granted at once, nor
-    by a bound: an amount that one process books too high would be missing for the others.
+    If no guard is configured, each process measures the guard for its own way to the server. All
+    processes must be configured with the same limits: no header changes them, and no limit is
+    searched for. No call is granted at once, because the ledger assigns each call its time; nor by
+    a bound of its tokens, because an amount booked too high would be missing in other processes.
     """
 
     is_shared = True
@@ -117,50 +121,51 @@ class SharedLimiter(RateLimiter):
         is_paced = limits.profile in ("any", "counter")
         self._most_calls = _MOST_CALLS if is_paced else _MOST_BURST
         self._slots: deque[Slot] = deque()  # booked, the earliest first
-        self._changed: dict[Slot, None] = {}  # what the ledger does not know yet
-        self._flush_s = math.inf  # when it is flushed at the latest
-        self._ask_s = -math.inf  # not to be asked before
-        self._free_s = -math.inf  # before that no more can be sent
-        self._first_s = -math.inf  # when the first caller without a slot could go
+        self._changed: dict[Slot, None] = {}  # slots whose changes the ledger does not know yet
+        self._flush_s = math.inf  # when these changes are reported at the latest
+        self._ask_s = -math.inf  # the ledger is not queried for slots before this time
+        self._free_s = -math.inf  # no further call can be sent before this time
+        self._first_s = -math.inf  # when the first caller without a slot could be served
         self._seen_s = 0.0
-        self._has_missed = False  # a slot passed unused since the ledger was asked
+        self._has_missed = False  # a slot has passed unused since the last query
         self._slack_factor = 1.0
-        self._park_news_s = -math.inf  # what the ledger does not know yet
+        self._park_news_s = -math.inf  # the end of a park that the ledger does not know yet
         self._pausable_s = -math.inf
         self._pressure = Pressure(self.rules)
-        self._lost_s: float | None = None  # since when the ledger does not answer
+        self._lost_s: float | None = None  # since when the ledger has not answered
         self._back_off_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
     def room_s(self, cost: Cost, now_s: float) -> float:
-        """Seconds until a call of `cost` could be granted after the callers in line; books nothing.
+        """Returns the seconds until a call of `cost`, behind the callers in line, could be granted.
 
-        Estimated from the last answer of the ledger, as if all calls cost the same.
+        Books nothing. This is an estimate from the ledger's last answer, as if all calls cost the
+        same.
         """
         wait_s = max(0.0, self._parked_until_s - now_s, self._free_s - now_s)
         return wait_s + self.waiting * self.rules.spacing_s(cost)
 
     @property
     def next_s(self) -> float:
-        """When the next grant may be given (monotonic) to a present waiter; -inf if none waits."""
+        """The time (monotonic) of the next grant to a present waiter; -inf if none waits."""
         due_s = -math.inf
         if self.waiting:
             due_s = self._slots[0].at_s if self._slots else self._first_s
         return max(self._parked_until_s, due_s)
 
     def binds(self, cost: Cost, now_s: float) -> str:
-        """The limit that holds a call of `cost`, in words; empty if none does."""
+        """Returns the limit that holds back a call of `cost`, in words; "" if none does."""
         return "the shared limits" if self.waiting or self._free_s > now_s else ""
 
     def holding(self, now_s: float) -> list[tuple[Kind, Rate | None]]:
-        """The limits that are shared, if callers are in line: which of them is not known here."""
+        """Returns all shared limits if callers are in line: which of them binds is unknown here."""
         return list(self._rated) if self.waiting else []
 
     def park(self, until_s: float) -> bool:
-        """Gives no grants before `until_s` (monotonic). True if that is later than before.
+        """Gives no grants before `until_s` (monotonic); returns whether the park ends later now.
 
-        The other processes learn of it with their next lease.
+        Other processes learn of the park with their next lease.
         """
         if not super().park(until_s):
             return False
@@ -169,13 +174,13 @@ class SharedLimiter(RateLimiter):
         return True
 
     def accepted(self, now_s: float) -> bool:
-        """Counts an answer other than a 429; False if `answered` must be called for it instead."""
+        """Counts an answer that is not a 429; if False, `answered` must be called instead."""
         return self._pressure.accepted(now_s)
 
     def answered(self, now_s: float, *, is_limited: bool) -> None:
-        """Counts an answer. A 429 is a short pause for all processes, at most once a window.
+        """Counts an answer. A 429 causes a short pause of all processes, at most once per window.
 
-        Few 429s that recur double this process's guard, once.
+        If 429s recur but are few, this process's guard is doubled, once.
         """
         if self.rules.lines:
             self._pressure.answered(now_s, is_limited=is_limited, is_alone=True)
@@ -185,11 +190,11 @@ class SharedLimiter(RateLimiter):
         self.park(now_s + min(_MOST_PAUSE_S, self._shortest_s * _PAUSE_SHARE))
 
     async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant:
-        """A grant for one request of `cost`; waits for it in turn.
+        """Waits for a grant for one request of `cost`, in turn, and returns it.
 
         cost: a number means tokens, input and output together. priority: lower goes first.
-        Raises OverLimit at once when it could never be granted, and NoEndpoint when the ledger
-        has not answered for GIVE_UP_S.
+        Raises OverLimit at once if the request could never be granted, and NoEndpoint if the ledger
+        has not answered for GIVE_UP_S seconds.
         """
         cost = cost if isinstance(cost, Cost) else Cost(cost)
         self.check(cost)
@@ -209,29 +214,32 @@ class SharedLimiter(RateLimiter):
             now_s = self._clock.now_s()
             if now_s <= slot.until_s:
                 return Grant(self, slot, cost, now_s - asked_s, until_s=slot.until_s)
-            # The loop was busy, or the process stopped, until the slot had passed.
+            # The slot passed because the event loop was busy or the process was suspended.
             self._drop(slot)
 
     def mark_sent(self, taken: Slot, now_s: float) -> None:
-        """Records that a grant's call was written at `now_s`."""
+        """Records that the call of a grant was written at `now_s`."""
         taken.sent_s = now_s
         self._note(taken)
 
     def give_back(self, taken: Slot) -> None:
-        """Gives back the slot of a grant whose call was not written."""
+        """Makes the slot of a grant whose call was not written available again."""
         if self._is_closed:
             return
         self._slots.appendleft(taken)
         self._pump()
 
     def settle(self, taken: Slot, used: Cost) -> None:
-        """Records that a grant's call used `used`."""
-        # At most a whole window can be owed, or a server that counts wrongly would stop the run.
+        """Records the usage of the call of a grant."""
+        # Bounded by a whole window: otherwise a server that counts wrongly would stop the run.
         taken.used = tuple(min(used.amount(kind), rate.count) for kind, rate in self._rated)
         self._note(taken)
 
     def replied(self, taken: Slot, took_s: float, sent_s: float, used: Cost | None) -> None:
-        """Records that a grant's reply began `took_s` after its write; used: as for `settle`."""
+        """Records that the reply of a grant's call began `took_s` seconds after the write.
+
+        used: see `settle`; None if not known yet.
+        """
         if self._limits.guard_s is None:
             self.jitter.replied(took_s, sent_s)
             taken.late_s = self.jitter.proved_s(took_s)
@@ -240,7 +248,7 @@ class SharedLimiter(RateLimiter):
             self.settle(taken, used)
 
     async def aclose(self) -> None:
-        """Gives back what is booked, and closes the ledger. May be repeated."""
+        """Gives booked slots back, and closes the ledger. May be called again."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -256,13 +264,13 @@ class SharedLimiter(RateLimiter):
                 async with asyncio.timeout(_CLOSE_WITHIN_S):
                     await self._ledger.transact(self._request([]))
         except (NoEndpoint, TimeoutError):
-            # The others lose no more than by a crash: one lease.
+            # Other processes lose as much as after a crash: at most one lease.
             pass
         finally:
             await self._ledger.aclose()
 
     def _pump(self) -> None:
-        """Grants calls that are due, requests a lease if one is needed, sets the timer."""
+        """Grants due slots, requests a lease if one is needed, and sets the timer."""
         if self._is_closed:
             return
         now_s = self._clock.now_s()
@@ -277,11 +285,11 @@ class SharedLimiter(RateLimiter):
         self._ring_at(due_s, now_s)
 
     def _hand_out(self, now_s: float) -> None:
-        """Gives each slot that is due to a caller in line that it fits, or back to the ledger."""
+        """Gives each due slot to a caller in line that it fits, or back to the ledger."""
         queue, slots = self._queue, self._slots
         while slots and slots[0].at_s <= now_s:
             slot = slots.popleft()
-            # The caller's future will hold the slot: without this, each would keep the other.
+            # The caller's future will hold the slot; the slot must not hold the caller in a cycle.
             owner, slot.owner = slot.owner, None
             taker = None
             if now_s <= slot.until_s and slot.at_s >= self._parked_until_s:
@@ -295,9 +303,10 @@ class SharedLimiter(RateLimiter):
                 queue.wake(taker, slot)
 
     def _without_slot(self) -> Iterator[Waiter[_Amounts, Slot]]:
-        """The callers in line without a slot: their own, or one that its caller no longer needs.
+        """Yields the callers in line for which no slot is booked.
 
-        A slot counts for the first caller that it fits, of those near the first slots.
+        A slot that its own caller no longer needs counts for the first caller that it fits. Only
+        the first such slots are compared with a caller.
         """
         owners, free = set[Waiter[_Amounts, Slot]](), list[Slot]()
         for slot in self._slots:
@@ -317,7 +326,10 @@ class SharedLimiter(RateLimiter):
                 del free[at]
 
     def _first(self) -> list[Waiter[_Amounts, Slot]]:
-        """The first callers without a slot, who need at most `_batch` together; at least one."""
+        """Returns the first callers without a slot that together need at most `_batch`.
+
+        At least one, if there is any.
+        """
         first: list[Waiter[_Amounts, Slot]] = []
         room = self._batch
         for waiter in islice(self._without_slot(), self._most_calls):
@@ -328,7 +340,7 @@ class SharedLimiter(RateLimiter):
         return first
 
     def _due_ask_s(self) -> float:
-        """When the ledger is to be asked next; inf for never."""
+        """Returns when the ledger must be queried next; inf for never."""
         if self._park_news_s > -math.inf:
             ask_s = -math.inf
         else:
@@ -346,14 +358,14 @@ class SharedLimiter(RateLimiter):
         self._changed[slot] = None
 
     def _note(self, slot: Slot) -> None:
-        """Reports a used slot to the ledger: with the next request, or soon."""
+        """Marks a used slot to be reported: with the next request, or soon if none is due."""
         self._changed[slot] = None
         if self._flush_s == math.inf:
             self._flush_s = self._clock.now_s() + max(self._lease_s, self._shortest_s / 4)
             self._pump()
 
     async def _ask(self) -> None:
-        """One turn at the ledger, for the first in line."""
+        """Takes one turn at the ledger, for the first callers in line."""
         try:
             first = self._first()
             request = self._request([waiter.want for waiter in first])
@@ -379,7 +391,7 @@ class SharedLimiter(RateLimiter):
         self._slack_factor = max(1.0, min(self._slack_factor, _MOST_BUSY_SLACK_S / slack_s))
         self._has_missed = False
         slack_s *= self._slack_factor
-        # Without a hard rule, the pace must allow for all the lateness of a call at the server.
+        # Without a hard rule, the pace must allow for the whole delay of a call to the server.
         is_bucket = self._limits.profile == "bucket"
         pace_guard_s = slack_s + unproven_s if is_bucket else max(guard_s, slack_s)
         changes = [self._change(slot, unproven_s) for slot in self._changed]
@@ -414,7 +426,7 @@ class SharedLimiter(RateLimiter):
     def _book(
         self, lease: Lease, request: LeaseRequest, first: list[Waiter[_Amounts, Slot]]
     ) -> None:
-        """Books the slots of the ledger's answer. first: the callers for which they were wanted."""
+        """Adds the slots of a lease. first: the callers for which they were requested."""
         local_s = self._ledger.local_s
         self._lost_s = None
         self._back_off_s = 0.0
@@ -423,7 +435,8 @@ class SharedLimiter(RateLimiter):
         self._parked_until_s = max(self._parked_until_s, local_s(lease.parked_s)[1])
         for owner, planned_s in zip(first, lease.times, strict=False):
             when_s = local_s(planned_s)[1], local_s(planned_s + request.slack_s)[0]
-            # Added in the ledger's order, so that it finds its own record again.
+            # The terms are added in the same order as in the ledger: the sums must be equal to the
+            # last bit, or the ledger would not find its record.
             stamp_s = planned_s + request.slack_s + request.guard_s
             self._slots.append(Slot(owner, planned_s, stamp_s, *when_s, owner.want))
             self._seen_s = max(self._seen_s, planned_s)
@@ -436,10 +449,10 @@ class SharedLimiter(RateLimiter):
             self._free_s = self._first_s = -math.inf
 
     def _fail(self, error: NoEndpoint) -> None:
-        """Plans to ask the ledger again, which did not answer; after GIVE_UP_S, fails the callers.
+        """Handles a ledger that did not answer: schedules a retry; after GIVE_UP_S, fails callers.
 
-        The last report may have arrived or not, and is not repeated: a stamp that is not moved,
-        or a slot that is not given back, counts for longer than it must.
+        The last report may or may not have arrived, and is not repeated. If it has not, stamps that
+        were not moved and slots that were not given back count for longer than they must.
         """
         now_s = self._clock.now_s()
         if self._lost_s is None:
@@ -452,6 +465,9 @@ class SharedLimiter(RateLimiter):
 
 
 def _booked(cost: Cost, kind: Kind, rate: Rate) -> int:
-    """The amount booked for a call: with its margin, as the doubt of all processes is unknown."""
+    """Returns the amount to book for a call, with the margin that a call needs by itself.
+
+    A margin for the sum of all calls would be smaller, but other processes' calls are unknown here.
+    """
     margin = Doubt().margin(cost.spread_of(kind))
     return max(cost.amount(kind), min(rate.count, cost.amount(kind) + math.ceil(margin)))

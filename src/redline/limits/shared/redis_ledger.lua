@@ -70,7 +70,7 @@ end
 -- 8 catch_up_s.
 local function book_earliest(book, rule, amount)
   if not rule[6] then
-    -- What is above the burst leaves no room for the guard, which is waited for instead.
+    -- An amount above the burst leaves no room for the guard, so it waits for the guard.
     return book.full_at_s - (rule[5] - amount) * rule[4]
   end
   local at_s = book.full_at_s - math.max(0, rule[5] - amount) * rule[4]
@@ -92,7 +92,7 @@ local function drop(list, count)
   return kept
 end
 
--- Keeps what is missing from a bucket before a slot at at_s; of several at one time, the first.
+-- Records what is missing from a bucket before a slot at at_s; of several at one time, the first.
 local function keep_low(book, at_s)
   local lows_at_s, lows_s = book.lows_at_s, book.lows_s
   if #lows_s > 0 and at_s <= lows_at_s[#lows_s] then return end
@@ -110,7 +110,7 @@ local function keep_low(book, at_s)
   end
 end
 
--- Pays a bucket back unused_s for a slot planned then, if it had room for that since.
+-- Credits a bucket with unused_s for a slot at planned_s, as far as it had room since.
 local function refund(book, unused_s, planned_s)
   local lows_at_s, lows_s = book.lows_at_s, book.lows_s
   local at = #lows_s + 1
@@ -154,7 +154,7 @@ local function book_slot(book, rule, amount, at_s, stamp_s)
   add(book, stamp_s, amount)
 end
 
--- What a sliding-window counter reads at most: a straight line from at_s to end_s.
+-- An upper bound of what a sliding-window counter reads: a straight line from at_s to end_s.
 local function read(book, rule, at_s, end_s)
   local stamps, amounts, left = {}, {}, {}
   for _, list in ipairs({{book.older, book.olders}, {book.stamps, book.amounts}}) do
@@ -207,7 +207,8 @@ local function new_book(rule, full_at_s)
           older = {}, olders = {}, lows_at_s = {}, lows_s = {}}
 end
 
--- The key of the book with the shortest window not below the rule's; without one, the longest.
+-- The key of the book with the shortest window that is not shorter than the rule's; if there is
+-- none, of the book with the longest window.
 local function nearest(books, rule)
   local kind, best, best_s, best_is_short = string.match(rule[1], '^[^/]*'), nil, 0, false
   for key in pairs(books) do
@@ -226,7 +227,7 @@ local function nearest(books, rule)
   return best
 end
 
--- The rule's book after a change of the limits, with what the old books recorded of its window.
+-- The rule's book after a change of the limits, with what an old book knows.
 local function continued(state, rule)
   local books = state.books
   local book = books[rule[1]]
@@ -240,7 +241,8 @@ local function continued(state, rule)
     for index, stamp in ipairs(old.stamps) do add(book, stamp * old.grain_s, old.amounts[index]) end
   end
   if rule[6] and #book.lows_s > 0 then
-    -- The old book was a bucket's, which keeps no stamps: as if all was sent at its last slot.
+    -- The old book was a bucket's, which keeps no stamps: a whole window counts as sent at its
+    -- last slot.
     add(book, state.last_s, rule[2])
     book.lows_at_s, book.lows_s = {}, {}
   end

@@ -1,15 +1,16 @@
-"""A ledger in Redis, for the processes of several machines.
+"""Keeps a ledger in Redis, for the processes of several machines.
 
-A turn is one Lua script (redis_ledger.lua) on Redis's own TIME, so the clocks of the machines need
-not agree. The key expires when nothing in it counts any more.
+A turn is one Lua script (redis_ledger.lua), which uses Redis's own TIME, so the clocks of the
+machines need not agree. The key expires when nothing in it counts any more.
 
-A time of Redis lies somewhere in an interval of local time, which follows from the start of a
-request and the end of its answer. A slot is sent no earlier than the later end and no later than
-the earlier end allows, so the doubt costs time and never breaks the limit. Every turn narrows the
-interval; it is widened by what two clocks may drift apart.
+A time of Redis corresponds to an interval of local time, because Redis read its clock at some
+moment between the start of a request and the end of its answer. A slot may be used from the latest
+local time of its begin to the earliest local time of its end, so the uncertainty costs time but
+never breaks a limit. Every turn narrows the interval; between turns it grows by the drift that two
+clocks may have.
 
-If Redis's clock is set back, that is noticed and costs a wait. If it is set forward while calls are
-made, a window's worth of calls may be admitted again.
+If Redis's clock is set back, the ledger notices this, and calls wait longer. If it is set forward
+while calls are made, a window's worth of calls may be admitted again.
 """
 
 from __future__ import annotations
@@ -31,21 +32,20 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 SCRIPT = Path(__file__).with_suffix(".lua").read_text("utf-8")
-# Redis names scripts by SHA-1; nothing is kept secret by it.
+# Redis identifies a script by its SHA-1, which protects nothing here.
 _SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _TIMEOUTS: dict[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0}
-# Two clocks drift apart by no more: NTP slews one by at most 500 ppm (RFC 5905, 11.3).
+# Two clocks drift apart by at most this share: NTP slews each by at most 500 ppm (RFC 5905, 11.3).
 _DRIFT = 1e-3
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Lease)
 
 
 class RedisLedger:
-    """The state under `name` in the Redis at `url`.
+    """Keeps the state under `name` in the Redis at `url`.
 
-    limits: what is shared, in words. Blocks for a few seconds at most. Raises ConfigError if
-    redis-py is not installed, and for a Redis that does not answer, refuses, or is in use under
-    other limits.
+    limits: the shared limits, in words. Blocks for at most a few seconds. Raises ConfigError if
+    redis-py is not installed, or if Redis does not answer, refuses, or is in use for other limits.
     """
 
     def __init__(self, url: str, name: str, limits: str, clock: Clock = SYSTEM) -> None:
@@ -54,29 +54,29 @@ class RedisLedger:
         self._key = f"redline:{{{sha256(name.encode()).hexdigest()[:24]}}}"
         self._clock = clock
         self._offset = Offset()
-        # The time until an answer arrives, on the safe side; slots that begin earlier would be
-        # late.
+        # A high estimate of the time until an answer arrives; slots that begin earlier would have
+        # passed by then.
         self.lead_s = 0.0
         self._check(limits)
         self._client = self._connected()
 
     @property
     def unsure_s(self) -> float:
-        """The distance between the ends of a local time; 0 before the first turn."""
+        """The length in seconds of the interval of local time; 0 before the first turn."""
         low_s, high_s = self._offset.bounds_s(self._clock.now_s())
         return high_s - low_s if low_s > -math.inf else 0.0
 
     def local_s(self, ledger_s: float) -> tuple[float, float]:
-        """The earliest and the latest local time to which a ledger time can correspond."""
+        """Returns the earliest and the latest local time that a ledger time can mean."""
         low_s, high_s = self._offset.bounds_s(self._clock.now_s())
         return ledger_s + low_s, ledger_s + high_s
 
     def stamp_s(self, local_s: float) -> float:
-        """The ledger time of a local time, or a later one."""
+        """Returns the ledger time of a local time, or a later one."""
         return local_s - self._offset.bounds_s(self._clock.now_s())[0]
 
     async def transact(self, request: LeaseRequest) -> Lease:
-        """The lease. Raises NoEndpoint if Redis does not answer in time, or refuses."""
+        """Returns the lease. Raises NoEndpoint if Redis does not answer in time, or refuses."""
         from redis.exceptions import NoScriptError, RedisError
 
         blob = _ENCODER.encode(request)
@@ -96,12 +96,12 @@ class RedisLedger:
         lease = _DECODER.decode(answer)
         ended_s = self._clock.now_s()
         self._offset.saw(lease.now_s, began_s, ended_s)
-        # Falls slowly and rises at once, to be on the safe side.
+        # Falls slowly but rises at once, so that the estimate is rarely too low.
         self.lead_s = max(ended_s - began_s, self.lead_s * 0.9)
         return lease
 
     async def aclose(self) -> None:
-        """Closes the connection. May be repeated."""
+        """Closes the connection. May be called again."""
         await self._client.aclose()
 
     def _connected(self) -> Redis:
@@ -109,7 +109,7 @@ class RedisLedger:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
-        # A turn that was repeated unnoticed would book its slots twice.
+        # If the client repeated a turn by itself, the slots would be booked twice.
         return Redis.from_url(self._url, retry=Retry(NoBackoff(), 0), **_TIMEOUTS)
 
     def _check(self, limits: str) -> None:
@@ -145,14 +145,14 @@ class RedisLedger:
 
 
 class Offset(msgspec.Struct):
-    """The interval of what has to be added to ledger time to get local time."""
+    """The interval of the seconds that must be added to a ledger time to get the local time."""
 
     _low_s: float = -math.inf
     _high_s: float = math.inf
     _seen_s: float = 0.0
 
     def bounds_s(self, now_s: float) -> tuple[float, float]:
-        """The ends of the interval at the local time `now_s`."""
+        """Returns the ends of the interval at the local time `now_s`."""
         drift_s = max(0.0, now_s - self._seen_s) * _DRIFT
         return self._low_s - drift_s, self._high_s + drift_s
 
@@ -169,12 +169,12 @@ class Offset(msgspec.Struct):
 
 
 async def _reply(command: Any) -> bytes:
-    # redis-py types a command's result for both of its clients at once.
+    # redis-py's type of a result covers both of its clients, the async and the blocking one.
     return cast(bytes, await cast("Awaitable[Any]", command))
 
 
 def _shown(url: str) -> str:
-    """The URL without its user and password."""
+    """Returns the URL without user and password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 

@@ -1,42 +1,46 @@
-"""Send times for several processes, booked ahead under one set of limits. Synchronous and pure.
+"""Books send times ahead for several processes under one set of limits. Synchronous and pure.
 
-A ledger (a file, a key in Redis) keeps one `State`. Each process brings a `LeaseRequest`: what
-became of its last slots, and what its first callers want. `transact` books a send time for each, at
-the earliest that every rule allows after all that was booked before, all windows together. That is
-its lease; it reaches at most `lease_s` ahead, so a process that dies wastes no more than that, and
-none can take all. redis_ledger.lua is the same rule in Lua: change both together.
+A ledger (a file, or a key in Redis) keeps one `State`. Each process brings a `LeaseRequest`: how
+its last slots were used, and what its first callers want. `transact` books a send time for each
+want: the earliest that the rules of all windows allow after everything that was booked before.
+These times are the lease of the process. A lease reaches at most `lease_s` ahead, so a process that
+dies wastes at most that much time, and no process can take everything. redis_ledger.lua is the same
+rule in Lua: change both together.
 
-The rules are those of limits/rule/window.py, in the numbers of rule/shape.py, kept so that no
-process has to be trusted later:
+The rules are those of limits/rule/window.py, with the numbers of rule/shape.py, applied in such a
+way that the ledger need not rely on any process afterwards:
 
-  hard  a send leaves its window W after its stamp, and the stamps in any W never pass the count.
-        A slot is stamped planned + slack + guard until its process says when it was sent (then
-        sent + guard), or proves how late it reached the server (then sent + that). A process
-        sends no slot later than planned + slack, so a dead or suspended one breaks nothing.
-  soft  slots are T = (W + guard) / N apart with a burst of b (GCRA); the guard is at least the
-        slack, so that the pace may be kept late by that much. Tokens that are paced evenly catch
-        up what another limit took from them, by `catch_up_s` at most.
-  bucket no hard rule: the pace alone keeps what the server's bucket holds. Its guard is slack +
-        guard. A refund must not credit more than it had room for since the slot, because a full
-        bucket gains nothing. So a book keeps how much was missing from it at least, at all slots
-        after each one (its lows).
-  phase of such tokens a sliding-window counter reads at most N, in whichever phase its windows
-        begin (rule/phases.py): u S(t - uW) + (1 - u) S(t - uW - W) <= N, where S(x) is what is
-        stamped after x. So stamps of tokens are kept for two windows.
+  hard   a send leaves the window W seconds after its stamp, and the amounts stamped in any W never
+         exceed the count. The stamp of a slot is planned + slack + guard, until its process reports
+         when it was sent (then sent + guard), or how late it reached the server at most (then sent
+         + that delay). A process never sends in a slot later than planned + slack, so a process
+         that dies or is suspended breaks no limit.
+  soft   slots are T = (W + guard) / N apart with a burst of b (GCRA). This guard is at least the
+         slack, so that sends may be late by the slack. Evenly paced tokens catch up, by at most
+         `catch_up_s`, when another limit has held them back.
+  bucket has no hard rule: the pace alone bounds what is taken from the server's bucket. Its guard
+         is slack + guard. A refund must not credit more than the bucket had room for since the
+         slot, because a full bucket gains nothing. So a book keeps, for each slot, the least that
+         was missing from the bucket at any later slot (its lows).
+  phase  a sliding-window counter must read at most N of evenly paced tokens, in whatever phase its
+         windows begin (rule/phases.py): u S(t - uW) + (1 - u) S(t - uW - W) <= N, where S(x) is the
+         amount stamped after x. So stamps of these tokens are kept for two windows.
 
 Records are merged in grains of W/65,536, or of (W + 0.1 s)/1,024 for counts above 1,024; stamps are
-rounded up. So a state stays small for a limit of millions, at 0.1 % of its rate at most.
+rounded up. This keeps the state small, even for a limit of millions, and costs at most 0.1 % of the
+rate.
 
-Processes take turns: one whose wants did not all fit waits in line, behind those who have waited
-for longer, until it is served. A place is kept for as long as its owner asks again in time.
+Processes take turns: a process whose wants did not all fit waits in line, behind the processes that
+have waited longer, until it is served. It keeps its place as long as it asks again in time.
 
-  the first want     the process
-  within the lease   gets slots, as many as fit, and goes to the end of the line
-  beyond it          waits in its place, and keeps the others out until it could go: a large call is
-                     not starved by small ones
-  of one behind      waits until those ahead could have gone; if they then do not ask, it is served
+  the first want fits     the process
+  within the lease        gets as many slots as fit, and goes to the end of the line
+  beyond the lease        waits in its place, and keeps the others out until the want could be sent:
+                          small calls do not starve a large one
+  behind other processes  waits until these could have been served; if they do not ask then, it is
+                          served
 
-All times are the ledger's, in seconds; `now_s` goes back only if the ledger's clock is set back.
+All times are ledger times, in seconds; `now_s` decreases only if the ledger's clock is set back.
 """
 
 from __future__ import annotations
@@ -50,12 +54,12 @@ import msgspec
 
 from redline.limits.rule import KINDS, Kind, Limits, Rate, paid_at_s, refund_s, shape_of
 
-# Different limits under one name are an error while any process uses them; after this much silence,
-# they are a change between two runs.
+# Other limits under the same name are an error while any process uses the name; after this many
+# seconds without a turn, they count as a change between two runs.
 STALE_S = 5.0
-# The longest lease: the most that a crash wastes, and that a second process waits for.
+# The bounds of a lease. A crash wastes at most one, and another process waits for at most one.
 MOST_LEASE_S, LEAST_LEASE_S = 1.0, 0.005
-# No server's request to wait is kept for longer (server/retry_after.py has that bound, too).
+# A server's request to wait is honoured for at most this long, as in server/retry_after.py.
 MOST_PARK_S = 86_400.0
 _SMALL_COUNT, _FINE, _COARSE = 1024, 65_536, 1024
 _LEAST_GRAIN_S = 1e-6
@@ -64,9 +68,10 @@ _MOST_LOWS = 256
 
 
 class Rule(msgspec.Struct, frozen=True, array_like=True):
-    """One rate as the ledger needs it. key: names its window; the same for every process.
+    """One rate in the form that the ledger needs. key: identifies its window in every process.
 
-    catch_up_s: how far the pace may fall behind and catch up; above 0, every phase is checked.
+    catch_up_s: how many seconds the pace may fall behind and then catch up; if above 0, every
+    phase is checked.
     """
 
     key: str
@@ -80,9 +85,9 @@ class Rule(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
-    """What became of a slot: `before` at stamp `from_s` is now `after` at `to_s`.
+    """The use of a slot: the amounts `before` at stamp `from_s` become `after` at `to_s`.
 
-    planned_s: the send time of the slot. was_sent: False for one that is given back unsent.
+    planned_s: the planned send time of the slot. was_sent: False if the slot is given back unused.
     """
 
     from_s: float
@@ -96,10 +101,10 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
 class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
     """One process's turn at the ledger.
 
-    owner: names the process. limits: what is shared, in words; must be the same for all.
-    wants: the amounts of its first callers by rule. lead_s: the time until it has the answer.
-    seen_s: the latest send time it was ever given; 0 if none. park_s: nothing is planned before.
-    busy_s: for how long it has had callers in line without a break.
+    owner: identifies the process. limits: the shared limits in words, the same in all processes.
+    wants: for each of its first callers, the amount by rule. lead_s: the time until the process has
+    the answer. seen_s: the latest send time that it was ever given; 0 if none. park_s: no send is
+    planned before this time. busy_s: how long it has had callers in line without a break.
     """
 
     owner: str
@@ -119,9 +124,9 @@ class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
 class Lease(msgspec.Struct, array_like=True):
     """Send times for the first wants, in order.
 
-    free_s: when it is worth asking again. parked_s: no process sends before this time. others: the
-    limits that the other processes state, if they differ; then nothing was done. at_s: when the
-    first want that got no time could be sent, as far as is known now.
+    free_s: when another request is worthwhile. parked_s: no process sends before this time. others:
+    the limits of the other processes, if they differ; nothing was booked then. at_s: when the first
+    want that got no time could be sent, as far as is known now.
     """
 
     now_s: float
@@ -133,11 +138,12 @@ class Lease(msgspec.Struct, array_like=True):
 
 
 class Book(msgspec.Struct, array_like=True):
-    """One window: its pace, and the amounts at their stamps, which count grains and ascend.
+    """The bookings in one window: its pace, and the amounts by stamp.
 
+    full_at_s: the time at which the burst is fully available again. stamps: in grains, ascending.
     older, olders: stamps and amounts of the window before, if every phase is checked.
-    lows_at_s, lows_s: of a bucket, slots at which less was missing than at any later one, both
-    ascending; what was missing is stated as the time that it takes to refill. The first low is 0.
+    lows_at_s, lows_s: of a bucket, the slots at which less was missing than at any later one: their
+    times, and what was missing, in seconds of refill. Both ascend; the first low is 0.
     """
 
     grain_s: float
@@ -161,7 +167,7 @@ class Book(msgspec.Struct, array_like=True):
         self.total += amount
 
     def remove(self, stamp_s: float, amount: int) -> None:
-        """Removes at most `amount`: some or all of it may have left the window already."""
+        """Removes at most `amount` at this stamp; some or all may have left the window already."""
         stamp = math.ceil(stamp_s / self.grain_s)
         if self.older and stamp <= self.older[-1]:
             _take(self.older, self.olders, stamp, amount)
@@ -169,9 +175,9 @@ class Book(msgspec.Struct, array_like=True):
         self.total -= _take(self.stamps, self.amounts, stamp, amount)
 
     def earliest_s(self, rule: Rule, amount: int) -> float:
-        """The first time at which `amount`, at most the count, may be sent by this rule."""
+        """Returns the first time at which this rule allows `amount`, which is at most the count."""
         if not rule.is_hard:
-            # What is above the burst leaves no room for the guard, which is waited for instead.
+            # An amount above the burst leaves no room for the guard, so it waits for the guard.
             return self.full_at_s - (rule.burst - amount) * rule.unit_s
         at_s = self.full_at_s - max(0, rule.burst - amount) * rule.unit_s
         excess = self.total + amount - rule.count
@@ -186,7 +192,7 @@ class Book(msgspec.Struct, array_like=True):
     def book(
         self, rule: Rule, amount: int, at_s: float, stamp_s: float, busy_s: float = 0.0
     ) -> None:
-        """Books a slot at `at_s`, which is never earlier than that of the slot before."""
+        """Books a slot at `at_s`, which is never earlier than the slot booked before."""
         if not rule.is_hard:
             self._keep_low(at_s)
         from_s = at_s - min(rule.catch_up_s, busy_s)
@@ -208,12 +214,12 @@ class Book(msgspec.Struct, array_like=True):
         self.add(stamp_s, amount)
 
     def _keep_low(self, at_s: float) -> None:
-        """Keeps what is missing from the bucket before a slot at `at_s`."""
+        """Records what is missing from the bucket before a slot at `at_s`."""
         lows_at_s, lows_s = self.lows_at_s, self.lows_s
-        # At one time, only the first counts: the others follow upon what is missing for it.
+        # Of several slots at one time, only the first counts: more is missing before the others.
         if lows_at_s and at_s <= lows_at_s[-1]:
             return
-        # What was planned before the first slot is unknown and gets no refund.
+        # Slots before the first recorded one are unknown and get no refund, so its low is 0.
         low_s = max(0.0, self.full_at_s - at_s) if lows_s else 0.0
         while lows_s and lows_s[-1] >= low_s:
             del lows_at_s[-1], lows_s[-1]
@@ -224,10 +230,11 @@ class Book(msgspec.Struct, array_like=True):
             del lows_at_s[0], lows_s[1]
 
     def refund(self, unused_s: float, planned_s: float) -> None:
-        """Pays a bucket back `unused_s` for a slot planned then, if it had room for that since.
+        """Credits a bucket with `unused_s` for a slot at `planned_s`, as far as it had room since.
 
-        Below 0, the slot used more than was booked. The refund is exact: the bucket is as full as
-        if the right amount had been booked, unless some other slot has used more.
+        unused_s: in seconds of refill; below 0 if the slot used more than was booked. The refund is
+        exact: the bucket is as full as if the right amount had been booked, unless another slot has
+        used more.
         """
         lows_s, at = self.lows_s, bisect_right(self.lows_at_s, planned_s)
         most_s = lows_s[at] if at < len(lows_s) else math.inf
@@ -242,14 +249,14 @@ class Book(msgspec.Struct, array_like=True):
             del self.lows_at_s[at], lows_s[at]
 
     def read(self, rule: Rule, at_s: float, end_s: float) -> Reading:
-        """The most that a sliding-window counter reads from at_s to end_s, if nothing is added.
+        """Returns an upper bound of a sliding-window counter from at_s to end_s, without new sends.
 
-        For each beginning of its window that is a line in time. What is highest of them all lies
-        below the straight line between its two ends.
+        For each possible begin of its windows, the counter falls linearly. The maximum over all
+        begins is convex, so it is below the straight line between its values at at_s and end_s.
         """
         stamps, amounts = self.older + self.stamps, self.olders + self.amounts
         window_s, grain_s = rule.window_s, self.grain_s
-        # What is stamped at or after each stamp, and after all of them: nothing.
+        # The amount stamped at or after each stamp; last, after all of them: 0.
         left = [*accumulate(reversed(amounts), initial=0)]
         left.reverse()
         first = last = 0.0
@@ -260,7 +267,7 @@ class Book(msgspec.Struct, array_like=True):
                 before += 1
             while behind < len(stamps) and stamps[behind] * grain_s < stamp_s + window_s:
                 behind += 1
-            # Its window begins just before this stamp, or the one before it does.
+            # The counter's window begins just before this stamp, or its previous window does.
             for begun_s, both, current in (
                 (stamp_s, left[before], left[index]),
                 (stamp_s + window_s, left[index], left[behind]),
@@ -272,7 +279,7 @@ class Book(msgspec.Struct, array_like=True):
         return Reading(rule.count, at_s, end_s, max(first, last), last)
 
     def fill(self, rule: Rule, stamp_s: float) -> None:
-        """Counts the window as full from now on, since what was sent is unknown."""
+        """Counts the window as full at `stamp_s`, because what was sent before is unknown."""
         self.full_at_s = stamp_s + rule.count * rule.unit_s
         self.total = 0
         self.stamps, self.amounts, self.older, self.olders = [], [], [], []
@@ -281,12 +288,12 @@ class Book(msgspec.Struct, array_like=True):
             self.add(stamp_s, rule.count)
 
     def shift(self, by_s: float) -> None:
-        """Follows the ledger's clock, set back by `by_s`; rounded so that nothing leaves early."""
+        """Moves all times back by `by_s`, rounded so that no send leaves its window early."""
         self.full_at_s -= by_s
         by = math.floor(by_s / self.grain_s)
         self.stamps = [stamp - by for stamp in self.stamps]
         self.older = [stamp - by for stamp in self.older]
-        # Which slots were planned before that is unknown from now on: they get no refund.
+        # From now on it is unknown which slots were planned before: they get no refund.
         self.lows_at_s, self.lows_s = self.lows_at_s[-1:], [0.0] * len(self.lows_s[-1:])
 
 
@@ -300,7 +307,7 @@ def _put(stamps: list[int], amounts: list[int], stamp: int, amount: int) -> None
 
 
 def _take(stamps: list[int], amounts: list[int], stamp: int, amount: int) -> int:
-    """Removes at most `amount` at this stamp; returns what was removed."""
+    """Removes at most `amount` at this stamp; returns the amount that was removed."""
     at = bisect_left(stamps, stamp)
     if at == len(stamps) or stamps[at] != stamp:
         return 0
@@ -312,9 +319,10 @@ def _take(stamps: list[int], amounts: list[int], stamp: int, amount: int) -> int
 
 
 class Reading(msgspec.Struct):
-    """A straight line from `first` at at_s to `last` at end_s, and what has been planned since.
+    """An upper bound of what a sliding-window counter reads.
 
-    It never rises. A sliding-window counter reads no more than both together.
+    The bound is a straight line, which never rises, from `first` at at_s to `last` at end_s, plus
+    the amount `planned` since. count: what the counter may read at most.
     """
 
     count: int
@@ -325,7 +333,10 @@ class Reading(msgspec.Struct):
     planned: int = 0
 
     def earliest_s(self, amount: int, at_s: float) -> float:
-        """When `amount` may be sent, at_s or later; after end_s, when it is worth asking again."""
+        """Returns when `amount` may be sent: at_s or later.
+
+        A result after end_s is not a send time but the time when another request is worthwhile.
+        """
         fall = (self.first - self.last) / (self.end_s - self.at_s)
         excess = self.first + self.planned + amount - self.count
         if excess <= (at_s - self.at_s) * fall:
@@ -335,7 +346,7 @@ class Reading(msgspec.Struct):
 
 
 class Place(msgspec.Struct, array_like=True):
-    """A process in line. kept_s: until then, none behind it goes first. until_s: its end."""
+    """A process in line. kept_s: until then, no process behind it is served. until_s: its end."""
 
     owner: str
     kept_s: float
@@ -343,7 +354,7 @@ class Place(msgspec.Struct, array_like=True):
 
 
 class State(msgspec.Struct, array_like=True):
-    """What the ledger keeps. touched_s: its last turn. last_s: the latest time it has planned."""
+    """The state that a ledger keeps. touched_s: time of the last turn. last_s: latest send time."""
 
     limits: str
     touched_s: float
@@ -353,7 +364,7 @@ class State(msgspec.Struct, array_like=True):
     books: dict[str, Book] = {}
 
     def shift(self, by_s: float) -> None:
-        """Moves every time `by_s` back, after the ledger's clock was set back by that."""
+        """Moves all times back by `by_s`, after the ledger's clock was set back by that much."""
         self.touched_s -= by_s
         self.last_s -= by_s
         self.parked_s -= by_s
@@ -364,9 +375,9 @@ class State(msgspec.Struct, array_like=True):
             book.shift(by_s)
 
     def is_over(self, now_s: float) -> bool:
-        """Whether nothing in it counts any longer: it is as good as a new one.
+        """Returns whether nothing in the state counts any more, so that it may be deleted.
 
-        What was sent counts for two windows, if every phase is checked.
+        Sends count for two windows, because every phase may be checked.
         """
         if now_s - self.touched_s < STALE_S:
             return False
@@ -376,16 +387,16 @@ class State(msgspec.Struct, array_like=True):
         return now_s > max(sent_s, full_at_s, self.parked_s)
 
     def restart(self, by_s: float) -> None:
-        """As `shift`, after the machine was rebooted: no process that had a slot is left."""
+        """Does the same as `shift` after a reboot, when no process that had a slot is left."""
         self.shift(by_s)
         for book in self.books.values():
             book.lows_at_s, book.lows_s = [], []
 
 
 def transact(state: State | None, request: LeaseRequest, now_s: float) -> tuple[State, Lease]:
-    """The state after the request's turn, which may be the one given, changed; and its lease.
+    """Takes the turn of a request; returns the new state, and the lease.
 
-    state: None if there is none yet.
+    state: may be changed in place and returned; None if there is none yet.
     """
     if state is None:
         state = State(request.limits, now_s)
@@ -409,10 +420,10 @@ def transact(state: State | None, request: LeaseRequest, now_s: float) -> tuple[
 
 
 def _continued(state: State, rule: Rule, now_s: float) -> Book:
-    """The rule's book after a change of the limits, with what an old book knows of its window.
+    """Returns the rule's book after a change of the limits, with what an old book knows.
 
-    That is its own old book, or that of its kind with the shortest window not below its own; if
-    there is none, that with the longest.
+    This is the rule's own old book, or the book of its kind with the shortest window that is not
+    shorter than the rule's; if there is none, the one with the longest window.
     """
     books = state.books
     book = books.get(rule.key)
@@ -432,27 +443,27 @@ def _continued(state: State, rule: Rule, now_s: float) -> Book:
             for stamp, amount in zip(stamps, amounts, strict=True):
                 book.add(stamp * old.grain_s, amount)
     if rule.is_hard and book.lows_s:
-        # The old book was a bucket's, which keeps no stamps: as if all had been sent at its last
-        # slot.
+        # The old book was a bucket's, which keeps no stamps: a whole window counts as sent at its
+        # last slot.
         book.add(state.last_s, rule.count)
         book.lows_at_s, book.lows_s = [], []
     return book
 
 
 def _doubt(state: State, request: LeaseRequest, now_s: float) -> None:
-    """Fills the books if the state lacks what this process was given: it is an old or a new one."""
+    """Fills the books if the state, because it is old or new, lacks slots of this process."""
     longest_s = max((rule.window_s for rule in request.rules), default=0.0)
     # After a reboot, earlier times may be below 0.
     if not request.seen_s or state.last_s >= request.seen_s or now_s >= request.seen_s + longest_s:
         return
     for rule in request.rules:
         state.books[rule.key].fill(rule, now_s + request.slack_s + request.guard_s)
-    # Later than what any other process can have been given, so that it happens once.
+    # Later than any slot that other processes can have been given, so that this happens only once.
     state.last_s = now_s + 2 * request.lease_s + request.lead_s
 
 
 def _correct(state: State, request: LeaseRequest, change: Change, now_s: float) -> None:
-    # Otherwise a stamp from before the clock was set back would stay for as long as that.
+    # Bounded: otherwise a stamp from before the clock was set back would count too long.
     to_s = min(change.to_s, now_s + request.lease_s + request.slack_s + request.guard_s)
     for index, rule in enumerate(request.rules):
         book = state.books[rule.key]
@@ -466,12 +477,13 @@ def _correct(state: State, request: LeaseRequest, change: Change, now_s: float) 
         if change.was_sent:
             book.full_at_s -= unused_s
         elif rule.burst > 1 or change.planned_s >= state.last_s:
-            # A pace without bursts has moved on if something was planned behind the slot.
+            # Without bursts, an unused slot is refunded only if no later one is planned: the pace
+            # has moved on otherwise.
             book.full_at_s -= refund_s(unused_s, now_s - change.planned_s)
 
 
 def _plan(state: State, request: LeaseRequest, now_s: float) -> tuple[list[float], float, float]:
-    """The times, when to ask again, and when the first want without a time could be sent."""
+    """Returns the times, when to ask again, and when the first want without a time could go."""
     owner, lease_s = request.owner, request.lease_s
     line = [place for place in state.line if place.until_s > now_s or place.owner == owner]
     mine = next((at for at, place in enumerate(line) if place.owner == owner), len(line))
@@ -489,7 +501,7 @@ def _plan(state: State, request: LeaseRequest, now_s: float) -> tuple[list[float
     ]
     at_s = _earliest_s(state, request, request.wants[0], from_s, readings)
     times: list[float] = []
-    # Those ahead go first; those who could have gone and have not asked are not waited for.
+    # Processes ahead go first, unless they could have been served and have not asked.
     if all(place.kept_s <= now_s for place in line[:mine]):
         for amounts in request.wants:
             at_s = _earliest_s(state, request, amounts, from_s, readings)
@@ -506,13 +518,14 @@ def _plan(state: State, request: LeaseRequest, now_s: float) -> tuple[list[float
         return times, now_s + (lease_s / 8 if others else 0.0), at_s
     free_s = at_s - (until_s - now_s)
     if times:
-        # Served: from here on the others go first.
+        # This process has been served: from now on the others go first.
         mine, ask_s = len(others), free_s
     elif mine == 0:
         ask_s = min(free_s, now_s + lease_s / 2)
     else:
         ask_s = now_s + lease_s / 4
-    # What is free for a large call would be taken by small ones before it has asked again.
+    # Keep the others out a little longer: otherwise small calls would take what a large call needs
+    # before its process has asked again.
     is_large = max(request.wants[len(times)], default=0) > 1
     kept_s = free_s + (lease_s / 2 if is_large else 0.0)
     place = Place(owner, kept_s, max(now_s, ask_s) + request.lead_s + lease_s / 2)
@@ -536,14 +549,14 @@ def _earliest_s(
 
 
 def rated(limits: Limits) -> list[tuple[Kind, Rate]]:
-    """Every rate of `limits` with what it counts, in the order of the rules.
+    """Returns every rate of `limits` with its kind, in the order of the rules.
 
-    Of several rates of one length, only the lowest can bind.
+    Of several rates with windows of one length, only the lowest is included: no other can bind.
     """
     lowest: dict[tuple[Kind, str], Rate] = {}
     for kind in KINDS:
         for rate in limits.rates(kind):
-            # As in the key of a rule.
+            # Formatted as in the key of a rule.
             name = kind, f"{rate.window_s:.15g}"
             if name not in lowest or rate.count < lowest[name].count:
                 lowest[name] = rate
@@ -551,13 +564,13 @@ def rated(limits: Limits) -> list[tuple[Kind, Rate]]:
 
 
 def described(limits: Limits) -> str:
-    """The rates and the profile, in words; the same for all processes that share a ledger."""
+    """Returns the rates and the profile in words, which must be equal in all processes."""
     rates = ", ".join(f"{rate} {kind.replace('_', ' ')}" for kind, rate in rated(limits))
     return f"{rates or 'no rate'} (profile {limits.profile})"
 
 
 def rules_of(limits: Limits, guard_s: float) -> tuple[Rule, ...]:
-    """The rules, in the order of `rated`. guard_s: the pace's, at least the slack."""
+    """Returns the rules, in the order of `rated`. guard_s: the guard of the pace."""
     rules = []
     for kind, rate in rated(limits):
         shape = shape_of(rate, kind, limits.profile, guard_s)
@@ -578,7 +591,7 @@ def rules_of(limits: Limits, guard_s: float) -> tuple[Rule, ...]:
 
 
 def lease_s_of(limits: Limits) -> float:
-    """How far ahead send times are booked: a tenth of the shortest window, 5 ms to 1 s."""
+    """Returns how far ahead send times are booked: 1/10 of the shortest window, 5 ms to 1 s."""
     shortest_s = min((rate.window_s for _, rate in rated(limits)), default=MOST_LEASE_S)
     return min(MOST_LEASE_S, max(LEAST_LEASE_S, shortest_s / 10))
 

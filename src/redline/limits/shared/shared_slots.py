@@ -1,13 +1,14 @@
-"""Slots shared by several processes, which together use no more than exist.
+"""Shares slots between several processes, which together never use more than exist.
 
-Each process counts the slots that it uses in a word of its own. To take one, a process locks the
-table, adds up the words and compares. Nothing is leased ahead, so that one process may use all
-slots, idle processes hold none, and a lost process holds none once its words are cleared.
+Each process counts the slots that it uses in a word of its own. To take a slot, a process locks the
+table, adds up the words and compares the sum with the number of slots. Nothing is leased ahead, so
+one process may use all slots, idle processes hold none, and a lost process holds none once its
+words are cleared.
 
-A process that finds no slot free records its demand, and checks again every LOOK_S: another process
-that releases a slot cannot wake it. If several processes want a slot, it goes to the one whose
-first call has the lowest rank; among those of one rank, to the one that uses fewest for its share:
-the lowest (in use + 1) / share. Therefore it matters little how clients are spread over the
+A process that finds no free slot records its demand, and checks again every LOOK_S seconds, because
+another process that releases a slot cannot wake it. If several processes want a slot, it goes to
+the process whose first call has the lowest rank; among processes of one rank, to the one with the
+lowest (slots in use + 1) / share. Therefore it matters little how clients are spread over the
 processes.
 """
 
@@ -26,15 +27,15 @@ from redline.limits.wait import Slots
 from redline.process import SharedTable
 
 LOOK_S = 0.005
-# A process that has not checked for this long is busy with other work.
+# A process that has not checked for this long is busy with other work: its demand is ignored.
 _FRESH_S = 0.05
 
 
 class Demand(NamedTuple):
     """The demand of a process for slots of an endpoint.
 
-    rank: of its first waiting call; lower goes first. share: its share of the slots, relative to
-    other processes of its rank; not below 0.
+    rank: the rank of its first waiting call; lower goes first. share: its share of the slots,
+    relative to other processes of its rank; at least 0.
     """
 
     rank: int = 0
@@ -44,8 +45,8 @@ class Demand(NamedTuple):
 class Sharer(msgspec.Struct, frozen=True, eq=False):
     """One of the processes that share a table.
 
-    number: from 0. demand: returns its demand for slots of the named endpoint. clock: the same for
-    all.
+    number: the index of the process, from 0. demand: returns the demand of this process for slots
+    of the given endpoint. clock: the same for all processes.
     """
 
     table: SharedTable
@@ -55,9 +56,9 @@ class Sharer(msgspec.Struct, frozen=True, eq=False):
 
 
 class SharedCount:
-    """How many of `most` slots all processes use. name: equal in all of them.
+    """Counts how many of `most` slots each process uses.
 
-    endpoint: the argument of `Sharer.demand`.
+    name: the same in all processes. endpoint: the argument of `Sharer.demand`.
     """
 
     def __init__(self, sharer: Sharer, name: str, most: int, endpoint: str = "") -> None:
@@ -66,7 +67,7 @@ class SharedCount:
         self._demand = sharer.demand
         self._endpoint = endpoint
         self._own = sharer.number
-        # By the number of the process.
+        # Each has one element for each process.
         self._used = table.words[row(table, f"{name}/used")]
         self._wants = table.reals[row(table, f"{name}/wants")]  # when it last checked
         self._taken = table.reals[row(table, f"{name}/taken")]  # when it last took one
@@ -75,19 +76,19 @@ class SharedCount:
 
     @property
     def used(self) -> int:
-        """Slots used by all processes."""
+        """The number of slots that all processes use."""
         return sum(self._used)
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
-        """Whether this process may take a slot, once it has taken this many more."""
+        """Returns whether this process may take a slot after taking `coming` others."""
         return self.is_free(coming) and self._is_next(now_s, coming)
 
     def is_free(self, coming: int = 0) -> bool:
-        """Whether a slot is free once this many more are taken, whichever process is to get it."""
+        """Returns whether a slot is free, for any process, after `coming` others are taken."""
         return self.used + coming < self.most
 
     def _is_next(self, now_s: float, coming: int) -> bool:
-        """Whether no other process comes before this one."""
+        """Returns whether no other process has precedence over this one."""
         own, since_s = self._own, now_s - _FRESH_S
         others = [
             number
@@ -127,16 +128,16 @@ class SharedCount:
         self._ranks[self._own], self._shares[self._own] = demand.rank, demand.share
 
     def _turn(self, number: int, coming: int = 0) -> tuple[int, float, float]:
-        """The sort key of a process: its rank, its use for its share, the time of its last slot."""
+        """Returns the sort key of a process: rank, use relative to share, time of its last slot."""
         share, used = self._shares[number], self._used[number] + coming
         turn = (used + 1) / share if share > 0 else math.inf
         return self._ranks[number], turn, self._taken[number]
 
 
 class SharedSlots(Slots):
-    """The slots of one endpoint. For one event loop.
+    """Hands out the slots of one endpoint. For one event loop.
 
-    counts: the counts in which a call takes a slot each, those of the endpoint itself first.
+    counts: the counts in each of which a call takes a slot; the endpoint's own count comes first.
     """
 
     def __init__(self, sharer: Sharer, counts: Sequence[SharedCount]) -> None:
@@ -151,7 +152,7 @@ class SharedSlots(Slots):
 
     @property
     def steady(self) -> int:
-        """0, since other processes may take all slots at any time."""
+        """Always 0, because other processes may take all slots at any time."""
         return 0
 
     @property
@@ -195,7 +196,7 @@ class SharedSlots(Slots):
         self._hand_out()
 
     def _is_first(self) -> bool:
-        """Whether the queue is empty."""
+        """Returns whether no call waits in the queue."""
         return not self._queue.waiting or self._queue.head() is None
 
     def _may_take(self, now_s: float, coming: int = 0) -> bool:
@@ -206,7 +207,8 @@ class SharedSlots(Slots):
             now_s = self._clock.now_s()
             if not all(count.is_free() for count in self._counts):
                 return False
-            # A call that `has_room` has admitted may be the last one of its rank.
+            # If `has_room` has just returned True, only free slots are checked: its call may have
+            # been the last one of its rank, so that another process has precedence now.
             if now_s - self._told_s >= _FRESH_S and not self._may_take(now_s):
                 return False
             for count in self._counts:

@@ -1,4 +1,4 @@
-"""Waiting for limits: the queue, slots, and limiters for asyncio and for threads."""
+"""Makes calls wait for limits: the queue, slots, and limiters for asyncio and for threads."""
 
 from redline.limits.wait.blocking import SyncLimiter
 from redline.limits.wait.grant import Grant

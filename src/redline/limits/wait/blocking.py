@@ -1,4 +1,4 @@
-"""The limiter for threads: the same rules, waited for by blocking."""
+"""Applies rate limits to threads, which block until their turn."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _Ticket = tuple[int, int, threading.Event]
 
 
 class SyncLimiter:
-    """The rate limits of `limits` for any number of threads of one process.
+    """Applies the rates of `limits` to any number of threads of one process.
 
-    limits: a Limits, or the request limit alone, such as "2/1s". Threads wait in order of
-    arrival within a priority, whatever the size of their calls.
+    limits: a Limits, or the request limit alone, such as "2/1s". Threads of one priority wait in
+    order of arrival, regardless of the size of their calls.
 
         with limiter(tokens=900) as grant:
             reply = call()
@@ -41,10 +41,11 @@ class SyncLimiter:
     def __call__(
         self, tokens: int = 0, *, output_tokens: int = 0, priority: int = 0
     ) -> Generator[Grant]:
-        """A context that is entered when one call may be sent; the call then counts as sent.
+        """Returns a context that is entered when one call may be sent, and counts it as sent.
 
-        tokens: of the input, or of input and output together; 0 or more.
-        priority: lower goes first. Entering raises OverLimit if the call could never be granted.
+        tokens: of the input, or of input and output together; 0 or more. output_tokens: of the
+        output alone; 0 if included in `tokens`. priority: lower goes first. Entering raises
+        OverLimit if the call could never be granted.
         """
         grant = self.acquire(Cost(tokens, output_tokens), priority)
         try:
@@ -54,26 +55,27 @@ class SyncLimiter:
             # The call has been answered by now, so it must have reached the server.
             grant.replied(self._clock.now_s() - sent_s)
         finally:
-            # For a signal that came before the call was sent.
+            # Needed if a signal arrived before the call was sent; otherwise does nothing.
             grant.release()
 
     @property
     def waiting(self) -> int:
-        """Threads in the queue."""
+        """The number of threads in the queue."""
         return len(self._queue)
 
     def acquire(self, cost: Cost | int = 0, priority: int = 0) -> Grant:
-        """A grant for one request of `cost`; blocks until its turn.
+        """Blocks until one request of `cost` may be sent, in turn; returns its grant.
 
         cost: a number means tokens, input and output together. priority: lower goes first.
-        Raises OverLimit at once if it could never be granted.
+        Raises OverLimit at once if the request could never be granted.
         """
         cost = cost if isinstance(cost, Cost) else Cost(cost)
         asked_s = self._clock.now_s()
         ticket = (priority, next(self._numbers), threading.Event())
         bookings: list[Booking] = []
         grant: Grant | None = None
-        # A signal can arrive at any line: even then, neither a place nor an amount may stay taken.
+        # A signal can arrive at any line: even then, the place in the queue and the booked amounts
+        # must be released.
         try:
             with self._lock:
                 self.rules.check(cost)
@@ -90,7 +92,7 @@ class SyncLimiter:
                 self.give_back(bookings)
 
     def _booked(self, ticket: _Ticket, cost: Cost) -> list[Booking]:
-        """The bookings of `cost`; blocks until the ticket's turn."""
+        """Blocks until the ticket's turn; returns the bookings of `cost`."""
         turn = ticket[2]
         due_s = math.inf
         while True:
@@ -107,14 +109,14 @@ class SyncLimiter:
             turn.wait(None if wait_s == math.inf else wait_s)
 
     def mark_sent(self, taken: list[Booking], now_s: float) -> None:
-        """Records that a grant's call was written at `now_s`."""
+        """Records that the call of a grant was written at `now_s`."""
         with self._lock:
             for booking in taken:
                 booking.window.sent(booking, now_s)
             self._wake_head()
 
     def give_back(self, taken: list[Booking]) -> None:
-        """Gives back what a grant took, unless its call was sent."""
+        """Releases what a grant took, unless its call was sent."""
         with self._lock:
             now_s = self._clock.now_s()
             for booking in taken:
@@ -122,7 +124,7 @@ class SyncLimiter:
             self._wake_head()
 
     def settle(self, taken: list[Booking], used: Cost) -> None:
-        """Records that a grant's call used `used`."""
+        """Records the usage of the call of a grant."""
         with self._lock:
             self.rules.settle(taken, used)
             self._wake_head()
@@ -130,20 +132,23 @@ class SyncLimiter:
     def replied(
         self, taken: list[Booking], took_s: float, sent_s: float, used: Cost | None
     ) -> None:
-        """Records that a grant's reply began `took_s` after its write; used: as for `settle`."""
+        """Records that the reply of a grant's call began `took_s` seconds after the write.
+
+        used: see `settle`; None if not known yet.
+        """
         with self._lock:
             self.rules.replied(taken, took_s, sent_s, used)
             if used is not None:
                 self._wake_head()
 
     def _leave(self, ticket: _Ticket) -> None:
-        """Removes a ticket whose thread has its grant, or has given up."""
+        """Removes a ticket, if it is in the queue: its thread has its grant or has given up."""
         if ticket in self._queue:
             self._queue.remove(ticket)
             heapq.heapify(self._queue)
         self._wake_head()
 
     def _wake_head(self) -> None:
-        """Wakes the first in the queue to check again."""
+        """Wakes the first thread in the queue, which then checks again."""
         if self._queue:
             self._queue[0][2].set()

@@ -1,4 +1,4 @@
-"""Permission to send one call."""
+"""Represents the permission to send one call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redline.structs import mutable
 
 
 class Issuer(Protocol):
-    """Gives grants, and is notified of the end of each."""
+    """Gives grants, and is notified of what happens to the call of each."""
 
     def mark_sent(self, taken: Any, now_s: float) -> None: ...
     def give_back(self, taken: Any) -> None: ...
@@ -23,11 +23,11 @@ class Issuer(Protocol):
 
 @mutable
 class Grant(msgspec.Struct, eq=False, gc=False):
-    """Permission to send one call now. Ends in exactly one of `sent` or `release`.
+    """Permission to send one call now. Ends with exactly one of `sent` and `release`.
 
-    taken: what it took from the limits, None once it is released. waited_s: how long the caller
-    waited for it. sent_s: when the call was written, None before. until_s: by when it must be
-    written; after that, the grant must be released.
+    taken: what the grant took from the limits; None once released. waited_s: how long the caller
+    waited for the grant. sent_s: when the call was written; None before that. until_s: the latest
+    time at which the call may be written; after that, the grant must be released.
     """
 
     _issuer: Issuer
@@ -38,27 +38,27 @@ class Grant(msgspec.Struct, eq=False, gc=False):
     until_s: float = math.inf
 
     def sent(self, now_s: float) -> None:
-        """Records that the call was written at `now_s`: the windows count from then."""
+        """Records that the call was written at `now_s`, from when the windows count it."""
         if self.sent_s is None and self.taken is not None:
             self.sent_s = now_s
             self._issuer.mark_sent(self.taken, now_s)
 
     def release(self) -> None:
-        """Gives everything back, since the call was not written. Does nothing after `sent`."""
+        """Releases what the grant took: the call was not written. Does nothing after `sent`."""
         if self.sent_s is None and self.taken is not None:
             taken, self.taken = self.taken, None
             self._issuer.give_back(taken)
 
     def settle(self, used: Cost | int) -> None:
-        """Replaces the call's estimate by what it `used`: tokens by kind, or their sum.
+        """Replaces the call's estimate with its usage: a Cost, or the sum of its tokens.
 
-        Does nothing before `sent`; a later value replaces an earlier one. Raises ConfigError for
-        less than 0.
+        Does nothing before `sent`; a later value replaces an earlier one. Raises ConfigError if a
+        number is below 0.
         """
         if self.sent_s is None:
             return
         if not isinstance(used, Cost):
-            # A sum says nothing of its parts: input and output limits keep their estimates' ratio.
+            # A sum does not show its parts: input and output keep the ratio of their estimates.
             share = used / self.cost.tokens if self.cost.tokens else 1.0
             input_tokens = round(self.cost.input_tokens * share) if self.cost.tokens else used
             used = Cost(input_tokens, used - input_tokens)
@@ -67,20 +67,21 @@ class Grant(msgspec.Struct, eq=False, gc=False):
         self._issuer.settle(self.taken, used)
 
     def replied(self, took_s: float, used: Cost | None = None) -> None:
-        """Records that the first byte of the answer came `took_s` after the write.
+        """Records that the first byte of the answer came `took_s` seconds after the write.
 
-        took_s: without the server's processing time, if it states that. It bounds how late the call
-        can have reached the server, from which the guard is measured (limits/rule/guard.py). used:
-        as for `settle`, if it is known by now.
+        took_s: without the server's processing time, if the server states that. It bounds the delay
+        of the call to the server, from which the guard is measured (limits/rule/guard.py). used:
+        see `settle`; None if not known yet.
         """
         sent_s = self.sent_s
         if sent_s is not None:
             self._issuer.replied(self.taken, took_s, sent_s, used)
 
 
-# Tracked by the garbage collector: its limiter holds it, so both would stay forever.
+# Tracked by the garbage collector, because limiter and grant refer to each other: otherwise neither
+# would ever be freed.
 class FreeGrant(Grant, gc=True):
-    """Permission to send any number of calls: it took nothing, so nothing has to be recorded."""
+    """Permission to send any number of calls. It took nothing, so nothing must be recorded."""
 
     def sent(self, now_s: float) -> None: ...
     def release(self) -> None: ...

@@ -1,8 +1,8 @@
-"""Every rate limit of one endpoint behind one queue and one timer.
+"""Applies all rate limits of one endpoint, with one queue and one timer.
 
-A grant books every window together, all or nothing, in order of arrival within a priority. The
-head of the queue waits for its own needs and is never overtaken, so a large request is not
-starved by small ones.
+A grant books all windows together or none. Calls of one priority are granted in order of arrival:
+the head of the queue waits until all it needs is free and is never overtaken, so that small
+requests do not starve a large one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _NOTHING = Cost()
 
 
 class Limiter(RateLimiter):
-    """The rate limits of `limits`, without its concurrency (see Slots).
+    """Applies the rates of `limits`, but not its concurrency (see Slots).
 
-    limits: a Limits, or the request limit alone, such as "2/1s". For one event loop; in threads
+    limits: a Limits, or the request limit alone, such as "2/1s". For one event loop; for threads,
     use SyncLimiter.
 
         async with limiter(tokens=900) as grant:
@@ -45,37 +45,39 @@ class Limiter(RateLimiter):
         self._feedback = Feedback(self.rules)
         self.accepted = self._feedback.accepted
         self._recent: RecentSends | None = None
-        # The grant of every caller while nothing limits them; set once that is known.
+        # The grant that all callers share while there are no limits; None otherwise.
         self._free: Grant | None = None
-        # The head of the queue waits until a call that has its grant is written.
+        # Whether the head of the queue waits until a call that has its grant is written.
         self.is_stalled = False
 
     def __call__(self, tokens: int = 0, *, output_tokens: int = 0, priority: int = 0) -> _Entry:
-        """A context that is entered when one call may be sent; the call then counts as sent.
+        """Returns a context that is entered when one call may be sent, and counts it as sent.
 
-        tokens: of the input, or of input and output together; 0 or more.
-        priority: lower goes first. Entering raises OverLimit if the call could never be granted.
+        tokens: of the input, or of input and output together; 0 or more. output_tokens: of the
+        output alone; 0 if included in `tokens`. priority: lower goes first. Entering raises
+        OverLimit if the call could never be granted.
         """
         return _Entry(self, self._clock, Cost(tokens, output_tokens), priority)
 
     @property
     def easy_tokens(self) -> int:
-        """The most tokens that a call may take by a bound in place of an estimate."""
+        """A call of at most this many tokens needs only a bound (`Cost.is_bound`), no estimate."""
         return self.rules.easy_tokens
 
     @property
     def guard_s(self) -> float:
-        """Seconds added to each window now."""
+        """The seconds that are added to each window at present."""
         return self.rules.guard_s
 
     def room_s(self, cost: Cost, now_s: float) -> float:
-        """Seconds until `cost` could be granted after the callers in the queue; books nothing.
+        """Returns the seconds until `cost` could be granted behind the queue; books nothing.
 
-        Estimated as if each of them cost the same.
+        This is an estimate, as if each caller in the queue needed `cost` as well.
         """
         wait_s = self.rules.wait_s(cost, now_s)
         if wait_s == math.inf:
-            # Booked calls are written at once: these are about to be, and count from then.
+            # The windows are full of booked calls, which will be written at once and count from
+            # then on.
             wait_s = self.rules.spacing_s(cost)
         wait_s = max(wait_s, self._parked_until_s - now_s)
         if self._queue.waiting:
@@ -83,21 +85,22 @@ class Limiter(RateLimiter):
         return wait_s
 
     def room_for_s(self, calls: int, amounts: Mapping[Kind, float], now_s: float) -> float:
-        """Seconds until the last of these calls could be granted.
+        """Returns the seconds until the last of `calls` calls could be granted.
 
-        amounts: the tokens that each takes of the limits, by kind.
+        amounts: the tokens that each call takes of the limits, by kind.
         """
         return self.rules.room_for_s(calls, amounts, now_s)
 
     def binds(self, cost: Cost, now_s: float) -> str:
-        """The limit that holds a call of `cost`, in words; empty if none does."""
+        """Returns the limit that holds back a call of `cost`, in words; "" if none does."""
         lines = self.rules.holding(cost, now_s)
         return f"{lines[0].stated} {lines[0].kind.replace('_', ' ')}" if lines else ""
 
     def holding(self, now_s: float) -> list[tuple[Kind, Rate | None]]:
-        """The limits that hold the head of the queue, the strictest first; empty if none does.
+        """Returns the limits that hold back the head of the queue, the strictest first.
 
-        Of an empty queue, those that would hold the smallest call.
+        If the queue is empty, the limits that would hold back the smallest call. A rate is None
+        while it is searched for.
         """
         head = self._queue.head()
         want = _NOTHING if head is None else head.want
@@ -108,16 +111,16 @@ class Limiter(RateLimiter):
         ]
 
     def used(self, now_s: float) -> list[tuple[Kind, Rate, int]]:
-        """Each limit, and what counts against it now."""
+        """Returns each limit, and the amount that counts against it now."""
         return [(line.kind, line.stated, line.window.used(now_s)) for line in self.rules.lines]
 
     def park(self, until_s: float) -> bool:
-        """Gives no grants before `until_s` (monotonic). True if that is later than before."""
+        """Gives no grants before `until_s` (monotonic); returns whether the park ends later now."""
         self._free = None
         return super().park(until_s)
 
     def acquire_now(self, cost: Cost) -> Grant | None:
-        """A grant if the queue is empty and `cost`, once checked, may be sent at once."""
+        """Returns a grant if the queue is empty and a checked `cost` may be sent at once."""
         if self._free is not None:
             return self._free
         if self._queue.waiting:
@@ -134,10 +137,10 @@ class Limiter(RateLimiter):
         return self._free
 
     async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant:
-        """A grant for one request of `cost`; waits for it in turn.
+        """Waits for a grant for one request of `cost`, in turn, and returns it.
 
         cost: a number means tokens, input and output together. priority: lower goes first.
-        Raises OverLimit at once if it could never be granted.
+        Raises OverLimit at once if the request could never be granted.
         """
         cost = cost if isinstance(cost, Cost) else Cost(cost)
         if cost is not _NOTHING:
@@ -166,9 +169,9 @@ class Limiter(RateLimiter):
         self.refresh()
 
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
-        """Adjusts to the limits that the answer to the grant's call states.
+        """Adjusts to the limits that the response to the grant's call states.
 
-        A request limit among them ends the search for one.
+        If one of them is a request limit, it ends the search for a request rate.
         """
         rules, now_s = self.rules, self._clock.now_s()
         ends_search = rules.is_searched and any(
@@ -184,33 +187,33 @@ class Limiter(RateLimiter):
             self.refresh()
 
     def answered(self, now_s: float, *, is_limited: bool) -> None:
-        """Counts the answer to a call. is_limited: it was a 429."""
+        """Counts the answer to a call. is_limited: whether it was a 429."""
         if self._feedback.answered(now_s, is_limited=is_limited):
             self.refresh()
 
     @property
     def is_searched(self) -> bool:
-        """Whether a request rate is searched for; a header that states one ends the search."""
+        """Whether a request rate is searched for; a header with a request limit ends the search."""
         return self.rules.is_searched
 
     def search(self, rates: Sequence[Rate]) -> None:
-        """Sets request rates that hold besides the user's own, while a search continues."""
+        """Sets the request rates of a search, which apply in addition to the user's own."""
         self.set_rates("requests", [*self._user_rates(), *rates])
 
     def found_rates(self) -> list[tuple[Kind, Rate]]:
-        """The limits in force that the user did not state."""
+        """Returns the limits in force that the user did not set."""
         return [(line.kind, line.stated) for line in self.rules.lines if line.user is None]
 
     def keep_sends(self, folder: Path, name: str, old_names: Sequence[str] = ()) -> None:
-        """Counts the sends that an earlier process kept in `folder`, and keeps its own there.
+        """Counts the sends that earlier processes have stored in `folder`, and stores new ones.
 
-        name: of the endpoint, as a part of file names. old_names: read if `name` has no files.
+        name: identifies the endpoint in file names. old_names: read if `name` has no files.
         """
         self._recent = RecentSends(folder, name, self._clock, old_names)
         self.rules.keep_in(self._recent)
 
     async def aclose(self) -> None:
-        """Closes the files of the sends. May be repeated."""
+        """Closes the files of the sends. May be called again."""
         if self._recent is not None:
             self._recent.close()
 
@@ -221,7 +224,7 @@ class Limiter(RateLimiter):
     def refresh(self) -> None:
         """Decides again which callers may go, after a change of the rules.
 
-        Callers whose calls can no longer ever be granted get OverLimit.
+        Callers whose calls can never be granted under the new rules get OverLimit.
         """
         self.counts_tokens = self.rules.counts_tokens
         if self.rules.lines:
@@ -235,14 +238,14 @@ class Limiter(RateLimiter):
             self.pump()
 
     def mark_sent(self, taken: list[Booking], now_s: float) -> None:
-        """Records that a grant's call was written at `now_s`: nothing is given back any more."""
+        """Records that the call of a grant was written at `now_s`, so nothing can be released."""
         for booking in taken:
             booking.window.sent(booking, now_s)
         if self.is_stalled:
             self.pump()
 
     def give_back(self, taken: list[Booking]) -> None:
-        """Gives back what a grant took, unless its call was sent."""
+        """Releases what a grant took, unless its call was sent."""
         now_s = self._clock.now_s()
         for booking in taken:
             booking.window.release(booking, now_s)
@@ -250,7 +253,7 @@ class Limiter(RateLimiter):
             self.pump()
 
     def settle(self, taken: list[Booking], used: Cost) -> None:
-        """Records that a grant's call used `used`."""
+        """Records the usage of the call of a grant."""
         self.rules.settle(taken, used)
         if self._queue.waiting and self.counts_tokens:
             self.pump()
@@ -258,13 +261,16 @@ class Limiter(RateLimiter):
     def replied(
         self, taken: list[Booking], took_s: float, sent_s: float, used: Cost | None
     ) -> None:
-        """Records that a grant's reply began `took_s` after its write; used: as for `settle`."""
+        """Records that the reply of a grant's call began `took_s` seconds after the write.
+
+        used: see `settle`; None if not known yet.
+        """
         self.rules.replied(taken, took_s, sent_s, used)
         if used is not None and self._queue.waiting and self.counts_tokens:
             self.pump()
 
     def pump(self) -> None:
-        """Grants from the head of the queue all that may go now, then sets the timer."""
+        """Grants all calls at the head of the queue that may be sent now, then sets the timer."""
         now_s, queue, rules = self._clock.now_s(), self._queue, self.rules
         late_s = max(0.0, now_s - self._due_s)
         parked_s = self._parked_until_s - now_s
@@ -285,7 +291,7 @@ class Limiter(RateLimiter):
 
 
 class _Entry(msgspec.Struct, eq=False):
-    """One call of a limiter's context."""
+    """The context of one call, made by calling a limiter."""
 
     limiter: Limiter
     clock: Clock

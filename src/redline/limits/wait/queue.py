@@ -1,4 +1,4 @@
-"""A queue by priority, then by arrival, whatever the size of the request."""
+"""Queues callers by priority, then by arrival, regardless of the size of their requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-# Cancelled waiters are swept out when there are this many more of them than of the others.
+# Cancelled waiters are swept out when they outnumber the others by more than this.
 _MOST_FORGOTTEN = 64
 
 Want = TypeVar("Want")
@@ -20,12 +20,12 @@ Got = TypeVar("Got")
 
 
 class Waiter(msgspec.Struct, Generic[Want, Got], eq=False, gc=False):
-    """A caller in a queue. want: what it asked for. future: resolves to what it gets.
+    """A caller in a queue. want: what the caller needs. future: resolves to what the caller gets.
 
-    number: by arrival.
+    number: increases in order of arrival.
 
-    Only the queue holds it, so that it is part of no reference cycle; since it is untracked, a
-    hundred thousand waiters cost the garbage collector nothing.
+    Only the queue refers to a waiter, which therefore is in no reference cycle. The garbage
+    collector does not track it, so a hundred thousand waiters cost the collector nothing.
     """
 
     want: Want
@@ -38,12 +38,12 @@ _number_of = attrgetter("number")
 
 
 class WaitQueue(Generic[Want, Got]):
-    """One line for each priority; the lowest priority number goes first.
+    """Keeps one line for each priority; the lowest priority number goes first.
 
-    All steps are O(1) at the head of the queue.
+    All operations at the head of the queue are O(1).
 
-    A cancelled waiter is dropped when it reaches the head; when most of the queue is cancelled it
-    is swept, which bounds its size.
+    A cancelled waiter is dropped when it reaches the head. When most waiters are cancelled, these
+    are swept out, which bounds the size of the queue.
     """
 
     def __init__(self) -> None:
@@ -57,14 +57,14 @@ class WaitQueue(Generic[Want, Got]):
         return self.waiting
 
     def number(self) -> int:
-        """The number of a caller that arrives now."""
+        """Returns the number of a caller that arrives now."""
         return next(self._numbers)
 
     def add(self, want: Want, priority: int, number: int | None = None) -> asyncio.Future[Got]:
         """Adds a waiter, last of its priority; returns the future for what it gets.
 
-        number: of one that waits again, at its old place. To be ended by `wake_head`, `wake`,
-        `refuse` or `forget`.
+        number: the number of a caller that waits again, at its old place; None for a new caller.
+        End the wait with `wake_head`, `wake`, `refuse` or `forget`.
         """
         line = self._lines.get(priority)
         if line is None:
@@ -80,14 +80,15 @@ class WaitQueue(Generic[Want, Got]):
         return future
 
     def is_next(self, future: asyncio.Future[Got]) -> bool:
-        """Whether its waiter is the next one."""
+        """Returns whether the waiter with this future is at the head of the queue."""
         head = self.head()
         return head is not None and head.future is future
 
     def leave(self, turn: asyncio.Future[Got], give_back: Callable[[Got], None]) -> None:
-        """Takes out the waiter of this future, whose task is cancelled.
+        """Removes the waiter of this future, whose task is cancelled.
 
-        give_back: takes back what it got in the same turn of the loop as the cancellation.
+        give_back: called with what the waiter got, if it got that in the same iteration of the
+        event loop as the cancellation.
         """
         if turn.cancelled():
             self.forget()
@@ -95,13 +96,13 @@ class WaitQueue(Generic[Want, Got]):
             give_back(turn.result())
 
     def line(self) -> Iterator[Waiter[Want, Got]]:
-        """The waiters in order; valid until one comes or goes."""
+        """Yields the waiters in order; no waiter may be added or removed meanwhile."""
         self.head()
         lines = (self._lines[priority] for priority in self._priorities)
         return (waiter for line in lines for waiter in line if not waiter.future.done())
 
     def head(self) -> Waiter[Want, Got] | None:
-        """The next waiter, left in place; None if the queue is empty."""
+        """Returns the first waiter without removing it; None if the queue is empty."""
         while self._priorities:
             line = self._lines[self._priorities[0]]
             while line:
@@ -113,17 +114,17 @@ class WaitQueue(Generic[Want, Got]):
         return None
 
     def wake_head(self, got: Got) -> None:
-        """Removes the head and wakes it with what it got; call only after `head` returned it."""
+        """Removes the first waiter and wakes it with `got`. Call only after `head` returned it."""
         self.waiting -= 1
         self._lines[self._priorities[0]].popleft().future.set_result(got)
 
     def wake(self, waiter: Waiter[Want, Got], got: Got) -> None:
-        """Removes a waiter, near the head at best, and wakes it with what it got."""
+        """Removes a waiter and wakes it with `got`; fast if the waiter is near the head."""
         self.waiting -= 1
         line = self._lines[waiter.priority]
         line.remove(waiter)
         if not line:
-            # An empty line may not become the first for as long as others wait before it.
+            # `head` deletes an empty line only when it is the first, which may take long.
             del self._lines[waiter.priority]
             self._priorities.remove(waiter.priority)
         waiter.future.set_result(got)

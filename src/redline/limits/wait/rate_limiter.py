@@ -1,4 +1,4 @@
-"""The interface of an endpoint's limiter: how calls wait for it and report to it."""
+"""Defines the interface of an endpoint's limiter: how calls wait for it and report to it."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from redline.limits.server import Stated
 from redline.limits.wait.grant import Grant
 from redline.limits.wait.queue import WaitQueue
 
-# uvloop's timers count whole milliseconds: a shorter one would spin.
+# uvloop's timers count whole milliseconds: a shorter one would make the loop spin.
 _SHORTEST_TIMER_S = 0.001
 
 
 class RateLimiter(ABC):
-    """The rate limits of one endpoint: when a call may go, and what the endpoint's answers change.
+    """Decides when a call to one endpoint may be sent, and adjusts to the endpoint's answers.
 
-    `Limiter` keeps the limits of this process: headers and 429s change them, and a search finds
-    them. `SharedLimiter` keeps those of several processes: only their ledger changes them, so it
-    ignores what headers state. By default, methods for what only a `Limiter` can do change nothing.
-    Either has one timer, which is set again and again.
+    `Limiter` applies the limits of this process: headers and 429s change them, and a search finds
+    them. `SharedLimiter` applies limits that several processes share: it ignores what headers state
+    about them. The methods here for what only a `Limiter` can do change nothing. Each limiter has
+    one timer, which is reset again and again.
 
     is_unlimited: no limit is set, and no answer can set one: answers need not be reported.
-    is_shared: other processes keep the same limits, so that it may be parked by their calls.
+    is_shared: other processes share the limits, so that their calls may park this limiter.
     counts_tokens: a token limit is set, so estimates matter.
     shook_hands: records the seconds that a connection to the endpoint took.
-    most: the largest amount of a kind that one call could ever be granted; inf if nothing limits
-    it. check: raises OverLimit for a cost that could never be granted. fits: whether the counts
-    that headers state now could grant a cost.
-    accepted: counts an answer other than a 429, by the time (monotonic); False if `answered` must
-    be called for it instead.
+    most: returns the largest amount of a kind that one call could ever be granted; inf if nothing
+    limits it. check: raises OverLimit for a cost that could never be granted. fits: returns whether
+    a cost could ever be granted under the counts that headers state now.
+    accepted: counts an answer other than a 429 at the given time (monotonic); if it returns False,
+    `answered` must be called instead.
     """
 
     is_unlimited = False
@@ -58,45 +58,46 @@ class RateLimiter(ABC):
 
     @property
     def easy_tokens(self) -> int:
-        """The most tokens that a call may take by a bound (`Cost.is_bound`), while limits are free.
+        """A call of at most this many tokens needs only a bound (`Cost.is_bound`), no estimate.
 
-        0 for none. If limits are not free, `acquire_now` grants no bound: estimate the call then.
+        0 if every call needs an estimate. If the limits are not free, `acquire_now` grants nothing
+        for a bound: estimate the call then.
         """
         return 0
 
     @property
     def waiting(self) -> int:
-        """Callers in the queue."""
+        """The number of callers in the queue."""
         return self._queue.waiting
 
     @abstractmethod
     def room_s(self, cost: Cost, now_s: float) -> float:
-        """Seconds until `cost` could be granted after the callers in the queue; books nothing.
+        """Returns the seconds until `cost` could be granted behind the queue; books nothing.
 
-        Estimated as if each of them cost the same.
+        This is an estimate, as if each caller in the queue needed `cost` as well.
         """
 
     def room_for_s(self, calls: int, amounts: Mapping[Kind, float], now_s: float) -> float:
-        """Seconds until the last of these calls could be granted; 0 if unknown.
+        """Returns the seconds until the last of `calls` calls could be granted; 0 if unknown.
 
-        amounts: the tokens that each takes of the limits, by kind.
+        amounts: the tokens that each call takes of the limits, by kind.
         """
         return 0.0
 
     @abstractmethod
     def binds(self, cost: Cost, now_s: float) -> str:
-        """The limit that holds a call of `cost`, in words; empty if none does."""
+        """Returns the limit that holds back a call of `cost`, in words; "" if none does."""
 
     @abstractmethod
     def holding(self, now_s: float) -> list[tuple[Kind, Rate | None]]:
-        """The limits that hold the head of the queue, the strictest first; empty if none does.
+        """Returns the limits that hold back the head of the queue, the strictest first.
 
-        Of an empty queue, those that would hold the smallest call, if they are known here.
-        A rate is None while it is searched for, or if it is not known here.
+        If the queue is empty, the limits that would hold back the smallest call, if these are known
+        here. A rate is None while it is searched for.
         """
 
     def used(self, now_s: float) -> list[tuple[Kind, Rate, int]]:
-        """Each limit, and what counts against it now, as far as this process knows."""
+        """Returns each limit, and the amount that counts against it now; [] if unknown here."""
         return []
 
     @property
@@ -106,61 +107,61 @@ class RateLimiter(ABC):
 
     @property
     def next_s(self) -> float:
-        """When the next grant may be given (monotonic) to a present waiter; -inf if none waits."""
+        """The time (monotonic) of the next grant to a present waiter; -inf if none waits."""
         due_s = -math.inf if self._timer is None else self._due_s
         return max(self._parked_until_s, due_s)
 
     def acquire_now(self, cost: Cost) -> Grant | None:
-        """A grant if `cost`, which must have been checked, may be sent without waiting."""
+        """Returns a grant if `cost`, which must have been checked, may be sent at once."""
         return None
 
     @abstractmethod
     async def acquire(self, cost: Cost | int = ..., priority: int = 0) -> Grant:
-        """A grant for one request of `cost`; waits for its turn.
+        """Waits for a grant for one request of `cost`, in turn, and returns it.
 
         cost: a number means tokens, input and output together. priority: lower goes first.
-        Raises OverLimit at once if it could never be granted.
+        Raises OverLimit at once if the request could never be granted.
         """
 
     def park(self, until_s: float) -> bool:
-        """Gives no grants before `until_s` (monotonic). True if that is later than before."""
+        """Gives no grants before `until_s` (monotonic); returns whether the park ends later now."""
         if until_s <= self._parked_until_s:
             return False
         self._parked_until_s = until_s
         return True
 
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:  # noqa: B027
-        """Adjusts to the limits that the answer to the grant's call states."""
+        """Adjusts to the limits that the response to the grant's call states."""
 
     @abstractmethod
     def answered(self, now_s: float, *, is_limited: bool) -> None:
-        """Counts the answer to a call. is_limited: it was a 429."""
+        """Counts the answer to a call. is_limited: whether it was a 429."""
 
     @property
     def is_searched(self) -> bool:
-        """Whether a request rate is searched for; a header that states one ends the search."""
+        """Whether a request rate is searched for; a header with a request limit ends the search."""
         return False
 
     def search(self, rates: Sequence[Rate]) -> None:  # noqa: B027
-        """Sets request rates that hold besides the user's own, while a search continues."""
+        """Sets the request rates of a search, which apply in addition to the user's own."""
 
     def found_rates(self) -> list[tuple[Kind, Rate]]:
-        """The limits in force that the user did not state."""
+        """Returns the limits in force that the user did not set."""
         return []
 
     def keep_sends(self, folder: Path, name: str, old_names: Sequence[str] = ()) -> None:  # noqa: B027
-        """Counts the sends that an earlier process kept in `folder`, and keeps its own there.
+        """Counts the sends that earlier processes have stored in `folder`, and stores new ones.
 
-        name: of the endpoint, as a part of file names. old_names: read if `name` has no files.
+        name: identifies the endpoint in file names. old_names: read if `name` has no files.
         """
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Closes files and connections. May be repeated."""
+        """Closes files and connections. May be called again."""
 
     @abstractmethod
     def _rang(self) -> None:
-        """Called when the timer rings."""
+        """Handles the timer, which has just fired."""
 
     def _ring_at(self, due_s: float, now_s: float) -> None:
         """Sets the timer to `due_s`; inf for none."""

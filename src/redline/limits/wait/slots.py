@@ -1,4 +1,4 @@
-"""A bound on calls in flight, taken in order of priority and arrival."""
+"""Bounds the calls in flight with slots, which are taken in order of priority and arrival."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redline.limits.wait.queue import WaitQueue
 
 
 class Slots:
-    """`count` slots. Not a semaphore: a released slot goes to the first waiter, never past it."""
+    """Hands out `count` slots. Unlike a semaphore's, a freed slot never passes the first waiter."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -19,44 +19,44 @@ class Slots:
     @property
     def is_free(self) -> bool:
         """Whether a caller would get a slot without waiting."""
-        # By the head and not by the length: a cancelled waiter still counts until its task runs,
-        # and a caller that queued behind it would wait for a release that has already happened.
+        # `waiting` alone is not enough: a cancelled waiter counts until its task runs, and a caller
+        # that queued behind it would wait for a release that has already happened.
         queue = self._queue
         return self.in_use < self.count and (not queue.waiting or queue.head() is None)
 
     @property
     def steady(self) -> int:
-        """While fewer slots than this are in use, one is certainly free."""
+        """While fewer slots than this are in use, a slot is certainly free."""
         return self.count
 
     @property
     def waiting(self) -> int:
-        """Callers in the queue."""
+        """The number of callers in the queue."""
         return self._queue.waiting
 
     def has_room(self, coming: int = 0) -> bool:
-        """Whether a slot would be free once this many more are taken, whichever calls wait."""
+        """Returns whether a slot is free after `coming` others are taken, ignoring the queue."""
         return self.in_use + coming < self.count
 
     def want(self) -> None:
-        """Notes that calls wait elsewhere for a slot, for other processes that share the slots."""
+        """Notes, for other processes that share the slots, that calls wait elsewhere for one."""
 
     def tell(self, on_room: Callable[[], None]) -> None:
-        """Registers `on_room`, called when slots become free without a call of `release`."""
+        """Registers `on_room`, which is called when slots become free without `release`."""
 
     def close(self) -> None:
-        """Stops calling waiters. May be repeated."""
+        """Stops the timer that looks for free slots, if there is one. May be called again."""
 
     def take_free(self) -> bool:
-        """Takes a slot if one is free and the queue is empty; False otherwise."""
-        # As in is_free, without the call: each attempt checks twice.
+        """Takes a slot if one is free and the queue is empty; returns whether it did."""
+        # The check of `is_free`, inlined for speed: each attempt checks twice.
         if self.in_use < self.count and (not self._queue.waiting or self._queue.head() is None):
             self.in_use += 1
             return True
         return False
 
     async def acquire(self, priority: int = 0) -> None:
-        """Waits for a slot, which the caller then holds; give it back with `release`."""
+        """Waits for a slot and takes it. The caller must `release` it."""
         if self.take_free():
             return
         turn = self._queue.add(None, priority)
@@ -67,7 +67,7 @@ class Slots:
             raise
 
     def release(self) -> None:
-        """Hands the slot to the first waiter, or frees it."""
+        """Hands the released slot to the first waiter, or frees it."""
         queue = self._queue
         if not queue.waiting or self.in_use > self.count or queue.head() is None:
             self.in_use -= 1
@@ -75,7 +75,7 @@ class Slots:
             queue.wake_head(None)
 
     def resize(self, count: int) -> None:
-        """Sets the number of slots, at least 1; calls in flight above it run to their end."""
+        """Sets the number of slots, at least 1; surplus calls in flight run to their end."""
         self.count = count
         while self.in_use < count and self._queue.head() is not None:
             self.in_use += 1

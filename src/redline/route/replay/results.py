@@ -1,4 +1,4 @@
-"""The results of a replay: each strategy's figures, and whether one is significantly better."""
+"""Compares the strategies of a replay: their figures, and whether one is significantly better."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from redline.errors import ConfigError
 from redline.route.balance import STRATEGIES
 from redline.route.replay.service import LEAST_CALLS, Service
 
-# A strategy is recommended if the mean of its advantages over the seeds is above three of its
-# standard errors, since the best of eight is compared, and above what anybody would notice.
+# A strategy is recommended if its mean advantage over the seeds is above three standard errors, not
+# two, because it is the best of eight, and if the advantage is large enough to be noticed: 1 %.
 _ERRORS = 3.0
 _LEAST_GAIN = 0.01
-# If the mean latency for the recorded strategy is off by more, the model says nothing about others.
+# If the replay of the recorded strategy misses the recorded mean latency by more than this share,
+# the model says nothing about other strategies.
 MOST_OFF = 0.25
 # With fewer calls, the beginning and the end of a run dominate.
 _LEAST_CALLS = 200
 
 
 class Seeded(msgspec.Struct, frozen=True, kw_only=True):
-    """One replay of one strategy. Seconds are from a call's arrival to its outcome.
+    """The figures of one replay of one strategy. Latencies are from arrival to outcome.
 
     makespan_s: from the first arrival to the last outcome. cost_usd: None if a price is unknown.
-    failed: calls without an answer. answers: by endpoint.
+    failed: number of calls without an answer. answers: number of answers by endpoint.
     """
 
     seed: int
@@ -40,13 +41,13 @@ class Seeded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scored(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy: its replays, one for each seed. The figures are means over these."""
+    """The replays of one strategy, one for each seed. The figures are means over the replays."""
 
     strategy: str
     runs: list[Seeded]
 
     def mean(self, figure: str) -> float:
-        """The mean over the replays. figure: the name of a number of Seeded."""
+        """Returns the mean over the replays. figure: the name of a numeric field of Seeded."""
         return statistics.fmean(getattr(run, figure) for run in self.runs)
 
     @property
@@ -55,7 +56,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
         return statistics.fmean(costs) if len(costs) == len(self.runs) else None
 
     def share(self, endpoint: str) -> float:
-        """The share of all answers that were given by this endpoint."""
+        """Returns the share of all answers that this endpoint gave, 0 to 1."""
         answers = sum(sum(run.answers.values()) for run in self.runs)
         own = sum(run.answers.get(endpoint, 0) for run in self.runs)
         return own / answers if answers else 0.0
@@ -64,7 +65,8 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """The difference between two strategies.
 
-    gain: by what share one strategy's figure is below the other's; error: its standard error.
+    gain: the share by which the figure of `better` is below that of `worse`. error: the standard
+    error of the gain.
     """
 
     better: str
@@ -74,18 +76,20 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_clear(self) -> bool:
-        """Whether it exceeds the noise."""
+        """Whether the gain exceeds the noise."""
         return self.gain > max(_LEAST_GAIN, _ERRORS * self.error)
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a replayed trace.
 
-    workers: see RunBegan, 0 for calls that come as they were recorded. calls: of `total` in the
-    trace. balance: the strategy of the recorded run; recorded: its figures. services: by endpoint.
-    figure: what strategies are compared by, `makespan_s` or `mean_s`. best: the lowest, compared
-    with the strategy of the record; the default, if that is as low within the noise. notes: what a
-    reader must know about the trace.
+    workers: see RunBegan; 0 if calls arrive at their recorded times. calls: the number of replayed
+    calls, of `total` in the trace. balance: the strategy of the recorded run. recorded: the figures
+    of that run. services: by endpoint. figure: the field by which strategies are compared,
+    `makespan_s` or `mean_s`. off: the share by which the replayed mean latency of the recorded
+    strategy is above the recorded one. best: the strategy with the lowest figure, or the default if
+    none is clearly lower, compared with the recorded strategy. notes: what a reader must know about
+    the trace.
     """
 
     trace: str
@@ -103,20 +107,20 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reliable(self) -> bool:
-        """Whether there are enough calls, and the model reproduces what was recorded."""
+        """Whether there are enough calls, and the model reproduces the recorded latency."""
         own = all(service.is_own for service in self.services.values())
         return own and self.calls >= _LEAST_CALLS and abs(self.off) <= MOST_OFF
 
 
 def recommended(replay: Replay) -> str | None:
-    """The strategy to prefer to the recorded one; None if there is no clear case for one."""
+    """Returns the strategy that is clearly better than the recorded one; None if there is none."""
     return replay.best.better if replay.reliable and replay.best.is_clear else None
 
 
 def best_of(scored: Sequence[Scored], balance: str, figure: str) -> Compared:
-    """The strategy with the lowest figure, compared with that of the trace.
+    """Compares the strategy with the lowest figure with the recorded one, `balance`.
 
-    It is the default, if none is better than that by more than the noise.
+    If the lowest figure is not clearly below that of the default, the default takes its place.
     """
     better = min(scored, key=lambda one: one.mean(figure))
     usual = [one for one in scored if one.strategy == STRATEGIES[0]]
@@ -126,7 +130,7 @@ def best_of(scored: Sequence[Scored], balance: str, figure: str) -> Compared:
 
 
 def compared(better: Scored, worse: Scored, figure: str) -> Compared:
-    """By what share the figure of `better` is lower. Both were replayed with the same seeds."""
+    """Compares the figures of two strategies, which were replayed with the same seeds."""
     gains = [
         1 - getattr(mine, figure) / getattr(other, figure)
         for mine, other in zip(better.runs, worse.runs, strict=True)

@@ -1,9 +1,9 @@
-"""Every strategy on the calls of a trace, in virtual time, over servers fitted to the trace.
+"""Replays the calls of a trace with each strategy, in virtual time, on servers fitted to the trace.
 
 The pool, its strategies, its breakers and the retries are redline's own; servers are simulated, see
-`service`. In a closed loop, workers make the recorded calls in their order; a worker makes its next
-call when its last one has ended. Otherwise, calls arrive at their recorded times. Each seed redraws
-how calls differ beyond their tokens, equally for all strategies.
+`service`. In a closed loop, workers make the recorded calls in order; a worker makes its next call
+when its last one has ended. In an open loop, calls arrive at their recorded times. Each seed
+redraws the variation of calls that their tokens do not explain, equally for all strategies.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from redline.testing import VirtualClock, virtual_run
 from redline.timeline import CallEnded, EndpointFacts, RecordedRun, Trace, Tried, read_trace
 
 SEEDS = (1, 2, 3, 4, 5)
-# This many calls can be replayed about forty times within a minute.
+# This many calls can be replayed about forty times in a minute: eight strategies, five seeds each.
 MOST_CALLS = 5000
 _OTHER_DRAWS = 1_000_000
-# Kinds of errors that a sent request gets from a server that works.
+# The kinds of errors with which a working server answers: such attempts do not show its speed.
 _NOT_OF_SERVERS = frozenset({"rate_limited", "rejected", "over_limit", "refused", "unpaid"})
 
 
 class _Recorded(msgspec.Struct, frozen=True):
-    """The recorded calls: the runs of a trace as one. calls: by arrival, in seconds from the first.
+    """The runs of a trace, joined into one. calls: by arrival, in seconds from the first arrival.
 
-    workers: see RunBegan, at most as many calls as there were at once.
+    workers: see RunBegan, but not more than the calls that were in flight at once.
     """
 
     endpoints: tuple[EndpointFacts, ...]
@@ -77,9 +77,9 @@ def replay(
     seeds: Sequence[int] = SEEDS,
     most: int = MOST_CALLS,
 ) -> Replay:
-    """The result of each strategy for the latest `most` calls of the trace at `path`.
+    """Replays the latest `most` calls of the trace at `path` with each strategy.
 
-    strategies: all available ones by default.
+    strategies: names from STRATEGIES; None for all. The strategy of the record is always included.
     Raises ConfigError for a file that is not a trace, or a trace that allows no conclusion.
     """
     trace = read_trace(path, most)
@@ -117,7 +117,7 @@ def replay(
 
 
 def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
-    """The runs of the trace with the endpoints of the last one, and notes about them."""
+    """Joins the runs that have the endpoints of the last run; also returns notes on the trace."""
     last = trace.runs[-1].began
     notes = list[str]()
     if len(last.endpoints) < 2:
@@ -148,7 +148,7 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
             "guessed from these and from the other endpoints"
         )
     workers = min(last.workers, most_at_once((call.arrived_s, call.done_s) for call in calls))
-    # As a run without --balance would have chosen.
+    # A run without --balance uses the default.
     balance = last.balance or STRATEGIES[0]
     if balance not in STRATEGIES:
         raise ConfigError(
@@ -161,7 +161,7 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
 
 
 def _in_a_row(runs: Sequence[RecordedRun]) -> list[CallEnded]:
-    """The calls of all runs by arrival, each run after the one before."""
+    """Returns the calls of all runs by arrival, with each run moved to the end of the last one."""
     found, offset_s = list[CallEnded](), 0.0
     for run in runs:
         if not run.calls:
@@ -189,11 +189,11 @@ def _in_a_row(runs: Sequence[RecordedRun]) -> list[CallEnded]:
 
 
 def _services(endpoints: Sequence[EndpointFacts], calls: Sequence[CallEnded]) -> dict[str, Service]:
-    """How long each endpoint takes: fitted to its own answers, or guessed from those of others."""
+    """Returns each endpoint's service, fitted to its answers, or guessed if these are too few."""
     attempts = {one.name: _served(one.name, calls) for one in endpoints}
     own = {name: fitted(served) for name, served in attempts.items()}
     known = [name for name, service in own.items() if service is not None]
-    # If each has too few answers of its own, all are fitted together.
+    # If every endpoint has too few answers, all answers are fitted together.
     slowest = [one for served in attempts.values() for one in served]
     if known:
         slowest = max((attempts[name] for name in known), key=mean_s)
@@ -207,9 +207,9 @@ def _services(endpoints: Sequence[EndpointFacts], calls: Sequence[CallEnded]) ->
 
 
 def _served(name: str, calls: Sequence[CallEnded]) -> list[Served]:
-    """The attempts at one endpoint that show the server's speed.
+    """Returns the attempts at one endpoint that show the server's speed, by the time of sending.
 
-    Without 429s, since limits are not its speed, and without errors of the row.
+    Attempts that ended with a 429 or an error of the row are left out: they say nothing about it.
     """
     found = [
         (one.sent_s, one, call)
@@ -226,7 +226,7 @@ def _served(name: str, calls: Sequence[CallEnded]) -> list[Served]:
 
 
 def _seeded(recorded: _Recorded, strategy: str, seed: int) -> Seeded:
-    """One replay. Another seed gives other work and other random choices of the strategy."""
+    """Runs one replay. The seed determines the variation of the work and the random choices."""
 
     async def main() -> Seeded:
         clock = VirtualClock(asyncio.get_running_loop())
@@ -239,7 +239,7 @@ def _seeded(recorded: _Recorded, strategy: str, seed: int) -> Seeded:
             )
             for one in recorded.endpoints
         ]
-        # Not the pool's own generator, or its draws would correlate with the choices.
+        # A generator of its own: otherwise the pool's draws would correlate with the choices.
         balance = strategy_of(strategy, random.Random(seed + _OTHER_DRAWS))
         pool = Pool(seats, balance, clock=clock, seed=seed)
         ended = await _send_all(recorded, pool, balance, seed)
@@ -252,7 +252,7 @@ def _seeded(recorded: _Recorded, strategy: str, seed: int) -> Seeded:
 async def _send_all(
     recorded: _Recorded, pool: Pool, strategy: Strategy, seed: int
 ) -> list[CallEnded]:
-    """The recorded calls with the times and outcomes of this replay."""
+    """Sends the recorded calls; returns them with the times and outcomes of this replay."""
     loop, ended = asyncio.get_running_loop(), list[CallEnded]()
     backend = Retry(pool, clock=VirtualClock(loop), seed=seed)
     has_text = bool(strategy.needs)
@@ -310,7 +310,10 @@ def _summary(seed: int, calls: Sequence[CallEnded], endpoints: Sequence[Endpoint
 def _cost_usd(
     answered: Mapping[str, Sequence[CallEnded]], endpoints: Sequence[EndpointFacts]
 ) -> float | None:
-    """The cost of the calls by the endpoint that answered them; None if a price is unknown."""
+    """Returns the cost of the answered calls, at the prices of the endpoints that answered them.
+
+    None if a price is unknown.
+    """
     cost_usd = 0.0
     for one in endpoints:
         if one.input_price is None or one.output_price is None:

@@ -1,4 +1,4 @@
-"""A simulated server with fitted service times, as a member of a pool."""
+"""Simulates a server with fitted service times, as a member of a pool."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from redline.route.replay.service import Service, quantile
 from redline.timeline import CallEnded, EndpointFacts
 from redline.waist import Attempt, Call, Load, Outcome, Reply, Request, Sink, failed
 
-# Prefixes that a server caches: 4,000 prompts of a few thousand tokens.
+# Prefixes that a server caches: enough for 4,000 prompts of a few thousand tokens.
 _MOST_BLOCKS = 100_000
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """A recorded call that is replayed. draws: the random part of its work."""
+    """A recorded call that is replayed. draws: makes the random part of its work."""
 
     call: CallEnded
     draws: random.Random
@@ -38,13 +38,13 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 class PromptCache:
-    """The latest prompts that a server has read."""
+    """The cached prefixes of the latest prompts that a server has read."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def share(self, blocks: tuple[int, ...]) -> float:
-        """The share of a prompt that is cached, 0 to 1. The whole prompt is cached afterwards."""
+        """Returns the share of a prompt that is cached, 0 to 1; then caches the whole prompt."""
         known = 0
         while known < len(blocks) and blocks[known] in self._blocks:
             known += 1
@@ -57,10 +57,10 @@ class PromptCache:
 
 
 class ReplayServer:
-    """A member of a pool that answers recorded calls by a service model, in the loop's time.
+    """A member of a pool that answers recorded calls according to a service model.
 
-    facts: its slots and rate limits are applied as redline applies them. Requests must be made by
-    `request_of`.
+    Its times are those of the event loop. facts: slots and rate limits, which apply as for a real
+    endpoint. Requests must be made by `request_of`.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ReplayServer:
         return has_slot and (self._limiter.is_unlimited or self._limits.has_room(now_s, coming))
 
     def withdraw(self, call: Call | None = None) -> int:
-        """Withdraws no call: it is never parked or lost."""
+        """Withdraws no call: a simulated server is never parked or lost."""
         return 0
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
@@ -151,14 +151,14 @@ class ReplayServer:
         grant.sent(asyncio.get_running_loop().time())
 
     def _cut(self, cost: Cost) -> Cost:
-        """A cost cut to what the limits can grant: a recorded call may have used more."""
+        """Reduces a cost to what the limits can grant: a recorded call may have used more."""
         most = self._limiter.most
         input_tokens = min(cost.input_tokens, most("input_tokens"), most("tokens"))
         spare = min(most("output_tokens"), most("tokens") - input_tokens)
         return Cost(int(input_tokens), int(min(cost.output_tokens, spare)))
 
     async def _answered(self, replayed: Replayed) -> ServerFailed | None:
-        """Returns when there is an answer, or an error."""
+        """Waits for the end of the call; returns its error, or None if it is answered."""
         service, cost, draws = self._service, replayed.cost, replayed.draws
         is_failure, draw = draws.random() < service.failures, draws.random()
         if is_failure:
@@ -171,9 +171,10 @@ class ReplayServer:
 
 
 def request_of(replayed: Replayed, *, has_text: bool) -> Request:
-    """A request for a recorded call. has_text: with a prompt that has the recorded prefixes.
+    """Returns a request for a recorded call.
 
-    Its text is made of the hashes, about as long as its recorded tokens.
+    has_text: whether the request gets a prompt, which is made from the hashes of the recorded
+    prefixes and is about as long as the recorded tokens.
     """
     body: dict[str, object] = {}
     if has_text:
@@ -190,7 +191,7 @@ def replayed_of(request: Request) -> Replayed:
 
 
 def prompt_of(call: CallEnded) -> str:
-    """A text that shares the same prefixes with others as the recorded prompt."""
+    """Returns a text that shares prefixes with other texts exactly as the recorded prompt did."""
     parts, begin = list[str](), 0
     for block, end in zip(call.blocks, PREFIX_CHARS, strict=False):
         parts.append(_filled(f"{block:x} ", end - begin))
@@ -207,9 +208,9 @@ def _filled(text: str, chars: int) -> str:
 
 
 class _Slots:
-    """Runs a bounded number of pieces of work at once; the others wait in order of arrival.
+    """Runs at most `at_once` pieces of work at once; the others wait in order of arrival.
 
-    take: runs a piece of work.
+    take: runs a piece of work, given in seconds.
     """
 
     def __init__(
@@ -224,11 +225,11 @@ class _Slots:
 
 
 class _Shared:
-    """Pieces of work that run at once and slow each other down."""
+    """Runs pieces of work that slow each other down."""
 
     def __init__(self, slowdown: float) -> None:
         self._slowdown = slowdown
-        self._done_s = 0.0  # the progress of a piece that has been there from the beginning
+        self._done_s = 0.0  # the progress of a piece that began at time 0
         self._at_s = 0.0
         self._left: list[tuple[float, int, asyncio.Future[None]]] = []
         self._numbers = count()
@@ -260,7 +261,7 @@ class _Shared:
     def _end_first(self) -> None:
         self._go_on(asyncio.get_running_loop().time())
         first_s, _, over = heapq.heappop(self._left)
-        # Rounding errors must not count as work of the others.
+        # At least its own work: rounding errors must not shorten the work of the other pieces.
         self._done_s = max(self._done_s, first_s)
         over.set_result(None)
         self._set_timer()

@@ -1,21 +1,21 @@
-"""How long a server takes for a call, fitted to the calls that it has had.
+"""Models how long a server takes for a call, fitted to recorded calls.
 
-A call is work: a base, and an amount for each token that is read, read from the cache, or written.
-The form below whose predictions are nearest to the recorded latencies is used; the first one,
-unless another is clearly nearer.
+The work of a call, in seconds, is a base plus an amount for each token that is read, read from the
+cache, or written. One of these forms turns work into time: the one whose predictions are nearest to
+the recorded latencies, but the first one unless another form is clearly nearer.
 
 form      a call takes
-parallel  its work, however many others there are
+parallel  its work, regardless of the number of other calls
 slots     its work, after it has waited in order of arrival until fewer than `at_once` are at work
 shared    its work times 1 + slowdown (n - 1) while n calls are in flight
 
-No server is assumed to work on more calls at once than were recorded: further ones wait, as for
-slots.
+No server is assumed to work on more calls at once than were recorded: further calls wait, as in the
+form `slots`.
 
-Any other variation of the work is drawn from that of the recorded calls.
+The variation of the work that tokens do not explain is drawn from that of the recorded calls.
 
 The weights are a least-squares fit with none below 0 (Lawson and Hanson, Solving Least Squares
-Problems, 1974), of relative errors, since long calls vary by more seconds than short ones.
+Problems, 1974), of relative errors, because long calls vary by more seconds than short ones.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-# With fewer calls, a server is assumed to be like all the others together.
+# With fewer answers, a server's service is guessed, see `guessed`.
 LEAST_CALLS = 30
-# The latest calls of a server that are fitted: more do not change a fit of four weights.
+# Only this many of a server's latest calls are fitted: more do not change a fit of four weights.
 _MOST_CALLS = 2000
-# Another form must be nearer by this share, and another weight explain so much of the variance.
+# A form other than the first must be nearer by this share; a further weight must reduce the squared
+# error by half of it.
 _CLEARLY = 0.05
 _ROUNDS = 3
 _SLOWDOWNS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
@@ -47,7 +48,7 @@ Form = Literal["parallel", "slots", "shared"]
 
 
 class Served(NamedTuple):
-    """One attempt at a server. cached: input tokens that another call had brought before."""
+    """One attempt at a server. new, cached: input tokens that were not, or were, in its cache."""
 
     sent_s: float
     done_s: float
@@ -62,14 +63,16 @@ class Served(NamedTuple):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """One server. base_s: for each call; input_s, cached_s, output_s: for each token.
+    """The service model of one server.
 
-    at_once: of the form `slots`, otherwise 0; slowdown: of the form `shared`, otherwise 0. seen:
-    most calls in flight in the record.
-    off: the median relative difference of the predicted latencies from the recorded ones. spread:
-    quantiles of the work of calls, divided by what the weights predict. calls: answers that were
-    fitted. is_own: there were enough of them; otherwise the service is guessed. failures: the share
-    of its attempts that failed; failed_s: how long these took, quantiles.
+    base_s: seconds of work for each call. input_s, cached_s, output_s: seconds for each token.
+    at_once: for the form `slots`, otherwise 0. slowdown: for the form `shared`, otherwise 0. seen:
+    the most calls that were in flight at once in the record.
+    off: the median relative difference between predicted and recorded latencies. spread: quantiles
+    of the work of calls divided by the work that the weights predict. calls: number of answers that
+    were fitted. is_own: whether there were enough answers; otherwise the service is guessed.
+    failures: the share of the attempts that failed. failed_s: quantiles of the seconds that these
+    took.
     """
 
     form: Form = "parallel"
@@ -88,12 +91,12 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     failed_s: tuple[float, ...] = (0.0,)
 
     def work_s(self, new: float, cached: float, output: float, draw: float) -> float:
-        """Seconds of work of a call of these tokens. draw: 0 to 1, for its other variation."""
+        """Returns the seconds of work of a call with these tokens. draw: 0 to 1, random."""
         usual_s = self.base_s + self.input_s * new + self.cached_s * cached + self.output_s * output
         return max(_LEAST_S, usual_s * quantile(self.spread, draw))
 
     def __str__(self) -> str:
-        """`210 ms + 10 ms per output token, 4 at once`."""
+        """Returns a text like `210 ms + 10 ms per output token, 4 at once`."""
         weights = (self.input_s, "input"), (self.cached_s, "cached"), (self.output_s, "output")
         parts = [_seconds(self.base_s)] if self.base_s or not any(w for w, _ in weights) else []
         parts += [f"{_seconds(weight)} per {name} token" for weight, name in weights if weight]
@@ -106,7 +109,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fitted(attempts: Sequence[Served]) -> Service | None:
-    """The service that fits best; None for too few answers. attempts: in any order."""
+    """Returns the service that fits best; None for too few answers. attempts: in any order."""
     by_time = sorted(attempts, key=lambda one: one[:2])[-_MOST_CALLS:]
     answers = [one for one in by_time if one.is_answer]
     failed_s = sorted(one.latency_s for one in by_time if not one.is_answer)
@@ -123,13 +126,13 @@ def fitted(attempts: Sequence[Served]) -> Service | None:
 
 
 def guessed(attempts: Sequence[Served], usual: Service) -> Service:
-    """A service for a server with too few answers, as if tokens did not matter.
+    """Returns a service for a server with too few answers, fitted as if tokens did not matter.
 
-    usual: another service, whose spread is used; without any answer, all of its values.
+    usual: another service, whose spread is used; if there is no answer at all, all of its values.
     """
     if not any(one.is_answer for one in attempts):
         return replace(usual, calls=0, is_own=False)
-    # Weights of tokens would be those of chance.
+    # With so few answers, weights of tokens would be random.
     by_time = sorted(one._replace(new=0.0, cached=0.0, output=0.0) for one in attempts)
     return replace(
         _best(by_time),
@@ -142,21 +145,21 @@ def guessed(attempts: Sequence[Served], usual: Service) -> Service:
 
 
 def mean_s(attempts: Sequence[Served]) -> float:
-    """The mean latency of the answers, of which there must be one."""
+    """Returns the mean latency of the answers; there must be at least one."""
     return statistics.fmean(one.latency_s for one in attempts if one.is_answer)
 
 
 def _best(by_time: Sequence[Served]) -> Service:
-    """The form and setting that fit best. At least one attempt is an answer."""
+    """Returns the form and setting that fit best. At least one attempt must be an answer."""
     simplest, *others = [_fit(*shape, by_time) for shape in _shapes(by_time)]
     best = min(others, key=lambda one: one.off, default=simplest)
     return simplest if best.off > simplest.off * (1 - _CLEARLY) else best
 
 
 class _Part(NamedTuple):
-    """What a form says of an attempt: that it waited, then worked.
+    """An attempt according to a form: a wait, followed by work.
 
-    stretch: seconds in which a second of work is done.
+    stretch: seconds that one second of work takes.
     """
 
     wait_s: float
@@ -165,7 +168,7 @@ class _Part(NamedTuple):
 
 
 def _shapes(by_time: Sequence[Served]) -> Iterator[tuple[Service, list[_Part]]]:
-    """Every form with the settings that are to be tried, and what it says of the attempts."""
+    """Yields every form with each setting to try, and the attempts according to that form."""
     latencies_s = [one.latency_s for one in by_time]
     yield Service(), [_Part(0.0, latency_s) for latency_s in latencies_s]
     most, at_once = most_at_once(by_time), 1
@@ -185,9 +188,10 @@ def _shapes(by_time: Sequence[Served]) -> Iterator[tuple[Service, list[_Part]]]:
 
 
 def most_at_once(spans_s: Iterable[Sequence[float]]) -> int:
-    """The most of these spans that overlap. spans_s: each with its begin and end first, by begin.
+    """Returns the highest number of spans that overlap at any time.
 
-    One that begins when another ends does not overlap it.
+    spans_s: sorted by begin; each starts with its begin and its end. A span that begins when
+    another ends does not overlap it.
     """
     ends_s, most = list[float](), 0
     for begin_s, end_s, *_ in spans_s:
@@ -199,10 +203,10 @@ def most_at_once(spans_s: Iterable[Sequence[float]]) -> int:
 
 
 def _waits_s(by_time: Sequence[Served], at_once: int) -> list[float]:
-    """How long each has waited until fewer than `at_once` of those before it were left."""
+    """Returns how long each attempt has waited for one of `at_once` slots."""
     latest_s, waits_s = list[float](), list[float]()
     for one in by_time:
-        # The smallest of the `at_once` latest ends: from then on there is a free slot.
+        # The earliest of the `at_once` latest ends: from then on, a slot is free.
         is_full = len(latest_s) == at_once
         waits_s.append(max(0.0, latest_s[0] - one.sent_s) if is_full else 0.0)
         if is_full:
@@ -213,7 +217,7 @@ def _waits_s(by_time: Sequence[Served], at_once: int) -> list[float]:
 
 
 def _shared_s(by_time: Sequence[Served], slowdown: float) -> list[float]:
-    """The work of each, if calls slow each other down."""
+    """Returns the work of each attempt in seconds, if calls slow each other down."""
     events = sorted(
         [(one.sent_s, 1, number) for number, one in enumerate(by_time)]
         + [(one.done_s, -1, number) for number, one in enumerate(by_time)]
@@ -228,7 +232,10 @@ def _shared_s(by_time: Sequence[Served], slowdown: float) -> list[float]:
 
 
 def _fit(form: Service, parts: Sequence[_Part], by_time: Sequence[Served]) -> Service:
-    """The weights of a form, and how well they predict. At least one attempt is an answer."""
+    """Fits the weights of a form; returns it with these and with the error of its predictions.
+
+    At least one attempt must be an answer.
+    """
     answers = [(part, one) for part, one in zip(parts, by_time, strict=True) if one.is_answer]
     terms = [(1.0, one.new, one.cached, one.output) for _, one in answers]
     weights = _weights(terms, [part.work_s for part, _ in answers])
@@ -250,11 +257,12 @@ def _fit(form: Service, parts: Sequence[_Part], by_time: Sequence[Served]) -> Se
 
 
 def _weights(terms: Sequence[tuple[float, ...]], works_s: Sequence[float]) -> list[float]:
-    """The weight of each term, 0 or more: as few as explain the work about as well as all."""
+    """Returns the weight of each term, 0 or more; as few are above 0 as explain the work well."""
     mean_s = statistics.fmean(works_s)
     found = [mean_s, 0.0, 0.0, 0.0]
     for _ in range(_ROUNDS):
-        # Of relative errors; a work that is predicted to be next to none does not count for all.
+        # Errors are relative to the predicted work, with a lower bound: otherwise a call with a
+        # prediction near 0 would dominate the fit.
         rows = list[list[float]]()
         for term, work_s in zip(terms, works_s, strict=True):
             scale = 1 / max(_sum(found, term), mean_s / 100)
@@ -265,9 +273,10 @@ def _weights(terms: Sequence[tuple[float, ...]], works_s: Sequence[float]) -> li
 
 
 def _sparse(sums: Sequence[Sequence[float]]) -> list[float]:
-    """The weights by which the squares of the errors are fewest, but for a few per cent.
+    """Returns the fewest weights whose squared error is at most a few per cent above the least.
 
-    sums: of products of the terms, the work behind them, each over what was predicted.
+    sums: sums[i][j] is the sum of products of columns i and j; the columns are the terms, then the
+    work, each divided by the predicted work.
     """
     *with_work, all_work = sums[_TERMS]
     best, least = [0.0] * _TERMS, math.inf
@@ -286,10 +295,10 @@ def _sparse(sums: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _solved(sums: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[float] | None:
-    """The weights of these terms alone; None if they are dependent.
+    """Returns the weights of the chosen terms alone; None if these are linearly dependent.
 
-    By Gauss-Jordan elimination, which needs no other pivots than the diagonal's: sums of products
-    are symmetric and positive semidefinite.
+    Gauss-Jordan elimination needs no pivoting here: sums of products are symmetric and positive
+    semidefinite.
     """
     rows = [[sums[i][j] for j in chosen] + [sums[i][_TERMS]] for i in chosen]
     for at, i in enumerate(chosen):
@@ -308,7 +317,7 @@ def _sum(weights: Sequence[float], term: Sequence[float]) -> float:
 
 
 def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:
-    """At most _QUANTILES of these values, evenly chosen; their mean is kept about the same."""
+    """Returns at most _QUANTILES means of consecutive values; the overall mean hardly changes."""
     if len(ordered) <= _QUANTILES:
         return tuple(ordered)
     edges = [round(n * len(ordered) / _QUANTILES) for n in range(_QUANTILES + 1)]
@@ -316,12 +325,12 @@ def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value that this share of them does not exceed."""
+    """Returns the smallest value that at least this share of the sorted values do not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def _seconds(value_s: float) -> str:
-    """`1.2 s`, `34 ms` or `56 us`."""
+    """Returns a text like `1.2 s`, `34 ms` or `56 us`."""
     if value_s >= 1:
         return f"{value_s:.3g} s"
     return f"{value_s * 1e3:.3g} ms" if value_s >= 1e-3 else f"{value_s * 1e6:.3g} us"

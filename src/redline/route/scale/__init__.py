@@ -1,6 +1,6 @@
 """Decides how many replicas a fleet should have, and keeps that many running.
 
-Public, for launchers other than the local one: see Launcher.
+This folder is public API, for launchers other than the local one: see Launcher.
 """
 
 from redline.route.balance import strategy_of

@@ -1,25 +1,25 @@
-"""How many replicas a fleet should have, from samples of it alone.
+"""Decides how many replicas a fleet should have, from samples of the fleet alone.
 
-demand        what the fleet would have to have: (calls that arrive per second x seconds that a call
-              takes) / capacity / target utilization, in replicas
-capacity      calls in flight that one replica carries: measured, see Capacity
-in a panic    the p95 of the queue wait is, or was in the last panic window, above its SLO
+demand        the replicas that the load needs: (calls that arrive per second x seconds that a call
+              takes) / capacity / target utilization
+capacity      calls in flight that one replica can carry; measured, see Capacity
+in a panic    the p95 of the queue wait is above its SLO, or was in the last panic window
 
-the fleet                when
-grows, in a panic        to the demand of the last tenth of a panic window, or what drains the queue
-                         within half a panic window, if that is more. What the replicas that are
-                         still warming up will do by then is counted
-grows, otherwise         when the demand of half a scale-down window exceeds it by more than the
-                         tolerance, and by more than it varies by chance
-shrinks                  to the highest demand of a scale-down window, if that is less by more than
-                         the tolerance; never in a panic
+the fleet                when, or to how many replicas
+grows, in a panic        to the replicas that carry the load of the last tenth of a panic window at
+                         full utilization, plus those that drain the queue within half a panic
+                         window, less the work that replicas still warming up will have done
+grows, otherwise         when the demand over half a scale-down window exceeds it by more than the
+                         tolerance, and by more than the demand varies by chance
+shrinks                  to the highest demand of a scale-down window, if that is below the fleet by
+                         more than the tolerance; never in a panic
 stops                    after `idle_s` without calls, if its minimum is 0; a call starts it again
 
 A fleet that had to grow soon after it shrank waits four times as long before it shrinks again,
 unless half of its replicas would suffice.
 
-After the stable and the panic window of the Knative Pod Autoscaler, and the tolerance and the
-downscale stabilization of the Kubernetes Horizontal Pod Autoscaler.
+The stable and the panic window are those of the Knative Pod Autoscaler; the tolerance and the
+downscale stabilization are those of the Kubernetes Horizontal Pod Autoscaler.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ import msgspec
 from redline.process import counted
 from redline.route.scale.settings import ScaleSettings
 
-# In a panic, the rate of arrivals is that of the shortest of these shares of the panic window that
-# has enough arrivals. A tenth is Knative's.
+# In a panic, the arrival rate is measured over the shortest of these shares of the panic window
+# that has ENOUGH arrivals. A tenth is Knative's share.
 PANIC_SHARES = (0.1, 0.25, 0.5, 1.0)
 ENOUGH = 20
-# Otherwise it is that of this share of the scale-down window.
+# Outside a panic, the arrival rate is measured over this share of the scale-down window.
 STABLE_SHARE = 0.5
-# A demand counts as higher if it is higher by this many standard errors.
+# A demand counts as higher than the fleet if it is higher by this many standard errors.
 SURE = 2.0
-# A queue is to be drained within this share of the panic window.
+# A queue should drain within this share of the panic window.
 DRAIN_SHARE = 0.5
-# A fleet that should not have shrunk waits this many times as long before it shrinks again, and at
+# A fleet that should not have shrunk waits this many times as long before it shrinks again, but at
 # most MOST_HOLDS scale-down windows.
 HOLDS = 4
 MOST_HOLDS = 16
-# A fleet that grows within this many times its wait after it shrank should not have shrunk.
+# If a fleet grows within this many times its wait after it shrank, it should not have shrunk.
 REGRET = 4
 # Weights of the newest measurement: of a replica's capacity and of its warm-up.
 CAPACITY_STEP = 0.1
 WARM_UP_STEP = 0.5
-# While the SLO holds, the capacity returns to the stated one, with this time constant.
+# While the SLO holds, a lower capacity returns to the configured one, with this time constant.
 RECOVERY_S = 1800.0
-# Samples that follow each other faster are skipped; the next one includes what they counted.
+# A sample that follows the last one sooner than this is skipped; counters in the next one include
+# its calls.
 LEAST_STEP_S = 0.1
 HISTORY = 1_000
 
@@ -64,13 +65,14 @@ HISTORY = 1_000
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """A fleet at one moment.
 
-    at_s: monotonic. in_flight: calls that replicas are working on; leaving: those of them whose
-    replica is to be stopped. waiting: calls that wait for a replica, in the pool or in a replica's
-    own queue. tokens: of the calls in flight; 0 if unknown.
-    ended: calls that have ended since the fleet began. answered: those of them that succeeded, and
-    served_s: the seconds that these took at their replicas. queue_wait_p95_s: of recent calls,
-    including those that still wait. ready: replicas that take calls. warming: replicas that are
-    starting. slots: calls that one replica takes at once; 0 if unknown.
+    at_s: monotonic. in_flight: calls that replicas are working on. leaving: calls at replicas being
+    stopped. waiting: calls that wait for a replica, in the pool or in a replica's own
+    queue. tokens: expected usage of the calls in flight; 0 if unknown.
+    ended: calls that have ended since the fleet began. answered: ended calls that succeeded.
+    served_s: the seconds that the answered calls took at their replicas. queue_wait_p95_s: 95th
+    percentile of the seconds that recent calls, including waiting ones, have waited. ready:
+    replicas that take calls. warming: replicas that are starting. slots: calls that one replica
+    takes at once; 0 if unknown.
     """
 
     at_s: float
@@ -93,14 +95,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """How many replicas there should be. reason: why that is another number; otherwise empty."""
+    """The number of replicas that there should be. reason: why it changes; "" if it does not."""
 
     replicas: int
     reason: str = ""
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A decision that changed the number of replicas, for the history."""
+    """An entry of the history: a decision that changed the number of replicas. at_s: monotonic."""
 
     at_s: float
     before: int
@@ -112,10 +114,10 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Autoscaler:
-    """Decides from the samples that it has been given, and from nothing else.
+    """Decides on the number of replicas from samples, and from nothing else.
 
-    history: the last changes, the oldest first. Pure in its samples: the same samples lead to the
-    same decisions (see `replay`).
+    The same samples lead to the same decisions (see `replay`). history: the latest changes, the
+    oldest first.
     """
 
     def __init__(self, settings: ScaleSettings) -> None:
@@ -124,7 +126,7 @@ class Autoscaler:
         self._settings = settings
         self._stable_s = STABLE_SHARE * settings.scale_down_window_s
         self._panic_s = [share * settings.panic_window_s for share in PANIC_SHARES]
-        self._samples: deque[Sample] = deque()  # of the longest of these times
+        self._samples: deque[Sample] = deque()  # those of the longest of these spans
         self._call_s = 0.0  # how long a call takes
         self._highest = _Highest(settings.scale_down_window_s)
         self._warm_up = _WarmUp(settings.warm_up_s)
@@ -137,7 +139,7 @@ class Autoscaler:
         self._holds = 1
 
     def decide(self, sample: Sample) -> Decision:
-        """What the sample, after those before it, asks for. at_s: later than the sample before."""
+        """Returns the decision after this sample. sample.at_s: later than in the last sample."""
         if self._replicas < 0:
             self._replicas = sample.ready + sample.warming
             self._busy_s = sample.at_s
@@ -156,7 +158,7 @@ class Autoscaler:
         return Decision(wanted, reason)
 
     def _observe(self, sample: Sample) -> float:
-        """The steady demand, after this sample."""
+        """Records the sample; returns the steady demand in replicas."""
         samples, longest_s = self._samples, max(*self._panic_s, self._stable_s)
         samples.append(sample)
         while len(samples) > 2 and samples[1].at_s <= sample.at_s - longest_s:
@@ -175,7 +177,7 @@ class Autoscaler:
         return demand
 
     def _wanted(self, sample: Sample, demand: float) -> tuple[int, str]:
-        """The number of replicas without regard to its bounds, and why."""
+        """Returns the number of replicas, regardless of the bounds, and the reason for a change."""
         settings, now = self._settings, self._replicas
         if settings.policy == "rps":
             # Between the last two samples.
@@ -213,15 +215,16 @@ class Autoscaler:
         )
 
     def _since(self, span_s: float) -> _Span:
-        """The samples of the last `span_s` seconds, from two on if there are."""
+        """Returns the span of the last `span_s` seconds, or of the last two samples if longer."""
         samples = self._samples
         first = bisect_right(samples, samples[-1].at_s - span_s, key=lambda one: one.at_s) - 1
         return _Span(samples[max(0, min(first, len(samples) - 2))], samples[-1])
 
     def _draining(self, surge: _Span, sample: Sample) -> float:
-        """Replicas that would drain the queue in time, from when one that starts now is ready.
+        """Returns the number of replicas that would drain the queue in time.
 
-        Until then calls arrive, and the replicas that there are and will be answer some.
+        The time begins when a replica that is started now would be ready. Before that, more calls
+        arrive, and the existing and coming replicas answer some.
         """
         call_s = self._call_s
         if not call_s:
@@ -249,16 +252,16 @@ class Autoscaler:
         return fewer, f"demand was at most {highest:.1f} for {window_s:g} s"
 
     def _demand(self, span: _Span, sample: Sample) -> float:
-        """Replicas that the arrivals of the span would use to the target."""
+        """Returns the number of replicas that the span's arrivals would use to the target."""
         calls = span.arrivals_per_s * self._call_s
-        # Calls that none of the same kind has followed yet are not known otherwise.
+        # Before the first answer, or without arrivals, only the calls in flight are known.
         calls = calls or float(sample.in_flight)
         return self.capacity.replicas(calls, sample) / self._settings.target_utilization
 
     def _noise(self) -> float:
-        """The share by which a demand may seem higher than it is.
+        """Returns the share by which a demand may seem higher than it is, by chance.
 
-        Both the number of arrivals and the mean time of a call vary by 1 / sqrt(n) or so.
+        Both the number of arrivals and the mean duration of a call vary by about 1 / sqrt(n).
         """
         arrivals = self._since(self._stable_s).arrivals
         return SURE * math.sqrt(2 / arrivals) if arrivals else math.inf
@@ -280,18 +283,18 @@ class Autoscaler:
 
 
 def replay(samples: Iterable[Sample], settings: ScaleSettings) -> Sequence[Decision]:
-    """The decisions that an autoscaler with these settings makes on recorded samples."""
+    """Returns the decisions of an autoscaler with these settings on recorded samples."""
     autoscaler = Autoscaler(settings)
     return [autoscaler.decide(sample) for sample in samples]
 
 
 class Capacity:
-    """What one replica carries at once while the SLO of the queue wait holds.
+    """Measures how much one replica carries at once while the SLO of the queue wait holds.
 
-    calls: stated at first; then the most calls in flight per replica that were seen while the SLO
-    held; while it does not hold and calls wait, the number in flight, which is all that replicas
-    take. It slowly returns to what was stated, and is never more than a replica's slots. tokens:
-    the same of tokens.
+    calls: at first the configured number; then the most calls in flight per replica that were seen
+    while the SLO held. While the SLO is broken and calls wait, it moves towards the calls in flight
+    per replica: more do not fit. While the SLO holds, it slowly returns to the configured number.
+    It never exceeds a replica's slots. tokens: likewise for tokens, without a configured number.
     """
 
     def __init__(self, settings: ScaleSettings) -> None:
@@ -309,7 +312,7 @@ class Capacity:
         step_s = max(0.0, sample.at_s - self._last_s)
         self._last_s = sample.at_s
         if not sample.ready or sample.ready > ready:
-            # A replica that has just come has no calls yet.
+            # A new replica has no calls yet, which would lower the mean.
             return
         calls = max(0, sample.in_flight - sample.leaving) / sample.ready
         tokens = calls * sample.tokens / sample.in_flight if sample.in_flight else 0.0
@@ -323,7 +326,10 @@ class Capacity:
         self.calls = max(1.0, min(self.calls, sample.slots or self.calls))
 
     def replicas(self, calls: float, sample: Sample) -> float:
-        """Replicas that these calls, of as many tokens as those in flight, keep busy."""
+        """Returns the number of replicas that this many calls keep busy.
+
+        Each call is assumed to have as many tokens as the mean call of the sample.
+        """
         by_calls = calls / self.calls
         if not self.tokens or not sample.in_flight:
             return by_calls
@@ -331,7 +337,7 @@ class Capacity:
 
 
 class _Span(NamedTuple):
-    """Arrivals and answers between two samples."""
+    """The arrivals and answers between two samples."""
 
     first: Sample
     last: Sample
@@ -347,13 +353,13 @@ class _Span(NamedTuple):
 
     @property
     def call_s(self) -> float:
-        """How long a call takes; 0 without answers."""
+        """The mean seconds of an answered call; 0 without answers."""
         answered = self.last.answered - self.first.answered
         return (self.last.served_s - self.first.served_s) / answered if answered > 0 else 0.0
 
 
 class _Highest:
-    """The highest value of the last `span_s` seconds."""
+    """Tracks the highest value of the last `span_s` seconds."""
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
@@ -374,14 +380,14 @@ class _Highest:
             falling.popleft()
 
     def is_whole(self, at_s: float) -> bool:
-        """Whether it has been observed for the whole time."""
+        """Returns whether values have been added for the whole span."""
         return at_s - self._begun_s >= self._span_s
 
 
 class _WarmUp:
-    """The replicas that are to come, and how long one takes.
+    """Tracks the replicas that are starting, and how long a start takes.
 
-    usual_s: stated at first, then measured.
+    usual_s: the seconds of a start; at first the configured value, then measured.
     """
 
     def __init__(self, usual_s: float) -> None:
@@ -400,11 +406,11 @@ class _WarmUp:
         missing = max(0, wanted - ready)
         while len(self._started) > missing:
             self._started.pop()
-        # A replica that was ready has been lost, and is started again.
+        # Otherwise, a ready replica has been lost, and its replacement starts now.
         self.started(missing - len(self._started), at_s)
 
     def capacity_s(self, ahead_s: float, at_s: float) -> float:
-        """Replicas times seconds that those to come will have worked in `ahead_s`."""
+        """Returns the replica-seconds that starting replicas will work in the next `ahead_s`."""
         return sum(
             ahead_s - max(0.0, begun_s + self.usual_s - at_s)
             for begun_s in self._started

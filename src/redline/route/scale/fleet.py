@@ -1,4 +1,4 @@
-"""A fleet that runs as many replicas as its autoscaler decides."""
+"""Runs a fleet: as many replicas as its autoscaler decides."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from redline.route.scale.settings import ScaleSettings
 from redline.route.traffic import quantile_s, wait_class
 from redline.waist import Health
 
-# The p95 of the queue wait is that of this share of the panic window.
+# The p95 of the queue wait is measured over this share of the panic window.
 WAIT_SHARE = 0.5
-# At most this many waiting calls, the first ones, are examined for their wait.
+# At most this many of the waiting calls, the first ones, are included in the p95.
 LOOKED_AT = 10_000
-# After a replica could not be started, none is started for this long, then twice as long.
+# After a failed start, no replica is started for this long; after each further one, twice as long.
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
-# A replica that still fails after it has been degraded for as long does not recover by itself.
+# A replica whose calls still fail after it has been degraded for this long is replaced.
 HUNG_S = 300.0
 FAILURES = 100
 
@@ -46,23 +46,24 @@ class Launcher(Protocol):
     """Starts and stops replicas: local processes, pods, or anything else that serves a model."""
 
     async def start(self, name: str) -> Seat:
-        """A seat of this name, once a real request to its endpoint has succeeded.
+        """Starts a replica; returns its seat, with this name, once a real request has succeeded.
 
-        Raises RedlineError or OSError if it cannot be started, or is not ready in time. May be
-        cancelled. In both cases `stop` follows.
+        Raises RedlineError or OSError if the replica cannot be started or is not ready in time. May
+        be cancelled. In both cases `stop` is called next.
         """
 
     async def stop(self, name: str) -> None:
-        """Stops what `start` has begun, if anything. Raises RedlineError or OSError."""
+        """Ends whatever `start` has begun, if anything. Raises RedlineError or OSError."""
 
 
 class Fleet:
-    """Starts and stops the endpoints of a pool, by the decisions of an autoscaler.
+    """Starts and stops the endpoints of a pool, as an autoscaler decides.
 
-    pool: holds no other endpoints; made with `may_be_empty`. A replica finishes its calls before it
-    is stopped. failures: the last ones, the oldest first. failed_starts: those since a replica was
-    last started, or the fleet was stopped because it had no calls. again_s: no replica is started
-    before this time (monotonic).
+    A replica finishes its calls before it is stopped. pool: must be empty, and made with
+    `may_be_empty`. failures: the latest ones, the oldest first. failed_starts: the number of failed
+    starts since a start last succeeded, or since the fleet had no calls and was stopped. again_s:
+    no replica is started before this time (monotonic). Raises ConfigError if the pool has
+    endpoints.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Fleet:
 
     @property
     def history(self) -> Sequence[Change]:
-        """The last changes and their reasons, the oldest first."""
+        """The latest changes and their reasons, the oldest first."""
         return self._autoscaler.history
 
     @property
@@ -104,7 +105,7 @@ class Fleet:
 
     @property
     def starting(self) -> Sequence[str]:
-        """Names of replicas that are not ready yet."""
+        """The names of the replicas that are not ready yet."""
         return [*self._starting]
 
     async def run(self) -> None:
@@ -115,7 +116,7 @@ class Fleet:
                     self._replace_lost(tasks)
                     decision = self._autoscaler.decide(self.sample())
                     if not decision.replicas:
-                        # The next call finds out whether a replica can be started.
+                        # Reset: the next call starts a replica at once, whatever failed before.
                         self._pause_s, self.failed_starts, self.again_s = FIRST_PAUSE_S, 0, 0.0
                     self._grow(decision.replicas, tasks)
                     self._shrink(decision.replicas, tasks)
@@ -126,11 +127,11 @@ class Fleet:
                     tasks.create_task(self._end(member.name))
 
     def sample(self) -> Sample:
-        """The present state of the fleet. To be called once for each decision."""
+        """Returns the fleet's present state. Call it once for each decision: it resets counters."""
         pool, now_s, members = self._pool, self._now_s(), self.ready
         loads = [member.backend.load(now_s) for member in pool.members]
         slots = [member.backend.load(now_s).slots for member in members]
-        # Calls that have a replica may still wait there.
+        # Calls that a replica has taken may still wait there.
         in_flight = sum(one.in_flight for one in pool.members)
         queued = sum(load.waiting for load in loads) + sum(
             one.queued for one in pool.members if now_s - one.seen_s <= STALE_S
@@ -167,7 +168,7 @@ class Fleet:
             self._take(member.name, tasks)
 
     def _grow(self, replicas: int, tasks: asyncio.TaskGroup) -> None:
-        """Starts missing replicas. Those that are ending their calls count against the maximum."""
+        """Starts missing replicas. Replicas that are being stopped count towards the maximum."""
         if self._now_s() < self.again_s:
             return
         have = len(self.ready) + len(self._starting)
@@ -177,7 +178,7 @@ class Fleet:
             self._starting[name] = tasks.create_task(self._start(name))
 
     def _shrink(self, replicas: int, tasks: asyncio.TaskGroup) -> None:
-        """Stops surplus replicas: first those that are not ready yet, then the least busy ones."""
+        """Stops surplus replicas: starting ones first, then those with the fewest calls."""
         ready = self.ready
         surplus = len(ready) + len(self._starting) - replicas
         for name in [*reversed(self._starting)][: max(0, surplus)]:
@@ -230,7 +231,7 @@ class Fleet:
 
 
 class _Waits:
-    """Queue waits of the calls that got a replica in the last `span_s` seconds."""
+    """The queue waits of the calls that got a replica in the last `span_s` seconds."""
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
@@ -238,7 +239,11 @@ class _Waits:
         self._steps: deque[tuple[float, int, Counter[int]]] = deque()
 
     def add(self, at_s: float, begun: int, waits: Counter[int]) -> None:
-        """Adds waits. begun: calls that have got a replica so far. waits: of those that waited."""
+        """Adds the waits since `add` was last called.
+
+        begun: number of calls that have got a replica since the fleet began. waits: the buckets of
+        the new ones that waited.
+        """
         calls = max(begun - self._begun, waits.total())
         self._begun = max(begun, self._begun)
         self._steps.append((at_s, calls, waits))
@@ -246,7 +251,7 @@ class _Waits:
             self._steps.popleft()
 
     def p95_s(self, waiting_s: Sequence[float]) -> float:
-        """The 95th percentile. waiting_s: how long each call that still waits has waited."""
+        """Returns the 95th percentile in seconds. waiting_s: the waits of calls that still wait."""
         now = Counter(map(wait_class, waiting_s))
         calls = sum(calls for _, calls, _ in self._steps) + len(waiting_s)
         return quantile_s(0.95, calls, [now, *(waits for _, _, waits in self._steps)])

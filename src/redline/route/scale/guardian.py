@@ -1,18 +1,20 @@
-"""Runs a command, and ends all that it has started, however the process that asked for it ends.
+"""Runs a command, and ends every process that it has started, even if the parent is killed.
 
     python -I -S guardian.py PARENT GRACE_S COMMAND...
 
-running  the command runs
-ending   stdin has ended, PARENT is not the parent any more, or SIGTERM, SIGINT or SIGHUP came:
-         everything below this process gets SIGTERM, and after GRACE_S seconds SIGKILL, until
-         nothing is left
-over     the command has ended: what it leaves behind gets SIGKILL
+running  the command is running
+ending   stdin has ended, PARENT is no longer the parent, or SIGTERM, SIGINT or SIGHUP arrived:
+         every process below this one gets SIGTERM, and after GRACE_S seconds SIGKILL, until none is
+         left
+over     the command has ended: processes that it leaves behind get SIGKILL
 
-It exits with the command's status, 128 and the number of the signal that ended it. On Linux it is a
-subreaper (prctl(2)): processes that leave their group or session, or whose parents die, remain
-below it, and it signals only those. Elsewhere it signals the command's process group.
+The exit status is that of the command; 128 plus the number of the signal, if a signal ended the
+command. On Linux the guardian is a subreaper (prctl(2)): processes that leave their group or
+session, or whose parents die, remain below the guardian, which signals only processes below it.
+Elsewhere it signals the command's process group.
 
-Standard library only, and little of it: one runs for each replica.
+The module imports only a few modules of the standard library: each replica has a guardian, which
+must stay small.
 """
 
 import errno
@@ -27,19 +29,21 @@ from collections.abc import Callable, Iterator, Sequence
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _HAS_SUBREAPERS = sys.platform == "linux"
 _TOLD_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# The parent's death is noticed by the end of stdin; a copy of its other end may outlive the parent.
+# Seconds between checks of the parent. Its death usually ends stdin, but another process may hold
+# the other end of the pipe.
 _LOOK_S = 1.0
 _STEP_S = 0.05
-# A process that SIGKILL does not end in this time waits for a device or is another user's.
+# A process that SIGKILL does not end in this time waits for a device or belongs to another user.
 _MOST_KILLING_S = 30.0
-# Of stdout, if that is a file: at this size, its older half is dropped.
+# When stdout, the log file, exceeds this size, its older half is dropped.
 _MOST_LOG_BYTES = 64 * 2**20
 
 
 class Guardian:
     """The process above a replica's command.
 
-    pid: of the command. status: its exit status once it has ended, otherwise None.
+    parent: the process id of the process that must stay the parent. grace_s: the time between
+    SIGTERM and SIGKILL. status: the command's exit status once it has ended, otherwise None.
     """
 
     def __init__(self, parent: int, grace_s: float) -> None:
@@ -57,12 +61,12 @@ class Guardian:
             signal.signal(number, self._be_told)
 
     def run(self, command: list[str]) -> int:
-        """The exit status of the command, when it and all that it has started are gone."""
+        """Runs the command; returns its exit status once it and all its descendants are gone."""
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         if os.getppid() != self._parent:
             return 0
         guardian = os.getpid()
-        # One that comes before the command has its own handlers must not be lost.
+        # A signal that arrives before the child has reset its handlers must not be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_BY)
         self._pid = os.fork()
         if not self._pid:
@@ -79,7 +83,7 @@ class Guardian:
         self._is_told = True
 
     def _is_over(self) -> bool:
-        """Whether the command is no longer needed."""
+        """Returns whether the command is no longer needed."""
         if self._is_told or os.getppid() != self._parent:
             return True
         if not select.select([0], [], [], 0)[0]:
@@ -90,13 +94,13 @@ class Guardian:
             return True
 
     def _wait(self, most_s: float) -> None:
-        """Until stdin ends, a signal comes or the time is over."""
+        """Waits until stdin is readable, a signal arrives, or `most_s` seconds have passed."""
         watched = [self._woken] if self._is_told or self.status is not None else [self._woken, 0]
         if self._woken in select.select(watched, [], [], most_s)[0]:
             os.read(self._woken, 4096)
 
     def _reap(self) -> None:
-        """Collects children that have ended, adopted ones included."""
+        """Collects children that have ended, including adopted ones."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -109,7 +113,7 @@ class Guardian:
                 self.status = code if code >= 0 else 128 - code
 
     def _end(self) -> None:
-        """Returns when nothing is left of the command, or cannot be ended."""
+        """Ends the command and all its descendants; gives up on those that cannot be killed."""
         self._is_told = True
         if self.status is None:
             self._signal(signal.SIGTERM)
@@ -125,12 +129,12 @@ class Guardian:
             self._reap()
 
     def _signal(self, number: int) -> bool:
-        """Sends the signal, 0 for none, to all that is left of the command; whether any is left."""
+        """Sends a signal (0: none) to the remaining processes; returns whether any is left."""
         if not _HAS_SUBREAPERS:
             return _is_sent(os.killpg, self._pid, number)
         found = False
         for pid, begun in descendants(os.getpid()):
-            # The number may have been given to another process meanwhile.
+            # The process id may belong to another process by now.
             if number and _stat(pid)[19:20] == [begun]:
                 _is_sent(os.kill, pid, number)
             found = True
@@ -138,7 +142,7 @@ class Guardian:
 
 
 def descendants(top: int) -> Iterator[tuple[int, bytes]]:
-    """The running processes below `top`, each with the time at which it began, in clock ticks."""
+    """Yields the running processes below `top`: the pid, and the start time in clock ticks."""
     below: dict[int, list[tuple[int, bytes, bytes]]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (stat := _stat(int(name))):
@@ -152,7 +156,7 @@ def descendants(top: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat from the state on (proc(5)); empty without that process."""
+    """Returns the fields of /proc/PID/stat from the state on (proc(5)); [] if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -161,7 +165,7 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def _is_sent(send: Callable[[int, int], None], pid: int, number: int) -> bool:
-    """Whether there is such a process or group that may be signalled."""
+    """Sends a signal; returns whether the process or group exists and may be signalled."""
     try:
         send(pid, number)
     except OSError:
@@ -170,7 +174,7 @@ def _is_sent(send: Callable[[int, int], None], pid: int, number: int) -> bool:
 
 
 def _prctl(option: int, value: int) -> None:
-    """prctl(2) with its first two arguments; does nothing elsewhere."""
+    """Calls prctl(2) with its first two arguments; does nothing if this is not Linux."""
     if _HAS_SUBREAPERS:
         import ctypes
 
@@ -178,7 +182,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _become(command: list[str], guardian: int) -> None:
-    """The command, in a session of its own; ends with the guardian."""
+    """Turns this process into the command, in a new session; it is killed if the guardian dies."""
     status = 127
     try:
         os.setsid()
@@ -207,13 +211,13 @@ def _trim(fd: int) -> None:
 
 
 def guarded(command: Sequence[str], grace_s: float) -> list[str]:
-    """The command line that runs `command` below a guardian of this process."""
+    """Returns the command line that runs `command` below a guardian of this process."""
     python = [sys.executable, "-I", "-S", __file__]
     return [*python, str(os.getpid()), f"{grace_s:g}", *command]
 
 
 def main() -> int:
-    """The exit status of the command on the command line."""
+    """Runs the command on the command line; returns its exit status."""
     return Guardian(int(sys.argv[1]), float(sys.argv[2])).run(sys.argv[3:])
 
 

@@ -1,13 +1,13 @@
-"""Replicas as processes of this machine.
+"""Runs replicas as processes of this machine.
 
-state      from                       becomes
-starting   its process is begun       ready, when a real request succeeds; failed, when the process
-                                      ends, another one has its port, or `start_s` is over
+state      begins when                becomes
+starting   its process is started     ready, when a real request succeeds; failed, when the process
+                                      ends, another process has its port, or `start_s` has passed
 ready      a request succeeded        gone, when its process ends: a fleet then replaces it
-ending     `stop`                     gone, at the latest after END_S
+ending     `stop` is called           gone, after END_S at the latest
 
-Each runs below a guardian, which ends it with all that it has started, also when this process is
-killed; see guardian.py.
+Each replica runs below a guardian, which ends it and every process that it has started, even if
+this process is killed; see guardian.py.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from redline.route.scale.ports import HOST, free_port, is_listening
 
 T = TypeVar("T")
 
-# A replica that is asked to end may take this long before it is killed.
+# A replica that got SIGTERM is killed after this time.
 GRACE_S = 5.0
-# And its guardian so long after that.
+# If the guardian has not exited after this time, `stop` raises an error.
 END_S = GRACE_S + 5.0
-# Between two requests to a replica that is not ready.
+# Seconds between two requests to a replica that is not ready; the pause doubles.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
-# What an error quotes of a log.
+# How much of a log an error quotes.
 _QUOTED_LINES, _QUOTED_BYTES, _LONGEST_LINE = 10, 8192, 300
 # Logs of replicas that have ended; older ones are removed.
 _KEPT_LOGS = 100
-# A variable or flag of such a name holds a secret, unless its value is a path.
+# A variable or flag with such a name holds a secret, unless its value is a path.
 _SECRET_NAME = re.compile("key|token|secret|password|credential", re.IGNORECASE)
-# What is asked of a replica to see that it works, by path.
+# The bodies of the trial requests that show that a replica works, by path.
 TRIALS: Mapping[str, Mapping[str, object]] = {
     chat.API.path: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1},
     completions.API.path: {"prompt": "hello", "max_tokens": 1},
@@ -62,17 +62,18 @@ TRIALS: Mapping[str, Mapping[str, object]] = {
 
 
 class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
-    """What is started for each replica.
+    """How to start a replica.
 
     command: the command line. {port} is replaced by the port on 127.0.0.1 to listen on, and {slot}
-    by a number from 0 that no other replica has, such as that of the GPU to use. The command must
-    stay in the foreground. model: the model that requests name. trial: the path of the request that
-    it must answer to be ready, one of TRIALS. endpoint: limits, key, headers and timeouts of a
-    replica; its base URL is not used.
-    env: added to the environment of this process; may contain {port} and {slot}. cwd: its working
-    directory. logs: the folder for the output of replicas, one file each. start_s: the longest time
-    that a replica may take to be ready. Raises ConfigError for a command that cannot be started or
-    does not contain {port}.
+    by a number from 0 that no other running replica has, for example to choose a GPU. The command
+    must stay in the foreground. model: the model of the trial request. trial: the path of the
+    request that a replica must answer to be ready, one of TRIALS. endpoint: limits, key, headers
+    and timeouts of a replica; its base URL is not used.
+    env: variables added to the environment of this process; values may contain {port} and {slot}.
+    cwd: the command's working directory. logs: the folder for the output of replicas, one file
+    each. start_s: the longest time in seconds that a replica may take to be ready.
+    Raises ConfigError for a command that cannot be started, or if neither the command nor a value
+    of env contains {port}.
     """
 
     command: Sequence[str]
@@ -96,7 +97,7 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"cwd is not a folder: {self.cwd}", hint="it is where the command runs"
             )
-        # Imported here: it brings modules for archives.
+        # Imported here, because shutil imports modules for archives.
         import shutil
 
         path = {**os.environ, **self.env}.get("PATH")
@@ -123,9 +124,12 @@ class LocalLauncher:
         self._intake = intake_of([replica.endpoint])
 
     async def start(self, name: str) -> Seat:
-        """The seat of a replica that has answered. Raises RedlineError and OSError."""
+        """Starts a replica; returns its seat once it has answered.
+
+        Raises RedlineError or OSError if it cannot be started or is not ready in time.
+        """
         replica = self._replica
-        # One that ended too late for `stop` is still listed.
+        # A process that ended too late for `stop` is still listed.
         taken = [one for one in self._running.values() if one.is_running]
         port = free_port({one.port for one in taken})
         slot = next(n for n in range(len(taken) + 1) if n not in {one.slot for one in taken})
@@ -147,7 +151,7 @@ class LocalLauncher:
         return replace(seat_of(endpoint), make=backend.join)
 
     async def stop(self, name: str) -> None:
-        """Ends it, and all that it has started. Raises RedlineError."""
+        """Ends the replica and all its processes. Raises RedlineError if one does not exit."""
         process = self._running.get(name)
         if process is None:
             return
@@ -155,7 +159,7 @@ class LocalLauncher:
         del self._running[name]
 
     def _log(self, name: str) -> Path:
-        """The new log of a replica. Raises OSError."""
+        """Returns the path of the replica's log, and removes old logs. Raises OSError."""
         folder = self._replica.logs
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / f"{name}.log"
@@ -189,7 +193,7 @@ class LocalLauncher:
         raise self._failure(process, f"it was not ready within {replica.start_s:g} s: {last}")
 
     def _reason(self, outcome: Outcome, last: str) -> str:
-        """Why a request has failed, if it has reached the replica or got a connection."""
+        """Returns why a request failed, if it was sent to the replica; otherwise `last`."""
         error = outcome.error
         is_reached = any(attempt.was_sent for attempt in outcome.tried)
         if isinstance(error, CallError | NoEndpoint) and is_reached:
@@ -197,7 +201,7 @@ class LocalLauncher:
         return last
 
     def _failure(self, process: _Process, what: str) -> RedlineError:
-        """The error, with the last lines of its log."""
+        """Returns the error to raise, with the last lines of the replica's log."""
         lines = [
             printable(line)[:_LONGEST_LINE] for line in self._mask.text(process.tail()).split("\n")
         ]
@@ -211,7 +215,7 @@ class LocalLauncher:
 
 
 class _Process:
-    """A guardian and the command below it. Raises OSError if it cannot be begun."""
+    """A guardian and the command below it. Raises OSError if it cannot be started."""
 
     def __init__(self, replica: LocalReplica, log: Path, port: int, slot: int) -> None:
         def filled(text: str) -> str:
@@ -231,13 +235,13 @@ class _Process:
                 stderr=output,
                 cwd=replica.cwd,
                 env={**os.environ, **{name: filled(text) for name, text in replica.env.items()}},
-                # Ctrl-C is for this process alone, which drains first.
+                # Ctrl-C must reach only this process, which drains before it stops replicas.
                 start_new_session=True,
             )
         finally:
             os.close(output)
         self._ended = asyncio.Future[Any]()
-        # Neither the event loop nor the interpreter waits for it when it ends.
+        # A daemon thread: neither the event loop nor the interpreter waits for it at exit.
         threading.Thread(target=self._watch, name=f"replica {port}", daemon=True).start()
 
     def _watch(self) -> None:
@@ -256,13 +260,13 @@ class _Process:
         return not self._ended.done()
 
     def end_text(self) -> str:
-        """`ended with status 1`."""
+        """Returns a text like `ended with status 1`."""
         status = self._process.returncode
         name = _SIGNALS.get((status or 0) - 128, "")
         return f"ended with status {status}{name and f' ({name})'}"
 
     async def unless_ended(self, waiting: Coroutine[Any, Any, T]) -> T | None:
-        """The result of `waiting`; None if the command ends first."""
+        """Awaits `waiting`; returns its result, or None if the command ends first."""
         task = asyncio.create_task(waiting)
         try:
             await asyncio.wait({task, self._ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -271,7 +275,7 @@ class _Process:
             await end_tasks(task)
 
     async def end(self) -> None:
-        """Raises RedlineError if something is left of it."""
+        """Ends the command and its guardian. Raises RedlineError if a process is left."""
         assert self._process.stdin is not None
         # The guardian notices the end of its stdin.
         self._process.stdin.close()
@@ -283,7 +287,7 @@ class _Process:
             ) from None
 
     def tail(self) -> str:
-        """The end of what it has written."""
+        """Returns the end of the log; "" if it cannot be read."""
         try:
             with self.log.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -297,14 +301,14 @@ _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
 class ReplicaBackend(HttpBackend):
-    """A replica's endpoint, which is gone when its process has ended."""
+    """The backend of a replica's endpoint, which is gone when the process has ended."""
 
     def __init__(self, endpoint: Endpoint, process: _Process, shared: Shared) -> None:
         self._process = process
         super().__init__(endpoint, shared=shared)
 
     def join(self, on_room: Callable[[], None]) -> ReplicaBackend:
-        """Itself, as a member of the pool that is to be called when it has room."""
+        """Sets the callback for when this backend has room; returns this backend."""
         self.on_room = on_room
         return self
 
@@ -316,7 +320,7 @@ class ReplicaBackend(HttpBackend):
 
 
 def _secrets(replica: LocalReplica) -> Iterator[str]:
-    """Secrets that must not appear in an error that quotes a log or a command."""
+    """Yields the secrets that must not appear in an error that quotes a log or a command."""
     yield replica.endpoint.api_key or ""
     named = [*os.environ.items(), *replica.env.items(), *_flags(replica.command)]
     for name, value in [*named, *replica.endpoint.headers.items()]:
@@ -325,7 +329,7 @@ def _secrets(replica: LocalReplica) -> Iterator[str]:
 
 
 def _flags(command: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The flags of a command line with their values."""
+    """Yields the flags of a command line, each with its value."""
     for word, following in zip(command, [*command[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if name.startswith("-"):

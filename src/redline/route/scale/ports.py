@@ -1,4 +1,4 @@
-"""Ports of 127.0.0.1: finds a free one, and the process that listens on one."""
+"""Finds free ports of 127.0.0.1, and checks which processes listen on a port."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _DRAWS = random.SystemRandom()
 
 
 def free_port(taken: Collection[int] = ()) -> int:
-    """A free port that is not in `taken`. Raises RedlineError.
+    """Returns a free port that is not in `taken`. Raises RedlineError if none is found.
 
-    It is outside the range from which the system gives ports to connections (ip(7),
-    ip_local_port_range): one of those might take it before the replica does.
+    The port is outside the range from which the system assigns ports to outgoing connections
+    (ip(7), ip_local_port_range): a connection might take such a port before the replica does.
     """
     first, last = _given_to_connections()
     for _ in range(_TRIES):
@@ -33,7 +33,7 @@ def free_port(taken: Collection[int] = ()) -> int:
         if port in taken or first <= port <= last:
             continue
         with socket.socket() as probe:
-            # As servers do: a port whose last connection has just ended is free.
+            # Set as servers set it: a port whose last connection has just ended counts as free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((HOST, port))
@@ -47,16 +47,16 @@ def _given_to_connections() -> tuple[int, int]:
     try:
         first, last = map(int, _RANGE.read_text("ascii").split())
     except (OSError, ValueError):
-        # Not Linux: what IANA has set aside.
+        # Not Linux: the range that IANA reserves for this.
         return 49_152, _END - 1
-    # If that is nearly all, there is no choice.
+    # If that range covers nearly all ports, it cannot be avoided.
     return (first, last) if first - _LOWEST + _END - last > 2 * _TRIES else (0, 0)
 
 
 def is_listening(top: int, port: int) -> bool | None:
-    """A process below `top` listens on the port; None if that cannot be found out.
+    """Returns whether a descendant of the process `top` listens on the port; None if unknown.
 
-    By /proc (proc(5)), which takes milliseconds: not for an event loop.
+    Reads /proc (proc(5)), which takes milliseconds: do not call it in an event loop.
     """
     try:
         sockets = {f"socket:[{inode}]" for inode in _listening_on(port)}
@@ -67,7 +67,7 @@ def is_listening(top: int, port: int) -> bool | None:
 
 
 def _listening_on(port: int) -> Iterator[str]:
-    """The inodes of the sockets that listen on it."""
+    """Yields the inodes of the sockets that listen on the port."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         if not os.path.exists(table):
             continue
@@ -78,7 +78,7 @@ def _listening_on(port: int) -> Iterator[str]:
 
 
 def _files(pid: int) -> Iterator[str]:
-    """What the open files of a process are; nothing if it has ended, or is another user's."""
+    """Yields the targets of a process's open files; none if it has ended or is another user's."""
     folder = f"/proc/{pid}/fd"
     try:
         names = os.listdir(folder)

@@ -1,4 +1,4 @@
-"""How a fleet is scaled: bounds, targets and windows."""
+"""Defines the settings by which a fleet is scaled: bounds, targets and windows."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ POLICIES = ("demand", "rps")
 
 
 class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How many replicas a fleet may have, and what decides how many it has.
+    """The bounds of a fleet's size, and the targets and windows that determine it.
 
-    policy: `demand`, or `rps`: the formula int(load / (100 * 0.7)) + 1 at each sample, where load
-        is in calls per second. It serves only for comparison.
+    policy: `demand`, or `rps`: int(load / (100 * 0.7)) + 1 replicas at each sample, where load is
+        in calls per second; only for comparison.
     min_replicas, max_replicas: bounds. With a minimum of 0, a fleet without calls is stopped.
-    target_utilization: the share of its capacity that a fleet uses at a steady load.
+    target_utilization: the share of its capacity that a fleet should use at a steady load.
     queue_wait_slo_s: the target for the p95 of the time that calls wait for a replica.
-    capacity: calls that one replica carries at once, until that is measured; 0: what its endpoint
-        states as its concurrency, otherwise 1.
-    tolerance: a fleet does not grow for a demand that exceeds it by at most this share.
-    panic_window_s: a fleet whose queue wait is above its SLO grows at once, drains its queue in
-        half of this, and does not shrink for as long.
+    capacity: calls that one replica carries at once, until measured; 0 for the concurrency of its
+        endpoint, or 1 if the endpoint has none.
+    tolerance: a demand that differs from the fleet's size by less than this share changes nothing.
+    panic_window_s: a fleet whose queue wait exceeds its SLO grows at once to drain its queue in
+        half of this time, and does not shrink for this time.
     scale_down_window_s: a fleet shrinks to the highest demand of this window.
-    warm_up_s: from the start of a replica to its first answer, until that is measured.
+    warm_up_s: the time from the start of a replica to its first answer, until measured.
     idle_s: a fleet with a minimum of 0 is stopped after this time without calls.
-    tick_s: time between two samples.
+    tick_s: the time between two samples.
     Raises ConfigError for a value that cannot work.
     """
 

@@ -1,16 +1,16 @@
-"""Admission decisions: plain functions of the time that never wait.
+"""Decides admission in plain functions, which get the current time and never wait.
 
 A call of a class may start when all three hold:
 
-no call of its class or a higher class that could start is waiting before it;
+no call of its own or a higher class that could start is waiting ahead of it;
 the endpoints have room for it;
-the lower classes have not used up the slots that each higher class leaves to them.
+for each higher class, the classes below it have not used up the slots that it leaves to them.
 
-The third condition is trunk reservation. A class keeps a share of the slots that it and the higher
-classes leave unused on average over about MEAN_S; no lower class may use that share. Therefore a
-burst finds free slots, and batches still get nearly all unused slots, whatever their number. The
-rule uses the average because long calls of lower classes would otherwise fill each gap between two
-bursts and delay the second burst.
+The third condition is trunk reservation. A class reserves a share of the slots that it and the
+higher classes leave unused on average over about MEAN_S seconds; no lower class may use that share.
+Therefore a burst finds free slots, and batches still get most of the unused slots, however many
+these are. The rule uses the average, because otherwise long calls of lower classes would fill each
+gap between two bursts and delay the second burst.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from redline.serve.admission.state import ClassLoad
 
 # The usage of a class is averaged over about this many seconds: the time of many calls.
 MEAN_S = 30.0
-# A class without calls for this many seconds reserves no slots: many gateways use one class only.
+# A class that has had no call for this long reserves no slots: many gateways use only one class.
 UNUSED_S = 600.0
-# Seconds for which a measured number of slots is reused.
+# Seconds between two updates of the means and of the number of slots.
 REVIEW_S = 0.25
-# Used until a queue has drained long enough to measure its rate.
+# The Retry-After, in seconds, until enough calls have left a queue to measure its rate.
 _USUAL_WAIT_S = 1.0
 # A class remembers the drain rates of at most this many sets of endpoints without waiting calls.
 _MOST_IDLE = 64
 
 
 class Line:
-    """The calls of one class: waiting, in flight, and counted since the start.
+    """The calls of one class: those waiting, those in flight, and counts since the start.
 
     flights: the calls in flight in all processes that share the endpoints; None if only this
     process uses them. usual: the mean number of calls in flight, over about MEAN_S. is_used: the
@@ -76,11 +76,11 @@ class Line:
 
     @property
     def in_flight_in_all(self) -> int:
-        """The calls of this class in flight in all processes."""
+        """The number of calls of this class in flight, in all processes."""
         return self.in_flight if self.flights is None else self.flights.count
 
     def drain(self, avoid: frozenset[str]) -> Drain:
-        """The rate at which waiting calls that may not use these endpoints start."""
+        """Returns the start rate of waiting calls that may use all endpoints but these."""
         found = self._drains.get(avoid)
         if found is None:
             if len(self._drains) >= _MOST_IDLE:
@@ -96,7 +96,7 @@ class Line:
         self.queue.add(waiter)
 
     def take(self, fits: Fits, now_s: float) -> Waiter | None:
-        """Starts and returns the next waiting call; None if no call fits."""
+        """Starts the next waiting call, and returns it; None if no call fits."""
         waiter = self.queue.take(fits)
         if waiter is not None:
             self.begin()
@@ -118,7 +118,7 @@ class Line:
             self.flights.add(-1)
 
     def remove(self, waiter: Waiter, step: Step, now_s: float) -> None:
-        """Removes and counts a waiting call that will not start. step: the reason."""
+        """Removes a waiting call that will not start, and wakes its task. step: the reason."""
         self.queue.remove(waiter)
         self._left(waiter, now_s)
         if step is Step.LATE:
@@ -149,11 +149,12 @@ class Line:
 class Admission:
     """Decides which calls start, wait or are refused.
 
-    waiting, in_flight: calls of all classes. coming: calls that were allowed to start but have not
-    yet reached the pool.
+    room: the pool to which admitted calls go. flights: returns, for the name of a class, its calls
+    in flight in all processes that share the endpoints; None if only this process uses them.
 
-    flights: returns, for the name of a class, its calls in flight in all processes that share the
-    endpoints; None if only this process uses them.
+    waiting, in_flight: the number of calls, over all classes. coming: the number of calls that may
+    start but have not reached the pool yet. is_held_by_coming: whether these have held back a
+    waiting call.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class Admission:
         self.is_held_by_coming = False
 
     def line(self, klass: str) -> Line:
-        """The class with this name. Raises ConfigError if it does not exist."""
+        """Returns the class with this name. Raises ConfigError if it does not exist."""
         try:
             return self._by_name[klass]
         except KeyError:
@@ -195,14 +196,14 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """The maximum number of calls is in flight, and further calls wait."""
+        """Whether the maximum number of calls is in flight and further calls are waiting."""
         return self.waiting > 0 and self._in_flight_in_all() >= self._slots
 
     def first(self, endpoint: str) -> tuple[int, float] | None:
-        """The priority of the highest class with a waiting call that may use this endpoint.
+        """Returns the highest class with a waiting call that may use this endpoint.
 
-        Returned with the sum of the weights of its tenants that have such calls; None if no such
-        call waits.
+        The result is the priority of the class, and the sum of the weights of its tenants with such
+        calls; None if no such call is waiting.
         """
         for line in self._lines:
             if weights := line.queue.weights_for(endpoint):
@@ -214,14 +215,14 @@ class Admission:
         return any(endpoint not in avoid for line in self._lines for avoid in line.queue.avoided)
 
     def class_of(self, priority: int) -> str:
-        """The highest class whose priority number is at least this; otherwise the lowest class."""
+        """Returns the highest class whose priority number is at least this, or the lowest class."""
         for line in self._lines:
             if line.settings.priority >= priority:
                 break
         return line.settings.name
 
     def enter(self, line: Line, now_s: float, avoid: frozenset[str]) -> bool:
-        """Starts a new call if it may start at once; returns whether it did."""
+        """Starts a new call if it may start at once. Returns whether it has started."""
         if now_s >= self._review_s:
             self._review(now_s)
         if (self.waiting and self._is_behind(line, now_s, avoid)) or not self._is_free(line):
@@ -233,7 +234,10 @@ class Admission:
         return True
 
     def add(self, line: Line, waiter: Waiter, until_s: float, now_s: float) -> None:
-        """Queues a call. until_s: latest time for its start. Raises QueueFull and Overloaded."""
+        """Queues a call, unless it would wait in vain. Raises QueueFull or Overloaded.
+
+        until_s: the latest time at which it may start.
+        """
         self._check_queue(line, waiter, now_s)
         wait_s = self._wait_s(line, waiter, now_s)
         most_s = max(0.0, until_s - now_s)
@@ -247,7 +251,7 @@ class Admission:
         self.waiting += 1
 
     def next(self, now_s: float) -> Waiter | None:
-        """The waiting call that starts now; None if no call may start."""
+        """Starts the next waiting call, and returns it; None if no call may start."""
         if now_s >= self._review_s:
             self._review(now_s)
         known: dict[frozenset[str], bool] = {}
@@ -263,7 +267,7 @@ class Admission:
             if not line.queue.waiting:
                 continue
             if not self._is_free(line):
-                # Even more slots are kept free of the lower classes.
+                # No lower class can start either: even more slots are kept free of it.
                 return None
             waiter = line.take(fits, now_s)
             if waiter is not None:
@@ -275,7 +279,11 @@ class Admission:
         return None
 
     def arrived(self, waiter: Waiter) -> bool:
-        """Counts a started call that has reached the pool; whether it alone held back others."""
+        """Counts a started call that has reached the pool.
+
+        Returns whether calls on their way to the pool have held back a waiting call, which may be
+        able to start now.
+        """
         self.coming -= 1
         self._coming_alike[waiter.avoid] -= 1
         if not self.coming:
@@ -300,7 +308,7 @@ class Admission:
                 self.remove(line, waiter, Step.MOVED, now_s)
 
     def lateness(self, line: Line, waiter: Waiter, now_s: float) -> Overloaded:
-        """The error for a call whose longest wait is over."""
+        """Returns the error for a call that has waited for as long as it may."""
         wait_s = self._wait_s(line, waiter, now_s)
         return Overloaded(
             f"the call has waited for {now_s - waiter.since_s:.1f} s, the longest allowed",
@@ -308,9 +316,10 @@ class Admission:
         )
 
     def _wait_s(self, line: Line, waiter: Waiter, now_s: float) -> float | None:
-        """Seconds until this call would start if it came now; None if unknown.
+        """Returns the seconds until this call would start if it came now; None if unknown.
 
-        Measured on the calls that may use the same endpoints: other calls start at other rates.
+        The rate is that of calls that may use the same endpoints, since others start at other
+        rates.
         """
         rate = line.drain(waiter.avoid).tokens_per_s(now_s)
         parked_s = self._parked_until_s - now_s
@@ -319,7 +328,7 @@ class Admission:
         return max(parked_s, line.queue.ahead(waiter) / rate)
 
     def classes(self, now_s: float) -> list[ClassLoad]:
-        """The state of each class, the highest first."""
+        """Returns the state of each class, the highest first."""
         if now_s >= self._review_s:
             self._review(now_s)
         return [line.load(now_s) for line in self._lines]
@@ -345,25 +354,25 @@ class Admission:
         return True
 
     def _is_behind(self, line: Line, now_s: float, avoid: frozenset[str]) -> bool:
-        """Whether a waiting call of this class or a higher one goes before a call that comes now.
+        """Whether a waiting call of this or a higher class goes before a call that comes now.
 
-        A call that waits for another endpoint does not.
+        A call that waits for other endpoints does not go before it.
         """
         lines = self._lines[: self._lines.index(line) + 1]
         waiting = [avoided for one in lines for avoided in one.queue.avoided]
-        # Only calls about to start that may use the same endpoints take room from a waiting call.
+        # Only coming calls that may use the same endpoints take room from a waiting call.
         return any(avoided <= avoid for avoided in waiting) or any(
             self._room.has_room(now_s, self._coming_alike[avoided], avoided) for avoided in waiting
         )
 
     def _in_flight_in_all(self) -> int:
-        """The calls of all classes in flight in all processes."""
+        """Returns the number of calls in flight, over all classes and processes."""
         if not self._is_shared:
             return self.in_flight
         return sum([line.in_flight_in_all for line in self._lines])
 
     def _check_queue(self, line: Line, waiter: Waiter, now_s: float) -> None:
-        """Raises QueueFull if the maximum number of calls of the class or tenant waits."""
+        """Raises QueueFull if the class or the tenant has its maximum number of waiting calls."""
         settings, flow, waiting = line.settings, waiter.flow, line.queue.waiting
         if flow.waiting >= settings.of_a_tenant:
             reason, name, waiting = "tenant", flow.tenant, flow.waiting
@@ -381,7 +390,7 @@ class Admission:
         )
 
     def _review(self, now_s: float) -> None:
-        """Updates the values that change rarely: means, slots, and the end of the pool's park."""
+        """Updates slowly changing values: means, slots, and the end of the pool's park."""
         for line in self._lines:
             line.review(now_s)
         self._review_s = now_s + REVIEW_S
@@ -389,7 +398,7 @@ class Admission:
         self._parked_until_s = self._room.load(now_s).parked_until_s
 
     def _again_s(self, line: Line, waiter: Waiter, wait_s: float | None, now_s: float) -> float:
-        """Seconds until a retry: at least until one more call could have started."""
+        """Returns the seconds until a retry: at least the mean time between two starts."""
         if wait_s is None:
             return _USUAL_WAIT_S
         rate = line.drain(waiter.avoid).calls_per_s(now_s)

@@ -1,15 +1,15 @@
-"""The rate at which a queue drains, measured only while the queue is not empty."""
+"""Measures the rate at which a queue drains, only while the queue is not empty."""
 
 from __future__ import annotations
 
 from collections import deque
 
-# The rate is measured over the latest starts: at most MOST, from the last WINDOW_S seconds, but at
-# least LEAST starts if they are slower.
+# The rate is measured over the last starts: those of the last WINDOW_S seconds, but at least LEAST
+# and at most MOST starts.
 MOST = 512
 LEAST = 16
 WINDOW_S = 30.0
-# Fewer starts give no rate.
+# With fewer starts, the rate is unknown.
 FIRST = 3
 
 
@@ -17,11 +17,10 @@ class Drain:
     """The rate at which calls leave a queue. Time with an empty queue does not count."""
 
     def __init__(self) -> None:
-        # Each start: its time on a clock that runs only while the queue is not empty, and its
-        # tokens.
+        # The time and the tokens of each start. The clock runs only while the queue is not empty.
         self._starts: deque[tuple[float, float]] = deque()
         self._tokens = 0.0
-        self._from_s = 0.0  # start of the time that the starts cover
+        self._from_s = 0.0  # the beginning of the period that `_starts` covers
         self._waited_s = 0.0
         self._since_s: float | None = None
 
@@ -43,11 +42,11 @@ class Drain:
             self._tokens -= gone
 
     def calls_per_s(self, now_s: float) -> float | None:
-        """Calls per second; None if too few calls have left the queue."""
+        """Returns the calls per second; None if too few calls have left the queue."""
         return self._rate(len(self._starts), now_s)
 
     def tokens_per_s(self, now_s: float) -> float | None:
-        """Tokens per second; None if too few calls have left the queue."""
+        """Returns the tokens per second; None if too few calls have left the queue."""
         return self._rate(self._tokens, now_s)
 
     def _rate(self, amount: float, now_s: float) -> float | None:

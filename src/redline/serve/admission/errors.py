@@ -1,4 +1,4 @@
-"""Errors of calls that admission refuses. Both state when to retry."""
+"""Defines the errors of calls that admission refuses; both say when to retry."""
 
 from __future__ import annotations
 

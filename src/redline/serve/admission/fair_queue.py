@@ -1,10 +1,10 @@
-"""The waiting calls of one class, shared fairly by tenants: start-time fair queuing, in tokens.
+"""Queues the waiting calls of a class, fairly between tenants: start-time fair queuing by tokens.
 
 Each tenant has a virtual time: the tokens that its calls have used, plus an estimate for its calls
 in flight, divided by its weight. The next call to start belongs to the tenant with the lowest
-virtual time. A new or idle tenant starts at the queue's present virtual time, so that no tenant
-saves up for later. An estimate counts only while its call is in flight, so that a wrong estimate
-does not delay a tenant for long.
+virtual time. A new or idle tenant begins at the queue's present virtual time, so that no tenant
+gains from having been idle. An estimate counts only while its call is in flight, so a wrong
+estimate does not delay a tenant for long.
 
 P. Goyal, H. Vin and H. Cheng, Start-time Fair Queueing, ACM SIGCOMM 1996.
 """
@@ -23,17 +23,17 @@ import msgspec
 from redline.errors import ConfigError
 from redline.structs import mutable
 
-# At most this many tenants without waiting calls are remembered, for their usage and calls in
-# flight.
+# The queue remembers the usage and the calls in flight of at most this many tenants without waiting
+# calls.
 _MOST_IDLE = 10_000
-# The heap may have this many entries beyond two for each tenant.
+# The heap may have this many entries in addition to two per waiting tenant.
 _MOST_OUTDATED = 64
 
 Fits = Callable[[frozenset[str]], bool]
 
 
 class Step(Enum):
-    """The state of a call: waiting, started, late, given up, or sent elsewhere."""
+    """The state of a call: waiting, started, late, cancelled, or withdrawn by `Gate.move`."""
 
     WAITING = "waiting"
     STARTED = "started"
@@ -44,7 +44,12 @@ class Step(Enum):
 
 @mutable
 class Waiter(msgspec.Struct, eq=False):
-    """A waiting call. avoid: endpoints that it may not use. turn: what its task awaits."""
+    """A waiting call.
+
+    flow: its tenant. tokens: its estimate. avoid: the names of endpoints that it may not use.
+    since_s: its arrival, in monotonic seconds. number: its place in the order of arrival. turn: the
+    future that its task awaits.
+    """
 
     flow: Flow
     tokens: float
@@ -65,9 +70,10 @@ class Waiter(msgspec.Struct, eq=False):
 class Flow(msgspec.Struct, eq=False):
     """A tenant in the queue.
 
-    used: tokens of its ended calls, divided by its weight. pending: estimated tokens of its calls
-    in flight; charged: the number of these calls. place: the virtual time by which the queue has
-    sorted the tenant. tokens: of its waiting calls, by the endpoints that they may not use.
+    used: the tokens of its ended calls, divided by its weight. pending: the estimated tokens of its
+    calls in flight; charged: the number of these calls. place: the virtual time by which the queue
+    has sorted the tenant. waiting: the number of its waiting calls. tokens: their tokens, by the
+    endpoints that they may not use.
     """
 
     tenant: str
@@ -78,7 +84,8 @@ class Flow(msgspec.Struct, eq=False):
     charged: int = 0
     waiting: int = 0
     tokens: dict[frozenset[str], float] = {}
-    # Keyed by the endpoints that calls may not use: a full endpoint does not hold back other calls.
+    # Waiting calls by the endpoints that they may not use, so that a full endpoint does not hold
+    # back calls that can use others.
     _lines: dict[frozenset[str], OrderedDict[Waiter, None]] = {}
 
     @property
@@ -100,30 +107,30 @@ class Flow(msgspec.Struct, eq=False):
             del self._lines[waiter.avoid], self.tokens[waiter.avoid]
 
     def begin(self, tokens: float) -> None:
-        """A call starts."""
+        """Charges the estimate of a call that starts."""
         self.charged += 1
         self.pending += tokens
 
     def end(self, estimate: float, tokens: float) -> None:
-        """Ends a charged call. tokens: its real usage."""
+        """Replaces the estimate of a call that has ended by its real usage, `tokens`."""
         self.charged -= 1
         self.pending = self.pending - estimate if self.charged else 0.0
         self.used += tokens / self.weight
 
     def may_use(self, endpoint: str) -> bool:
-        """Whether one of its waiting calls may use this endpoint."""
+        """Whether a waiting call of the tenant may use this endpoint."""
         return any(endpoint not in avoid for avoid in self._lines)
 
     def waiters(self) -> Iterator[Waiter]:
-        """The waiting calls, line by line."""
+        """Returns the waiting calls, grouped by the endpoints that they may not use."""
         return (waiter for line in self._lines.values() for waiter in line)
 
     def heads(self) -> Iterator[Waiter]:
-        """The first call of each line."""
+        """Returns the first call of each group of calls that may use the same endpoints."""
         return (next(iter(line)) for line in self._lines.values())
 
     def first(self, fits: Fits) -> Waiter | None:
-        """The earliest call that fits; None if no call fits."""
+        """Returns the earliest call that fits; None if no call fits."""
         found = None
         for head in self.heads():
             if (found is None or head.number < found.number) and fits(head.avoid):
@@ -134,7 +141,8 @@ class Flow(msgspec.Struct, eq=False):
 class _Alike(msgspec.Struct, eq=False):
     """The waiting calls that may use the same endpoints.
 
-    waiting: their number. tokens: their sum. weights: the sum for tenants with such calls.
+    waiting: the number of these calls. tokens: the sum of their estimates. weights: the sum of the
+    weights of their tenants.
     """
 
     waiting: int = 0
@@ -145,14 +153,14 @@ class _Alike(msgspec.Struct, eq=False):
 class FairQueue:
     """Waiting calls, served fairly between tenants.
 
-    waiting: the number of waiting calls. weights: the sum for tenants with waiting calls.
+    waiting: the number of these calls. weights: the sum of the weights of their tenants.
     """
 
     def __init__(self) -> None:
         self.waiting = 0
         self.weights = 0.0
         self._flows: dict[str, Flow] = {}
-        self._busy = 0  # tenants with waiting calls
+        self._busy = 0  # the number of tenants with waiting calls
         # Waiting tenants by virtual time. An entry whose time differs from `Flow.place` is
         # outdated.
         self._order: list[tuple[float, int, Flow]] = []
@@ -163,9 +171,10 @@ class FairQueue:
         self._number = 0
 
     def flow(self, tenant: str, weight: float) -> Flow:
-        """The tenant and its usage. weight: its share in proportion to the other tenants' weights.
+        """Returns the tenant's entry, created if needed, and sets its weight.
 
-        Raises ConfigError for a weight of 0 or less.
+        weight: its share, relative to the other tenants' weights. Raises ConfigError for a weight
+        that is not above 0.
         """
         if not 0 < weight < math.inf:
             raise ConfigError(f"the weight of tenant {tenant} must be above 0, not {weight:g}")
@@ -184,7 +193,7 @@ class FairQueue:
         return flow
 
     def flows(self) -> Iterator[Flow]:
-        """The tenants with waiting calls."""
+        """Returns the tenants with waiting calls."""
         return (flow for flow in self._flows.values() if flow.waiting)
 
     @property
@@ -193,17 +202,17 @@ class FairQueue:
         return self._alike.keys()
 
     def waiters(self) -> list[Waiter]:
-        """The waiting calls, in the order of their arrival."""
+        """Returns the waiting calls, in the order of their arrival."""
         waiters = (waiter for flow in self.flows() for waiter in flow.waiters())
         return sorted(waiters, key=lambda waiter: waiter.number)
 
     def weights_for(self, endpoint: str) -> float:
-        """The sum of weights of tenants with a waiting call that may use this endpoint."""
+        """Returns the summed weights of tenants with a waiting call that may use this endpoint."""
         usable = [alike for avoid, alike in self._alike.items() if endpoint not in avoid]
         if len(usable) == len(self._alike):
             return self.weights
         if len(usable) > 1:
-            # A tenant may have several of them.
+            # A tenant may have calls in several of them, but its weight counts once.
             return sum(flow.weight for flow in self.flows() if flow.may_use(endpoint))
         return usable[0].weights if usable else 0.0
 
@@ -229,7 +238,7 @@ class FairQueue:
     def take(self, fits: Fits) -> Waiter | None:
         """Removes, charges and returns the next call to start; None if no call fits.
 
-        fits: returns whether a call could start that may not use the given endpoints.
+        fits: returns whether a call that may not use the given endpoints could start.
         """
         if not any(map(fits, self._alike)):
             return None
@@ -268,12 +277,12 @@ class FairQueue:
             self._clear()
 
     def ended(self, flow: Flow, estimate: float, tokens: float) -> None:
-        """Ends a call that had waited. tokens: its real usage, which replaces the estimate."""
+        """Ends a call that had waited. tokens: its real usage, which replaces `estimate`."""
         flow.end(estimate, tokens)
         self._put(flow)
 
     def ahead(self, waiter: Waiter) -> float:
-        """Tokens of waiting calls that would start before this call if it came now.
+        """Returns the tokens of waiting calls that would start before this call if it came now.
 
         Only calls that may use the same endpoints count.
         """
@@ -296,7 +305,7 @@ class FairQueue:
         self._put(flow)
 
     def _put(self, flow: Flow) -> None:
-        """Sorts a tenant by its present virtual time."""
+        """Sorts a tenant into the queue by its present virtual time."""
         flow.place = flow.time
         if not flow.waiting:
             return
@@ -308,16 +317,17 @@ class FairQueue:
             heapify(order)
 
     def _clear(self) -> None:
-        """Clears the usage of all tenants: with an empty queue, no tenant is owed anything."""
+        """Forgets the usage of all tenants; with an empty queue, no tenant is owed anything."""
         self._flows.clear()
         self._order.clear()
         self._alike.clear()
         self.weights = self._floor = self._time = 0.0
 
     def _forget(self) -> None:
-        """Forgets tenants without waiting calls.
+        """Forgets some tenants without waiting calls, to bound the memory.
 
-        These are the tenants that owe nothing or, if there are none, the older half.
+        These are the tenants that are not ahead of their share or, if there are none, the older
+        half of the tenants without waiting calls.
         """
         idle = [flow for flow in self._flows.values() if not flow.waiting]
         even = [flow for flow in idle if not flow.charged and flow.used <= self._floor]

@@ -1,4 +1,4 @@
-"""The gate in front of the endpoints: each call passes, waits for its turn, or is refused."""
+"""Implements the gate in front of endpoints: a call passes, waits for its turn, or is refused."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from redline.serve.admission.settings import CLASSES, ClassSettings
 from redline.serve.admission.state import ClassLoad
 from redline.structs import mutable
 
-# A larger estimate is a mistake.
+# Estimates are cut to this; a larger one can only be a mistake.
 _MOST_TOKENS = 1e9
 _ALL: frozenset[str] = frozenset()
 
 
 @mutable
 class Place(msgspec.Struct, eq=False):
-    """A started call's place among the calls in flight. Left once: by `with` or by `leave`."""
+    """A started call's place among the calls in flight; `leave` or the end of `with` frees it."""
 
     _gate: Gate
     _line: Line
@@ -35,11 +35,11 @@ class Place(msgspec.Struct, eq=False):
     _is_left: bool = False
 
     def settle(self, tokens: float) -> None:
-        """Replaces the call's estimate by the tokens that it used. No effect after its end."""
+        """Sets the tokens that the call has used. Has no effect after the call has ended."""
         self._used = tokens
 
     def leave(self) -> None:
-        """Ends the call. May be repeated."""
+        """Ends the call; further calls of this method do nothing."""
         if not self._is_left:
             self._is_left = True
             if self._flow is not None:
@@ -58,9 +58,9 @@ class Gate:
 
     room: the pool. All calls to it pass this gate, or the gate of another process. classes: see
     ClassSettings. flights: returns, for the name of a class, its calls in flight in all processes
-    with a gate to the room; None if this gate is the only one. want: called whenever a call has to
-    wait, so that the other processes learn of the demand. moves: how often `move` was called.
-    Raises ConfigError if there is no class, or if two are indistinguishable.
+    with a gate to the same endpoints; None if this gate is the only one. want: called while calls
+    are waiting, to request slots from the other processes. moves: how often `move` was called.
+    Raises ConfigError if there is no class, or if two share a name or a priority.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Gate:
         room.held_by(self._look)
 
     def class_of(self, priority: int) -> str:
-        """The class of calls with this priority; see `Admission.class_of`."""
+        """Returns the class of calls with this priority; see `Admission.class_of`."""
         return self._admission.class_of(priority)
 
     def try_enter(self, klass: str, avoid: frozenset[str] = _ALL) -> Place | None:
-        """A place for a call that may start at once; None if it has to wait in `enter`.
+        """Starts a call, and returns its place; None if the call must wait in `enter`.
 
         Raises ConfigError for an unknown class.
         """
@@ -102,12 +102,13 @@ class Gate:
         deadline_s: float = math.inf,
         avoid: frozenset[str] = _ALL,
     ) -> Place:
-        """A place for a call, once its turn comes.
+        """Waits until the call may start, and returns its place.
 
         tenant: shares the class with other tenants in proportion to `weight`, above 0. tokens: an
-        estimate of the call's usage. deadline_s: latest time for its start, monotonic. avoid:
-        endpoints that the call cannot use.
-        Raises QueueFull; Overloaded, at once if the call would start too late, otherwise when its
+        estimate of the call's usage. deadline_s: the latest time for its start, in monotonic
+        seconds. avoid: names of endpoints that the call may not use.
+
+        Raises QueueFull; Overloaded, at once if the call would start too late, or later when its
         time is over; Withdrawn after `move`; ConfigError for an unknown class.
         """
         place = self.try_enter(klass, avoid)
@@ -126,16 +127,16 @@ class Gate:
         return Place(self, line, waiter.flow, tokens, tokens)
 
     def move(self) -> None:
-        """Ends the wait of every call: its `enter` raises Withdrawn.
+        """Ends the wait of every call: `enter` raises Withdrawn.
 
-        The endpoints that have its model may be behind another gate now.
+        Called when the endpoints with a call's model may be behind another gate.
         """
         self.moves += 1
         self._admission.move(self._now_s())
         self._look()
 
     def waits_for_slots(self) -> bool:
-        """A call waits, and no slot is free."""
+        """Whether a call is waiting and no slot is free."""
         return self._admission.is_full
 
     def waits_for(self, endpoint: str) -> bool:
@@ -143,19 +144,19 @@ class Gate:
         return self._admission.is_wanted(endpoint)
 
     def demand(self, endpoint: str) -> Demand:
-        """The demand for slots of an endpoint that several processes share."""
+        """Returns this process's demand for slots of an endpoint that several processes share."""
         first = self._admission.first(endpoint)
         return Demand(self._admission.lowest) if first is None else Demand(*first)
 
     def classes(self) -> list[ClassLoad]:
-        """The present state of each class, the highest first.
+        """Returns the present state of each class, the highest first.
 
-        Reading it at intervals keeps the means of their usage current, even if no call comes.
+        Calling this at intervals keeps the mean usage of the classes current even without calls.
         """
         return self._admission.classes(self._now_s())
 
     async def _turn(self, line: Line, waiter: Waiter, until_s: float) -> None:
-        """Returns when the call may start. Raises Overloaded when its time is over; Withdrawn."""
+        """Waits until the call may start. Raises Overloaded if it is late, Withdrawn on `move`."""
         loop, admission = asyncio.get_running_loop(), self._admission
         timer = None
         if until_s < math.inf:
@@ -164,9 +165,8 @@ class Gate:
             await waiter.turn
         except BaseException:
             if waiter.step is Step.STARTED:
-                # The call was allowed to start at the same moment.
+                # The call was cancelled just as it was allowed to start: it has used no tokens.
                 self._arrived(waiter)
-                # The call has used no tokens.
                 line.queue.ended(waiter.flow, waiter.tokens, 0.0)
                 self._left(line)
             elif waiter.step is Step.WAITING:
@@ -189,7 +189,7 @@ class Gate:
         self._look()
 
     def _arrived(self, waiter: Waiter) -> None:
-        """Counts a call that reaches the pool in this turn of the loop."""
+        """Counts a call that reaches the pool in this iteration of the event loop."""
         if self._admission.arrived(waiter) and self._admission.waiting:
             asyncio.get_running_loop().call_soon(self._look)
 

@@ -1,4 +1,4 @@
-"""A backend behind a gate: each call waits for its turn, or fails with the refusal's error."""
+"""Puts a backend behind a gate: a call waits for its turn, or fails with the refusal's error."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from redline.waist import Around, Call, Outcome, Request, Sink, failed
 class Gated(Around):
     """Sends each call through the gate, in the class of its priority and for its tenant.
 
-    gate: the gate in front of the pool to which the wrapped backend sends; after `Gate.move`, calls
-    that wait here fail with Withdrawn. tokens_of: estimates the usage of a request. weight_of:
-    returns the weight of a tenant. Both are called only for calls that have to wait. A reply with
-    usage replaces the estimate.
+    gate: in front of the pool to which the wrapped backend sends; after `Gate.move`, all calls to
+    this backend fail with Withdrawn. tokens_of: estimates the tokens of a request; the usage in its
+    reply replaces the estimate. weight_of: returns the weight of a tenant. Both functions are
+    called only for calls that have to wait.
     """
 
     gate: Gate
@@ -54,7 +54,7 @@ class Gated(Around):
                 return failed(error)
         with place:
             if gate.moves != self._moves:
-                # `Gate.move` was called after its turn had come.
+                # `Gate.move` was called after the call's turn had come.
                 return failed(Withdrawn(MOVED))
             outcome = await self._inner.send(request, call, sink)
             reply = outcome.reply

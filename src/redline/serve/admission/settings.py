@@ -1,4 +1,4 @@
-"""Priority classes: the slots that each reserves, and how many calls it lets wait."""
+"""Defines priority classes: the slots that each reserves, and how many of its calls may wait."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from redline.errors import ConfigError
 class ClassSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One priority class.
 
-    name: used by keys and settings. priority: classes with lower numbers start first. reserved: at
-    least 0 and below 1: the share of the slots left unused on average by this class and higher ones
-    that lower classes may not use, rounded down to whole slots. most_waiting: the maximum number of
-    waiting calls of the class. most_waiting_each: the same for one tenant; 0 for a quarter of
-    `most_waiting`. longest_wait_s: a call that would wait longer is refused.
-    Raises ConfigError for a value out of its range.
+    name: used in requests and settings. priority: classes with lower numbers go first. reserved:
+    the share, at least 0 and below 1, of slots that lower classes may not use; it is a share of the
+    slots that this class and higher ones leave unused on average, rounded down to whole slots.
+    most_waiting: the maximum number of waiting calls of the class. most_waiting_each: the same for
+    one tenant; 0 for a quarter of `most_waiting`. longest_wait_s: a call that would wait longer is
+    refused. Raises ConfigError for a value out of its range.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ClassSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.most_waiting_each or -(-self.most_waiting // 4)
 
 
-# With 15 %, `low` gets at least 80 % of what `high` leaves, since it cannot fill every gap at once.
+# With 15 % reserved, `low` gets at least 80 % of what `high` leaves: it cannot fill every gap.
 CLASSES = (
     ClassSettings(name="high", priority=0, reserved=0.15, longest_wait_s=30.0),
     ClassSettings(name="normal", priority=10, reserved=0.10, longest_wait_s=60.0),
@@ -60,7 +60,10 @@ CLASSES = (
 
 
 def in_order(classes: Sequence[ClassSettings]) -> list[ClassSettings]:
-    """The classes, highest first. Raises ConfigError for none, or for a shared name or priority."""
+    """Sorts the classes, highest first.
+
+    Raises ConfigError if there is none, or if two share a name or a priority.
+    """
     if not classes:
         raise ConfigError("admission needs a class")
     for what in ("name", "priority"):

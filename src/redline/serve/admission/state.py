@@ -1,4 +1,4 @@
-"""The state of a class, for pages and metrics."""
+"""Defines the state of a class, for pages and metrics."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 
 
 class ClassLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """One class. Counts are since the start.
+    """The state of one class.
 
-    waiting, in_flight: calls now. admitted: started calls. refused: refused calls by reason:
-    `tenant` (the maximum number of the tenant's calls waits), `class` (the same for the class),
-    `wait` (the call would wait too long), `late` (it waited too long). oldest_wait_s: 0 if no call
-    waits.
+    waiting, in_flight: calls now. admitted: all calls that have started. refused: all calls that
+    were refused, by reason: `tenant` (the tenant had its maximum number of waiting calls), `class`
+    (the class had), `wait` (the call would have waited too long), `late` (it waited too long).
+    oldest_wait_s: the longest wait so far of a waiting call; 0 if there is none.
     """
 
     name: str
@@ -25,7 +25,7 @@ class ClassLoad(msgspec.Struct, frozen=True, kw_only=True):
     oldest_wait_s: float
 
     def with_counts(self, other: Self) -> Self:
-        """This state, with the counts of the other one added."""
+        """Returns this state with the counts of the other state added."""
         return msgspec.structs.replace(
             self,
             admitted=self.admitted + other.admitted,

@@ -1,4 +1,4 @@
-"""A new batch, from the body of POST /v1/batches."""
+"""Makes the record of a new batch from the body of POST /v1/batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DECODER = msgspec.json.Decoder(BatchRequest)
 
 
 def read_batch(raw: bytes, tenant: str, settings: BatchSettings, clock: Clock) -> BatchRecord:
-    """The record of a new batch. Raises Refusal if the body is not valid."""
+    """Makes the record of a new batch from the body `raw`. Raises Refusal if it is not valid."""
     try:
         asked = _DECODER.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

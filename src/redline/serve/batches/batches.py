@@ -1,7 +1,7 @@
-"""Files and batches of all tenants, with the routes of the OpenAI API.
+"""Serves files and batches of all tenants on the paths of the OpenAI API.
 
-The folder `state` contains `files/`, with a record for each file, and `batches/`, with a record for
-each batch and a folder for each unfinished one. One process owns the folder at a time.
+The state folder contains `files/`, with all files and a record of each, and `batches/`, with a
+record of each batch and a folder for each unfinished batch. Only one process at a time uses it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ from redline.serve.http import Answer, Refusal, Route, read_of
 _MOST_LISTED, _USUALLY_LISTED = 100, 20
 _LOOK_S = 1.0
 _SWEEP_LOOKS = 30
-# Bytes of a form around its file, at most.
+# The most bytes in an upload's form besides the file.
 _FORM_BYTES = 2**20
-# The body of a request for a batch, its metadata written with escapes.
+# The most bytes in the body of POST /v1/batches, even if all its metadata is escaped.
 _ASKED_BYTES = 256 * 2**10
 
 
 class BatchView(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch: its lines done and failed, and their total.
+    """A batch as the dashboard shows it.
 
-    state: its status, or the reason why it makes no progress.
+    state: its status, or the reason why it makes no progress. done, failed, total: the numbers of
+    lines with an answer, of lines with an error, and of all lines.
     """
 
     id: str
@@ -56,10 +57,11 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batches:
-    """Serves its `routes` while it is entered, or from `start` to `aclose`; starts once.
+    """Runs batches while it is entered, or from `start` to `aclose`; starts only once.
 
-    state: its folder. backend: answers the lines, ordered among other calls by `Call.priority`.
-    Failed lines are retried here, so the backend need not retry. The owner closes the backend.
+    state: the state folder. backend: answers the lines, and orders them among other calls by
+    `Call.priority`; closed by its owner. It need not retry, since a batch's job retries failed
+    lines. routes: for the server that publishes files and batches.
     """
 
     def __init__(
@@ -104,7 +106,10 @@ class Batches:
         await self.aclose()
 
     async def start(self) -> None:
-        """Continues unfinished batches. Raises ConfigError or JournalError for the state folder."""
+        """Loads the state folder and continues unfinished batches.
+
+        Raises ConfigError or JournalError if the state folder cannot be used.
+        """
         await self._disk.do(self._load)
         for record in self._shelf.all():
             if not record.is_over:
@@ -113,9 +118,10 @@ class Batches:
         self._keeping = asyncio.create_task(self._keep_house(), name="redline batches")
 
     async def drain(self) -> None:
-        """Lets calls in flight end within `grace_s`; unfinished batches continue at the next start.
+        """Stops all batches; calls in flight get `grace_s` seconds to end.
 
-        Files and batches are still served, until `aclose`. May be repeated.
+        Unfinished batches continue at the next start. Files and batches are still served until
+        `aclose`. May be called again.
         """
         self._is_closing = True
         await end_tasks(self._keeping)
@@ -125,7 +131,7 @@ class Batches:
             await asyncio.wait(self._tasks)
 
     async def aclose(self) -> None:
-        """Drains, and releases the state folder. May be repeated."""
+        """Drains, and releases the state folder. May be called again."""
         await self.drain()
         await self._files.aclose()
         await self._disk.aclose()
@@ -133,13 +139,13 @@ class Batches:
             self._lock.close()
 
     def unfinished(self) -> list[BatchView]:
-        """The unfinished batches, in the order of their creation."""
+        """Returns the unfinished batches, in the order of their creation."""
         return [_view(life) for life in self._lives.values()]
 
-    # What clients ask.
+    # Requests of clients.
 
     def _table(self) -> list[Route]:
-        """The routes of files and batches."""
+        """Returns the routes of files and batches."""
         files, most_bytes = self._files, self._settings.most_file_bytes + _FORM_BYTES
         file, batch = f"{FILES}/{{file_id}}", f"{BATCHES}/{{batch_id}}"
         table = (
@@ -183,7 +189,7 @@ class Batches:
         return self._shown(record)
 
     def _get(self, tenant: str, batch_id: str) -> BatchRecord:
-        """The batch. Raises Refusal if this tenant has no such batch."""
+        """Returns the batch. Raises Refusal if this tenant has no such batch."""
         record = self._shelf.of(tenant).get(batch_id)
         if record is None:
             raise Refusal(
@@ -197,10 +203,10 @@ class Batches:
             life.look()
         return record.shown
 
-    # What becomes of it.
+    # The lives of batches.
 
     async def _made(self, record: BatchRecord) -> BatchObject:
-        """The new batch, once it is durable. Raises Refusal."""
+        """Creates a batch, and returns it once it is durable. Raises Refusal."""
         tenant = record.tenant
         file = self._files.get(tenant, record.shown.input_file_id)
         if file.purpose != UPLOADED:
@@ -210,14 +216,14 @@ class Batches:
         if waiting >= self._settings.tenant_batches:
             what = f"{waiting} batches are unfinished, the most allowed."
             raise Refusal(what, status=429, code="too_many_batches", headers={"retry-after": "60"})
-        # Counted from here on, so that the bound also holds for requests that arrive meanwhile.
+        # The batch counts from here on, so that the bound also holds for concurrent requests.
         life = self._lives[record.id] = Life(record, self._world)
         try:
             await self._disk.do(_link, self._files.path_of(file.id), life.folder.input)
             await self._shelf.save(record)
         except BaseException:
             del self._lives[record.id]
-            # It would keep the input on a full disk even after the client has deleted it.
+            # Otherwise, the link would keep the input on a full disk even after its deletion.
             self._disk.later(shutil.rmtree, life.folder.path, ignore_errors=True)
             raise
         if not self._is_closing:
@@ -240,7 +246,7 @@ class Batches:
         task.add_done_callback(over)
 
     async def _keep_house(self) -> None:
-        """Removes expired files and batches, and passes on calls for which there is now room."""
+        """Removes expired files and batches, and sends lines for which there is now room."""
         while True:
             try:
                 await self._files.sweep()
@@ -254,16 +260,16 @@ class Batches:
                 self._world.backend.look()
 
     async def _forget(self) -> None:
-        """Drops batches that ended long ago."""
+        """Drops the records of batches whose window ended more than `kept_s` seconds ago."""
         before_s = self._clock.wall_s() - self._settings.kept_s
         for record in [record for record in self._shelf.all() if record.is_over]:
             if record.shown.expires_at < before_s:
                 await self._shelf.drop(record)
 
     def _load(self) -> None:
-        """Locks the state folder, reads its records, and removes what has none. Blocks."""
+        """Locks the state folder, reads its records, and removes data without a record. Blocks."""
         try:
-            # It holds prompts and answers, so only its owner may read it.
+            # The folder contains prompts and answers, so only its owner may read it.
             self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             lock = LockedFile(os.open(self._state / "lock", flags, 0o600))
@@ -305,7 +311,10 @@ def _view(life: Life) -> BatchView:
 
 
 def _answering(handle: Callable[..., Awaitable[object]]) -> Answer:
-    """Answers with what the handler returns, if anything; with a refusal if the disk fails."""
+    """Makes the answer of a route from `handle`, whose result is sent as JSON unless it is None.
+
+    The answer raises Refusal with 507 if the disk fails.
+    """
 
     async def answer(exchange: Exchange, tenant: str, *ids: str) -> None:
         try:
@@ -325,7 +334,7 @@ def _answering(handle: Callable[..., Awaitable[object]]) -> Answer:
 
 
 def _link(source: Path, place: Path) -> None:
-    """Links the input file under a name of the batch, since a client may delete it. Blocks."""
+    """Links the input file into the batch's folder, since its client may delete it. Blocks."""
     with telling(place):
         place.parent.mkdir()
         try:

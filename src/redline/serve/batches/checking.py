@@ -13,11 +13,11 @@ from redline.apis import LineChecker, Problem, RequestLine
 from redline.sources import MAX_ROW_BYTES
 
 _MOST_PROBLEMS = 100
-# The event loop runs after this many lines: a thread that only computes would block it for 5 ms.
+# A thread pauses after this many lines; otherwise it would block the event loop for 5 ms at a time.
 BREATH_LINES = 64
 _BREATH_S = 1e-6
-# Levels of nesting: JSON with fewer can always be read; and how many the job's own calls may use
-# up.
+# Levels of nesting: JSON with fewer than _DEEP can always be parsed. The job's own call stack may
+# use up _SLACK levels.
 _DEEP, _SLACK = 500, 50
 
 
@@ -32,9 +32,10 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def check_file(path: Path, endpoint: str, most_lines: int) -> Checked:
-    """Whether the file is a valid batch for this endpoint. Raises OSError.
+    """Checks that the file is a valid batch for this endpoint. Raises OSError.
 
-    Blocks; meant for a thread.
+    endpoint: the path of the API, such as /v1/embeddings. Blocks; meant for a thread. Stops at 100
+    problems.
     """
     checker = LineChecker(endpoint)
     problems: list[Problem] = []
@@ -62,9 +63,10 @@ def check_file(path: Path, endpoint: str, most_lines: int) -> Checked:
 
 
 def _is_too_deep(raw: bytes) -> bool:
-    """Whether a line is nested so deeply that the job might not be able to read it.
+    """Whether a line is nested so deeply that the job may be unable to parse it.
 
-    How deeply Python can read depends on the depth of its call stack, which is greater in the job.
+    How deep a nesting Python can parse depends on the depth of the call stack, which is greater in
+    the job.
     """
     if raw.count(b"[") + raw.count(b"{") < _DEEP:
         return False
@@ -76,7 +78,7 @@ def _is_too_deep(raw: bytes) -> bool:
 
 
 def custom_ids(path: Path) -> Iterator[str]:
-    """The custom_ids of a file's lines; lines that are not requests are skipped."""
+    """Yields the custom_ids of a file's lines; lines that are not requests are skipped."""
     named = msgspec.json.Decoder(RequestLine)
     for _, raw in lines_of(path):
         if raw is not None:
@@ -87,7 +89,10 @@ def custom_ids(path: Path) -> Iterator[str]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Each line that is not blank, with its number from 1; None for a line that is too long."""
+    """Yields the number, from 1, and the text of each line that is not blank.
+
+    The text is stripped; it is None for a line longer than MAX_ROW_BYTES.
+    """
     number = 0
     with path.open("rb") as file:
         while raw := file.readline(MAX_ROW_BYTES + 2):
@@ -106,5 +111,5 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes | None]]:
 
 
 def breathe() -> None:
-    """Yields to the event loop."""
+    """Lets the event loop's thread run."""
     time.sleep(_BREATH_S)

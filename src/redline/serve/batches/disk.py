@@ -1,4 +1,4 @@
-"""Reads and writes files in a thread, in the order of the calls."""
+"""Reads and writes files in one thread, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ T = TypeVar("T")
 
 
 class Disk:
-    """One thread, so that operations on one file happen in the order of their requests."""
+    """Runs functions in one thread, so operations on a file happen in the order of the calls."""
 
     def __init__(self, name: str) -> None:
         self._thread = DaemonThreads(1, name)
         self._unfinished: set[asyncio.Task[Any]] = set()
 
     async def do(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of the function, once its turn has come."""
+        """Calls the function when its turn comes, and returns its result."""
         return await asyncio.wrap_future(self._thread.submit(function, *args, **kwargs))
 
     def later(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Calls the function in its turn, without waiting for it."""
+        """Calls the function when its turn comes, without waiting for its result."""
         self._thread.submit(function, *args, **kwargs)
 
     async def whole(self, steps: Coroutine[Any, Any, T]) -> T:
-        """The result of the steps, which continue even if the caller's task is cancelled."""
+        """Runs the steps to the end, even if the caller is cancelled, and returns their result."""
         task = asyncio.get_running_loop().create_task(steps)
         self._unfinished.add(task)
         task.add_done_callback(self._finished)
@@ -37,11 +37,11 @@ class Disk:
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._unfinished.discard(task)
         if not task.cancelled():
-            # Once its caller is gone, asyncio.shield retrieves no error (CPython 3.11).
+            # If the caller was cancelled, asyncio.shield retrieves no error (CPython 3.11).
             task.exception()
 
     async def aclose(self) -> None:
-        """Returns once all operations that were started are complete."""
+        """Waits until all operations are complete, and ends the thread."""
         while self._unfinished:
             await asyncio.wait(self._unfinished)
         self._thread.shutdown(wait=False)

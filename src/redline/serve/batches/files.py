@@ -1,7 +1,7 @@
-"""The files of all tenants: each in one folder under a generated name, with its record beside it.
+"""Stores the files of all tenants in one folder: each under a generated name, next to its record.
 
-A file is stored before its record, and the record is removed before the file. Therefore every
-record has its file, and a file without a record is removed at the next start.
+A file is stored before its record, and removed after its record. Therefore every record has its
+file, and a file without a record is removed at the next start.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Files:
         self._disk = disk
         self._reader = Disk("redline-downloads")
         self._shelf = Shelf(folder, StoredFile, disk)
-        # By tenant, the sizes of the uploads under way.
+        # The sizes in bytes of uploads in progress, by tenant.
         self._coming: dict[str, list[int]] = defaultdict(list)
 
     def load(self) -> None:
-        """Reads the records, and removes files without one. Blocks. Raises JournalError."""
+        """Reads the records, and removes files without a record. Blocks. Raises JournalError."""
         names = self._shelf.load()
         known = {file.id for file in self._shelf.all()}
         for name in names:
@@ -63,11 +63,11 @@ class Files:
         await self._reader.aclose()
 
     def path_of(self, file_id: str) -> Path:
-        """The path of the file of an existing or a future record."""
+        """Returns the path of the file with this id; the file need not exist yet."""
         return self._folder / file_id
 
     def get(self, tenant: str, file_id: str) -> StoredFile:
-        """The record. Raises Refusal if this tenant has no such file."""
+        """Returns the record of a file. Raises Refusal if this tenant has no such file."""
         file = self._shelf.of(tenant).get(file_id)
         if file is None or file.expires_s <= self._clock.wall_s():
             raise Refusal(
@@ -79,11 +79,14 @@ class Files:
         return file
 
     async def show(self, _: Exchange, tenant: str, file_id: str) -> FileObject:
-        """The file. Raises Refusal."""
+        """Returns the file's description. Raises Refusal."""
         return self.get(tenant, file_id).shown()
 
     async def upload(self, exchange: Exchange, tenant: str) -> FileObject:
-        """The file, once it is durable. Raises Refusal."""
+        """Stores an upload, and returns the file's description once it is durable. Raises Refusal.
+
+        Raises JournalError or OSError if the disk fails.
+        """
         settings, coming = self._settings, self._coming[tenant]
         if len(coming) >= settings.tenant_uploads:
             raise Refusal(
@@ -94,7 +97,7 @@ class Files:
         if len(self._shelf.of(tenant)) + len(coming) >= settings.tenant_files:
             raise _full(f"{settings.tenant_files:,} files")
         stored = sum(file.size_bytes for file in self._shelf.of(tenant).values()) + sum(coming)
-        # One of unknown length, which includes a compressed one, may grow to the maximum size.
+        # An upload of unknown length, such as a compressed one, may grow to the maximum size.
         headers = exchange.headers
         stated = 0 if "content-encoding" in headers else int(headers.get("content-length", 0))
         if stored + max(1, stated) > settings.tenant_bytes:
@@ -124,7 +127,7 @@ class Files:
     async def adopt(
         self, source: Path, file_id: str, tenant: str, name: str, size_bytes: int, kept_s: int
     ) -> None:
-        """Stores a file that the server wrote itself and that is already durable at `source`."""
+        """Stores a file that this server wrote, and that is already durable at `source`."""
         await self._store(
             partial(_move, source),
             file_id=file_id,
@@ -136,12 +139,12 @@ class Files:
         )
 
     async def delete(self, _: Exchange, tenant: str, file_id: str) -> object:
-        """The response, once the file is gone. Raises Refusal."""
+        """Deletes a file, and returns the response. Raises Refusal."""
         await self._disk.whole(self._remove(self.get(tenant, file_id)))
         return deleted_object(file_id)
 
     async def listed(self, exchange: Exchange, tenant: str) -> object:
-        """One page of the tenant's files, the newest first. Raises Refusal."""
+        """Returns one page of the tenant's files, usually the newest first. Raises Refusal."""
         query, now_s = query_of(exchange), self._clock.wall_s()
         purpose = query.get("purpose")
         files = self._shelf.of(tenant)
@@ -156,7 +159,7 @@ class Files:
         )
 
     async def send(self, exchange: Exchange, tenant: str, file_id: str) -> None:
-        """Answers with the content, as fast as the client reads. Raises Refusal."""
+        """Sends the content of a file, as fast as the client reads. Raises Refusal."""
         reading = _Reading(self.path_of(self.get(tenant, file_id).id))
         try:
             data = await self._reader.do(reading.next)
@@ -168,7 +171,7 @@ class Files:
         except ClientGoneError:
             exchange.break_off()
         finally:
-            # In the order of the thread: a read may be in progress.
+            # Close the file in the reader's thread, since a read may be in progress.
             self._reader.later(reading.close)
 
     async def sweep(self) -> None:
@@ -188,7 +191,10 @@ class Files:
         size_bytes: int,
         kept_s: int,
     ) -> StoredFile:
-        """The record of a file, once both are durable. put: puts the file at its place."""
+        """Stores a file and its record, and returns the record once both are durable.
+
+        put: puts the file at the path that it gets. kept_s: seconds until the file expires.
+        """
         now_s = int(self._clock.wall_s())
         file = StoredFile(
             id=file_id,
@@ -203,7 +209,7 @@ class Files:
             await self._disk.do(put, self.path_of(file_id))
             await self._shelf.save(file)
         except (JournalError, OSError):
-            # Nothing of an upload may stay on a full disk. The server's own files are stored again.
+            # No part of an upload may stay on a full disk. The server stores its own files again.
             if purpose == UPLOADED:
                 with suppress(JournalError, OSError):
                     await self._remove(file)
@@ -216,14 +222,14 @@ class Files:
 
 
 class _Reading:
-    """A file that one thread reads in pieces."""
+    """Reads a file in pieces; all its methods are called in one thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: BinaryIO | None = None
 
     def next(self) -> bytes:
-        """The next piece; b"" at the end. Blocks."""
+        """Returns the next piece; b"" at the end of the file. Blocks."""
         if self._file is None:
             self._file = self._path.open("rb", buffering=0)
         return self._file.read(_PIECE_BYTES)
@@ -234,7 +240,7 @@ class _Reading:
 
 
 def _move(source: Path, place: Path) -> None:
-    """Moves a file durably. If it was moved before, the source no longer exists."""
+    """Moves a file durably. The source may be missing if an earlier attempt has moved it."""
     with telling(place):
         if source.exists() or not place.exists():
             os.replace(source, place)

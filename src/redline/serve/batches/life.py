@@ -1,8 +1,7 @@
-"""One batch from its creation to its end: checked, run as a job in its turn, written, ended.
+"""Takes one batch from its creation to its end: checks it, runs its job, and writes its files.
 
-Each step is durable before the next one begins, and each may be repeated: after a restart, the
-batch continues with the step that its record names. The job's own journal records the completed
-lines.
+Each step is durable before the next one begins, and may be repeated: after a restart, the batch
+continues with the step that its record names. The job's own journal records the completed lines.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 class World(msgspec.Struct, frozen=True):
     """The objects that all batches share.
 
-    checks: admits one file at a time to its check; starts: admits batches to their run.
+    folder: holds the folders of unfinished batches. checks: lets one file at a time be checked.
+    starts: lets batches run in turn, by tenant.
     """
 
     settings: BatchSettings
@@ -59,7 +59,7 @@ class _StoppedError(Exception):
 
 
 class Life:
-    """An unfinished batch. trouble: the reason why it makes no progress now; empty if it does."""
+    """An unfinished batch. trouble: the reason why it makes no progress; empty if it does."""
 
     def __init__(self, record: BatchRecord, world: World) -> None:
         self.record = record
@@ -75,7 +75,7 @@ class Life:
         self.trouble = ""
 
     def look(self) -> None:
-        """Updates the counts of the record."""
+        """Updates the record's counts of lines from the running job."""
         if self._tally is not None:
             total = self.record.shown.request_counts["total"]
             done, failed = self._before
@@ -83,25 +83,26 @@ class Life:
             self.record.count(total, done + tally.succeeded, failed + tally.failed)
 
     async def live(self) -> None:
-        """Returns when the batch has ended, or after `stop`."""
+        """Runs the batch to its end, or until `stop`."""
         try:
             await self._live()
         except _StoppedError:
             return
         except FileNotFoundError as error:
-            # Before a line was sent: its own folder, which only this server should touch, is gone.
+            # No line has been sent: the batch's folder, which only this server should touch, is
+            # gone.
             self._blame(f"its files cannot be read: {error.strerror}")
             self.record.become("failed", self._wall_s)
             await self._saved()
 
     async def cancel(self) -> None:
-        """Returns once the cancellation is durable. The batch must not be finalizing."""
+        """Cancels the batch, and returns once this is durable. The batch must not be finalizing."""
         self.record.become("cancelling", self._wall_s)
         self._interrupt()
         await self._save()
 
     def stop(self) -> None:
-        """Stops for a shutdown: calls in flight have `grace_s`; everything else stays unchanged."""
+        """Stops the batch for a shutdown, in its present status; calls in flight get `grace_s`."""
         self._is_stopping = True
         self._interrupt()
 
@@ -119,7 +120,7 @@ class Life:
             await self._saved()
         if not record.is_over:
             await self._write()
-        # Needed only by an unfinished batch.
+        # Only an unfinished batch needs its folder.
         await asyncio.to_thread(shutil.rmtree, self.folder.path, ignore_errors=True)
 
     async def _check(self) -> None:
@@ -176,10 +177,13 @@ class Life:
         return self._cut_short()
 
     async def _run_job(self) -> RedlineError | None:
-        """The error that prevents the batch from ending; None if every line has its outcome."""
+        """Runs the job until it ends. Returns None if every line has its outcome.
+
+        Otherwise, returns the error that stopped the job.
+        """
         world = self._world
         try:
-            # An interrupt that comes before the runner exists takes effect when the runner starts.
+            # An interrupt before the runner exists takes effect when the runner starts.
             self._before = await asyncio.to_thread(self.folder.counts)
             self._tally = Tally()
             parts = Parts(backend=world.backend, tally=self._tally, on_start=self._started)
@@ -191,7 +195,7 @@ class Life:
         except ConfigError as error:
             cause = error.__cause__
             if not isinstance(cause, OSError) or isinstance(cause, FileNotFoundError):
-                # The files are not as the job left them; a later attempt would fail again.
+                # The files have been changed since the job wrote them: another attempt would fail.
                 self._blame(error.what)
             return error
         finally:
@@ -215,7 +219,7 @@ class Life:
             ),
             retry=settings.retry,
             alerts=AlertSettings(rules=()),
-            # A batch gets an outcome for every line: its client cannot correct the others.
+            # Every line of a batch gets an outcome, since its client cannot correct the rest.
             ends_if_hopeless=False,
             priority=settings.priority,
             tenant=record.tenant,
@@ -226,7 +230,7 @@ class Life:
         self.record.blame([Problem("internal_error", f"The batch cannot continue: {why}.")])
 
     async def _write(self) -> None:
-        """Writes the batch's output files, and ends the batch."""
+        """Writes the output and error files, and ends the batch."""
         record, outputs = self.record, self.record.outputs
         assert outputs is not None
         self._go_on()
@@ -278,7 +282,7 @@ class Life:
         return self.record.shown.expires_at - self._wall_s
 
     def _cut_short(self) -> str:
-        """The status of a batch whose job was cut short. Raises _StoppedError."""
+        """Returns the final status after an interrupt. Raises _StoppedError at a shutdown."""
         self._go_on()
         return "cancelled" if self._is_cancelled else "expired"
 
@@ -291,11 +295,11 @@ class Life:
         return self._is_stopping or self._is_cancelled
 
     async def _in_time(self, waiting: Awaitable[object]) -> bool:
-        """Whether `waiting` completed before the window ended or an interrupt came."""
+        """Returns whether `waiting` completed before the window ended or an interrupt came."""
         return await self._within(0.0 if self._is_interrupted else self._left_s, waiting)
 
     async def _within(self, most_s: float, waiting: Awaitable[object]) -> bool:
-        """Whether `waiting` completed within this time, before an interrupt came."""
+        """Returns whether `waiting` completed within `most_s` and before an interrupt."""
         self._wait = wait = asyncio.timeout(most_s)
         try:
             async with wait:
@@ -310,12 +314,12 @@ class Life:
         self._runner = runner
         if self._is_interrupted:
             self._interrupt()
-        # Not the job's deadline, which cancels calls in flight.
+        # The job's own deadline is not used, since it cancels calls in flight.
         loop = asyncio.get_running_loop()
         self._end = loop.call_later(max(0.0, self._left_s), self._interrupt)
 
     def _interrupt(self) -> None:
-        """Ends a wait. Calls in flight have some time, since their answers are paid for."""
+        """Ends a wait, or the job; its calls in flight get time to end, since they are paid for."""
         if self._wait is not None and not self._wait.expired():
             self._wait.reschedule(0.0)
         if self._runner is not None:
@@ -334,9 +338,10 @@ class Life:
         await self._insist(self._save)
 
     async def _insist(self, step: Callable[[], Awaitable[T]]) -> T:
-        """The result of the step, which is retried until the disk lets it read and write.
+        """Repeats the step until the disk lets it read and write, and returns its result.
 
-        Raises FileNotFoundError before the batch has its outcomes: its input is gone for good.
+        Raises FileNotFoundError, unless the batch already has its outcomes: the input is gone for
+        good. Raises _StoppedError at a shutdown.
         """
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -348,7 +353,7 @@ class Life:
                 if isinstance(error, FileNotFoundError) and self.record.outputs is None:
                     raise
                 self.trouble = f"its files cannot be used: {error}"
-            # Even after the window: files are still to come.
+            # Retries also after the window has ended, since files remain to be written.
             await self._within(pause_s, asyncio.Event().wait())
             self._go_on()
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -25,7 +25,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The contents of the files: lines with an answer, lines with an error, and tokens."""
+    """The contents of the written files.
+
+    completed, failed: the numbers of lines with an answer and with an error. usage: the sum of the
+    tokens that answers report, in the API's format.
+    """
 
     completed: int
     failed: int
@@ -69,7 +73,7 @@ _USED = msgspec.json.Decoder(_Used)
 
 
 class Folder:
-    """The files of one unfinished batch."""
+    """The folder of one unfinished batch, with its files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,14 +83,17 @@ class Folder:
         self.errors = path / "errors.jsonl"
 
     def counts(self) -> tuple[int, int]:
-        """The job's lines so far with an answer, and with an error. Blocks."""
+        """Counts the job's lines so far with an answer, and with an error. Blocks."""
         return _count(self.results.path), _count(self.results.failed_path)
 
     def write(self, ending: str) -> Written:
-        """Writes both files anew, durably. ending: the final status of the batch. Blocks."""
+        """Writes the output and error files durably, replacing earlier ones. Blocks.
+
+        ending: the final status of the batch, which decides the error of unfinished lines.
+        """
         done: set[str] = set()
         used = [0, 0]
-        # If the folder has been removed, the batch fails without files.
+        # If the folder has been removed, the batch ends without results.
         self.path.mkdir(exist_ok=True)
         with self.output.open("wb", _BUFFER_BYTES) as output:
             for raw in _lines(self.results.path):
@@ -124,7 +131,10 @@ class Folder:
 
 
 def _why(failure: _Failure) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The endpoint's response if that caused the failure of the line; otherwise the error."""
+    """Returns the fields `response` and `error` of a failed line.
+
+    If the endpoint's response made the line fail, `error` is None; otherwise `response` is.
+    """
     answer, error = failure.response, failure.error
     if answer is not None:
         return answer_object(answer.status_code, answer.request_id, answer.body), None
@@ -143,7 +153,7 @@ def _put(file: BinaryIO, name: str, custom_id: str, response: Any, error: Any = 
 
 
 def _add(used: list[int], body: msgspec.Raw) -> None:
-    """Adds the tokens that an answer reports."""
+    """Adds the tokens that an answer reports. used: input and output tokens."""
     try:
         usage = _USED.decode(body).usage
     except msgspec.DecodeError:
@@ -155,7 +165,7 @@ def _add(used: list[int], body: msgspec.Raw) -> None:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The complete lines of a file; nothing if the file does not exist."""
+    """Yields the complete lines of a file; nothing if the file does not exist."""
     if not path.exists():
         return
     with path.open("rb", _BUFFER_BYTES) as file:

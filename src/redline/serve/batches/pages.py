@@ -1,4 +1,4 @@
-"""One page of a list, selected by limit, after and order as in the OpenAI API."""
+"""Selects one page of a list by `limit`, `after` and `order`, as in the OpenAI API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redline.serve.http import Refusal
 class Page(NamedTuple):
     """One page of a list.
 
-    ids: on this page. has_more: further ids follow.
+    ids: the ids on this page. has_more: further ids follow.
     """
 
     ids: list[str]
@@ -20,7 +20,7 @@ class Page(NamedTuple):
 
 
 def query_of(exchange: Exchange) -> Mapping[str, str]:
-    """The query fields of a request. Raises Refusal if there are too many."""
+    """Returns the query fields of a request. Raises Refusal if there are too many."""
     try:
         return exchange.query
     except BodyError as error:
@@ -28,10 +28,11 @@ def query_of(exchange: Exchange) -> Mapping[str, str]:
 
 
 def page_of(ids: Iterable[str], query: Mapping[str, str], *, most: int, usual: int) -> Page:
-    """The page that the query selects. Raises Refusal.
+    """Returns the page that the query selects. Raises Refusal.
 
-    ids: all ids, in the order of their creation. usual: the limit if the query has none. `after` in
-    the query: the last id of the previous page, which may have been removed since.
+    ids: all ids, in any order; sorting them gives the order of creation. most: the largest limit.
+    usual: the limit if the query has none. `after` in the query is the last id of the previous
+    page, whose entry may have been deleted since.
     """
     limit = _limit(query.get("limit", ""), usual, most)
     order = query.get("order", "desc")

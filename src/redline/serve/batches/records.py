@@ -1,13 +1,13 @@
-"""The stored records of files and batches.
+"""Defines the stored records of files and batches.
 
 status       meaning                                          turns to
-validating   its file is checked, or it waits for its turn    in_progress, failed, expired,
+validating   its file is being checked, or it waits its turn  in_progress, failed, expired,
                                                               cancelling
-in_progress  its job runs, or continues after a restart       finalizing, cancelling
-finalizing   its output and error files are written           completed, expired, failed
-cancelling   a client cancelled it; calls in flight end       cancelled
+in_progress  its job is running, or resumes after a restart   finalizing, cancelling
+finalizing   its output and error files are being written     completed, expired, failed
+cancelling   a client cancelled it; calls in flight may end   cancelled
 completed    every line has its answer or its error
-failed       its file was refused and no line was sent; or it cannot continue, and keeps its results
+failed       its file was invalid and no line was sent; or it cannot continue, and keeps its results
 expired      its window is over; lines without an answer have the error batch_expired
 cancelled    as expired, with the error batch_cancelled
 """
@@ -32,10 +32,7 @@ UPLOADED, WRITTEN = "batch", "batch_output"
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of a file.
-
-    created_s, expires_s: wall times.
-    """
+    """The record of a file. created_s, expires_s: in seconds since 1970."""
 
     id: str
     tenant: str
@@ -46,7 +43,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     expires_s: int
 
     def shown(self) -> FileObject:
-        """The file as the API shows it."""
+        """Returns the file's description in the API's format."""
         return FileObject(
             id=self.id,
             bytes=self.size_bytes,
@@ -58,7 +55,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
-    """The final status of a batch and the ids of its files, saved before these are written."""
+    """The final status of a batch and the ids of its files, saved before the files are written."""
 
     ending: str
     output_id: str
@@ -68,8 +65,8 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
 class BatchRecord(msgspec.Struct, kw_only=True):
     """The record of a batch.
 
-    shown: the batch as the API shows it. is_checked: its file was found to be valid. output_s: how
-    long its files are kept.
+    shown: the batch in the API's format. output_s: seconds for which its output files are kept.
+    is_checked: the check has found its input valid. outputs: None until the job has ended.
     """
 
     tenant: str
@@ -91,7 +88,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         return self.status in ENDED
 
     def become(self, status: str, wall_s: float) -> None:
-        """Changes the status."""
+        """Changes the status. wall_s: the time of the change, in seconds since 1970."""
         self._change(status=status, **{f"{status}_at": int(wall_s)})
 
     def count(self, total: int, completed: int, failed: int) -> None:
@@ -104,17 +101,20 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         self.become("failed", wall_s)
 
     def blame(self, problems: Sequence[Problem]) -> None:
-        """Records why it fails."""
+        """Records why the batch fails."""
         self._change(errors=errors_object(problems))
 
     def finalize(self, outputs: Outputs, wall_s: float) -> None:
-        """Records that its files are about to be written."""
+        """Records that the batch's files are about to be written."""
         self.outputs = outputs
         if outputs.ending != "cancelled":
             self.become("finalizing", wall_s)
 
     def end(self, files: tuple[str | None, str | None], usage: Any, wall_s: float) -> None:
-        """Records its output and error files; None for one that would be empty."""
+        """Ends the batch with its final status. files: ids of the output and error files.
+
+        An id is None if its file would be empty.
+        """
         assert self.outputs is not None
         self._change(output_file_id=files[0], error_file_id=files[1], usage=usage)
         self.become(self.outputs.ending, wall_s)

@@ -1,4 +1,4 @@
-"""Bounds on files and batches, and how long a server keeps them."""
+"""Defines the bounds on files and batches, and how long a server keeps them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ _WINDOW = re.compile(r"([0-9]{1,6})([smhd])")
 
 
 class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds and times; all above 0.
+    """Bounds and times of files and batches; all are above 0, except `priority`.
 
-    endpoints: the URLs that a batch may use. most_file_bytes: size of an upload. most_lines: lines
-    of a batch. tenant_files, tenant_bytes: stored for a tenant, output included; beyond that,
-    uploads are refused. tenant_batches: unfinished batches of a tenant. tenant_uploads: concurrent
-    uploads of a tenant. kept_s: the age at which files expire and ended batches are forgotten.
-    most_window_s: the longest completion window.
-    running: batches that run at once, at most tenant_running of them for one tenant; further ones
-    wait, except the first batch of a tenant.
-    in_flight: calls of one tenant to one model that the backend gets at once; fewer if it has fewer
-    slots. priority: of these calls; a gateway sets that of its class for batches. retry: how failed
-    lines are retried. cancel_s: how long calls in flight of a cancelled or expired batch may still
-    take; grace_s: the same at a shutdown.
+    endpoints: the paths of the APIs that a batch may use. most_file_bytes: the largest upload.
+    most_lines: the most lines in a batch. tenant_files, tenant_bytes: the most that is stored for a
+    tenant, outputs included; uploads beyond that are refused. tenant_batches: the most unfinished
+    batches of a tenant. tenant_uploads: the most concurrent uploads of a tenant. kept_s: the age at
+    which files expire; batches are forgotten as long after the end of their window. most_window_s:
+    the longest completion window.
+
+    running: the most batches that run at once, with at most `tenant_running` of one tenant. Further
+    batches wait, but the first batch of a tenant never does.
+
+    in_flight: the most calls of one tenant to one model that the backend gets at once; fewer if the
+    backend has few slots. priority: the priority of these calls; a gateway sets the one of its
+    class for batches. retry: how failed lines are retried. cancel_s: how long calls in flight may
+    still take if their batch is cancelled or expires; grace_s: the same at a shutdown.
     """
 
     endpoints: tuple[str, ...] = tuple(api.path for api in APIS)
@@ -57,7 +60,10 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} of batches must be above 0, not {value:g}")
 
     def window_s(self, text: str) -> float | None:
-        """A completion window such as `24h`, in seconds; None if the text is not a window."""
+        """Returns a completion window such as `24h`, in seconds.
+
+        Returns None if the text is not a window, or if the window is 0 or too long.
+        """
         found = _WINDOW.fullmatch(text)
         window_s = float(int(found[1]) * _SECONDS[found[2]]) if found else 0.0
         return window_s if 0 < window_s <= self.most_window_s else None
@@ -68,9 +74,9 @@ _MOST_NUMBER = 1_000_000
 
 
 def parse_batches(table: object, file: str) -> BatchSettings:
-    """The bounds of batches: the defaults, changed by the table [serve.batches].
+    """Returns the default bounds of batches, changed by the table [serve.batches].
 
-    file: its name, for errors. Raises ConfigError that names the file and the table.
+    file: the file's name, for errors. Raises ConfigError, which names the file and the table.
     """
     return BatchSettings(**fields_in(table, "serve.batches", file, BATCH_OPTIONS))
 

@@ -1,7 +1,7 @@
-"""Records on disk, each a JSON file in one folder, with an index in memory by tenant.
+"""Keeps records on disk, each a JSON file in one folder, with an index by tenant in memory.
 
-Ids begin with their creation time, so sorting by id sorts by creation, even for an id whose record
-no longer exists. Only this module creates ids: a name that a client sends is only looked up.
+Ids begin with their creation time, so sorting by id sorts by creation; this also holds for ids
+whose record no longer exists. Only this module creates ids: an id from a client is only looked up.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ R = TypeVar("R", bound=StoredFile | BatchRecord)
 
 
 class _Ids:
-    """Ids in the order of their creation, even if the clock goes back."""
+    """Makes ids that sort in the order of their creation, even if the clock goes back."""
 
     def __init__(self) -> None:
         self._last_ns = 0
 
     def new(self, prefix: str) -> str:
-        """An id that sorts after all earlier ones and cannot be guessed."""
+        """Makes an id that sorts after all earlier ones and cannot be guessed."""
         self._last_ns = max(self._last_ns + 1, time.time_ns())
         return f"{prefix}{self._last_ns:016x}{secrets.token_hex(8)}"
 
@@ -43,7 +43,7 @@ new_id = _Ids().new
 
 
 class Shelf(Generic[R]):
-    """Records of one kind. disk: the thread that writes them."""
+    """The records of one kind. disk: the thread that writes them."""
 
     def __init__(self, folder: Path, kind: type[R], disk: Disk) -> None:
         self._folder = folder
@@ -76,19 +76,19 @@ class Shelf(Generic[R]):
         return others
 
     def of(self, tenant: str) -> Mapping[str, R]:
-        """The records of a tenant, by id."""
+        """Returns the records of a tenant, by id."""
         return self._records.get(tenant, {})
 
     def all(self) -> list[R]:
         return [record for records in self._records.values() for record in records.values()]
 
     async def save(self, record: R) -> None:
-        """Returns once the present state of the record is durable. Raises JournalError."""
+        """Saves the record durably. Raises JournalError."""
         await self._disk.do(write_file, self._path(record.id), msgspec.json.encode(record))
         self._records[record.tenant][record.id] = record
 
     async def drop(self, record: R) -> None:
-        """Returns once the removal of the record is durable. Raises JournalError."""
+        """Removes the record durably. Raises JournalError."""
         records = self._records.get(record.tenant, {})
         records.pop(record.id, None)
         if not records:

@@ -1,7 +1,7 @@
-"""Turns by tenant: waiting tenants are served in rotation, within a total bound.
+"""Grants turns to waiting tenants in rotation, within a bound on the total.
 
-A tenant without a turn gets one even beyond the bound: otherwise tenants whose work is stuck could
-hold all turns.
+A tenant that holds no turn gets one even beyond the bound: otherwise, tenants whose work is stuck
+could hold all turns.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from redline.calls import Backend, Call, Outcome, Request, Sink
 from redline.clock import SYSTEM, Clock
 from redline.waist import Around
 
-# Seconds between two queries of a backend's slots, at least.
+# The least time, in seconds, between two queries of a backend's slots.
 _FRESH_S = 0.05
 _LEAST_AHEAD = 16
 
 
 class Turns:
-    """Turns by tenant.
+    """Turns that tenants hold or wait for.
 
-    most: returns how many turns may be held in total now; a tenant gets its first one even beyond
-    that. most_each: how many one tenant may hold.
+    most: returns the most turns that may be held now, by all tenants together; a tenant gets its
+    first turn even beyond this number. most_each: the most turns that one tenant may hold. held:
+    the number of turns held now.
     """
 
     def __init__(self, most: Callable[[], int], most_each: float = math.inf) -> None:
         self._most = most
         self._most_each = most_each
         self._held: Counter[str] = Counter()
-        # By tenant, the next one first.
+        # Waiting calls of `acquire` by tenant; the tenant whose turn is next comes first.
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self.held = 0
 
     async def acquire(self, tenant: str) -> None:
-        """Returns once the tenant has a turn; give it back with `release`."""
+        """Waits until the tenant gets a turn. The caller must return the turn with `release`."""
         if not self._waiting and self._may_take(tenant):
             self._take(tenant)
             return
@@ -52,7 +53,7 @@ class Turns:
                 with suppress(KeyError, ValueError):
                     self._waiting[tenant].remove(turn)
             else:
-                # The turn was granted and cancelled in the same turn of the loop.
+                # The turn was granted and cancelled in the same iteration of the event loop.
                 self.release(tenant)
             raise
 
@@ -64,7 +65,7 @@ class Turns:
         self.look()
 
     def look(self) -> None:
-        """Grants all free turns."""
+        """Grants free turns to waiting tenants."""
         passed = 0
         while passed < len(self._waiting):
             tenant, line = next(iter(self._waiting.items()))
@@ -91,7 +92,7 @@ class Turns:
 
 
 class _Group:
-    """The calls of one tenant to one model, such as `request`. most: how many at once."""
+    """The calls of one tenant to one model. request: one of them. most: how many at once."""
 
     def __init__(self, backend: Backend, request: Request, most: int, clock: Clock) -> None:
         self._backend = backend
@@ -104,7 +105,7 @@ class _Group:
         self.calls = 0
 
     def room(self) -> int:
-        """How many of them the backend may have at once; queried at intervals."""
+        """Returns how many of the calls the backend may have at once, queried at intervals."""
         now_s = self._clock.now_s()
         if now_s - self._room_s >= _FRESH_S:
             self._room_s = now_s
@@ -116,12 +117,12 @@ class _Group:
 
 @dataclass(eq=False)
 class Shared(Around):
-    """The backend of all batches, which passes on a few calls more than can be answered at once.
+    """The backend of all batches, which bounds the calls that it passes on.
 
-    The bound is for each tenant and model. most: the most calls of a tenant to a model at once. The
-    backend orders its waiting calls by priority and arrival. The bounds therefore give tenants
-    equal shares, and neither a tenant whose limits are used up nor a model whose endpoints are down
-    holds up other calls.
+    For each tenant and model, it passes on somewhat more calls than the backend has slots, and at
+    most `most`. Since the backend orders waiting calls by priority and arrival, these bounds give
+    tenants equal shares. Neither a tenant whose limits are used up nor a model whose endpoints are
+    down holds up other calls.
     """
 
     _most: int
@@ -130,11 +131,11 @@ class Shared(Around):
 
     @property
     def held(self) -> int:
-        """Calls that the backend has now."""
+        """The number of calls that the backend has now."""
         return sum(group.turns.held for group in self._groups.values())
 
     def look(self) -> None:
-        """Passes further calls to the backend if it has room for them."""
+        """Passes waiting calls to the backend if it has room for them."""
         for group in self._groups.values():
             group.turns.look()
 

@@ -1,4 +1,4 @@
-"""One upload: a form whose file is written to disk as it arrives."""
+"""Receives an upload: a form whose file is written to disk as it arrives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redline.serve.batches.disk import Disk
 from redline.serve.batches.records import UPLOADED
 from redline.serve.http import Refusal
 
-# Bytes that are collected for one write.
+# The bytes that are collected before each write.
 _PIECE_BYTES = 256 * 1024
 _MOST_NAME = 255
 _LEAST_KEPT_S = 3600
@@ -24,9 +24,9 @@ _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 
 
 class Upload(msgspec.Struct, eq=False):
-    """The file of one upload, written beside its later place until it is complete.
+    """The file of one upload, written under a temporary path until it is complete.
 
-    most_bytes: maximum size. path: of the incomplete file.
+    path: the temporary path. most_bytes: the largest size. size_bytes: received so far.
     """
 
     _path: Path
@@ -38,9 +38,10 @@ class Upload(msgspec.Struct, eq=False):
     size_bytes: int = 0
 
     async def receive(self, exchange: Exchange, usual_s: float) -> tuple[str, int]:
-        """The name of the file, and for how many seconds it is kept; `usual_s` if not stated.
+        """Receives the form. Returns the file's name, and for how many seconds to keep the file.
 
-        The file is then written, but not yet durable. Raises Refusal.
+        usual_s: how long, if the form does not say. Afterwards, the file is written but not yet
+        durable. Raises Refusal.
         """
         try:
             parts = await read_form(exchange, self._take)
@@ -61,24 +62,24 @@ class Upload(msgspec.Struct, eq=False):
         await self._write()
         if not self.size_bytes:
             raise Refusal("The file is empty.", param="file")
-        # The name is only shown: the path is generated.
+        # The name is only displayed, and never used as a path.
         return self._part.filename[:_MOST_NAME], kept_s
 
     def keep(self, place: Path) -> None:
-        """Makes the file durable at its place. Blocks. Raises OSError."""
+        """Syncs the file and moves it to its final path, `place`. Blocks. Raises OSError."""
         assert self._file is not None
         with self._file:
             os.fsync(self._file.fileno())
         os.replace(self._path, place)
 
     def discard(self) -> None:
-        """Removes the file unless it was kept. Blocks."""
+        """Removes the file, unless `keep` has moved it. Blocks."""
         if self._file is not None:
             self._file.close()
             self._path.unlink(missing_ok=True)
 
     async def _take(self, part: FormPart, data: bytes) -> None:
-        """Takes the next data of a part of the form."""
+        """Takes the next piece of data of the form's file. Raises Refusal."""
         self._part = self._part or part
         if part.name != "file" or part is not self._part:
             raise Refusal("The form must have one file, named 'file'.", param="file")
@@ -105,9 +106,9 @@ class Upload(msgspec.Struct, eq=False):
 
 
 def kept_for(given: ExpiresAfter | None, usual_s: float, param: str) -> int:
-    """The seconds after which a file expires; `usual_s` if the client has not stated them.
+    """Returns the seconds after which a file expires: as requested, or `usual_s`.
 
-    Raises Refusal.
+    given: the client's `expires_after`, if any. param: its name, for errors. Raises Refusal.
     """
     if given is None:
         return int(usual_s)

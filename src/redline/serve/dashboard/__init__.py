@@ -1,4 +1,4 @@
-"""The web page of a gateway, and the state that it shows."""
+"""Show a gateway's state on a web page."""
 
 from redline.serve.dashboard.dashboard import Dashboard
 from redline.serve.dashboard.snapshot import (

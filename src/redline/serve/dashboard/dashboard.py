@@ -1,9 +1,9 @@
-"""The dashboard: a page that receives the state of its gateway twice a second.
+"""Serve the dashboard: a page that receives the state of its gateway twice a second.
 
-path       answers
-/          the page, complete: it loads nothing else
+path       response
+/          the complete page, which loads nothing else
 /status    the state as JSON
-/events    the same as server-sent events, two a second, until the client leaves
+/events    the state as server-sent events, two per second, until the client leaves
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from redline.httpserver import ClientGoneError, Exchange, header_lines
 from redline.serve.dashboard.snapshot import Snapshot
 from redline.serve.http import STREAM_HEADERS, busy, wrong_method
 
-# A change has to be seen within 2 s, even one that another worker has published a second late.
+# Any change must appear within 2 s, even if another worker publishes it a second late.
 _EVERY_S = 0.5
 # Each stream costs two snapshots per second.
 _MOST_WATCHERS = 64
@@ -27,8 +27,8 @@ _PAGE = header_lines(
     {
         "content-type": "text/html; charset=utf-8",
         "cache-control": "no-cache",
-        # The page is complete: whatever an error's text contains, the browser loads and sends
-        # nothing else.
+        # Whatever an error's text contains, the browser must load and send nothing else: the page
+        # is complete.
         "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
         "script-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'",
@@ -40,11 +40,11 @@ _STATUS = header_lines({"content-type": "application/json", "cache-control": "no
 
 
 class Dashboard:
-    """The page and its state.
+    """Serves the page and the gateway's state.
 
-    read: returns the present state. check: raises Refusal for a request that may not see the state;
-    called for all paths but the page itself, which contains no state. An open page does not delay
-    the end of a gateway.
+    read: returns the current state. check: raises Refusal for a request that may not see the state;
+    called for every path but `/`, because the page itself contains no state. An open page does not
+    delay the end of a gateway.
     """
 
     paths = frozenset({"/", "/status", "/events"})

@@ -1,4 +1,4 @@
-"""A gateway at one moment, as its dashboard shows it and `GET /status` answers it."""
+"""Describe a gateway at one moment, for its dashboard and for `GET /status`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     """The cause that holds calls back.
 
     cause: nothing, down, failing, parked, limit, concurrency, warming, endpoints or gateway.
-    sentence: the cause with its figures. advice: which change would help, and by how much; empty if
-    no change is needed. since_s: for how many seconds it has applied.
+    sentence: the cause with its figures. advice: which change would help, and by how much; "" if no
+    change is needed. since_s: how long the cause has applied, in seconds.
     """
 
     cause: str
@@ -33,10 +33,10 @@ class ClassView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint. state: of Health, or parked. reason: why it is not ready; empty if it is.
+    """An endpoint. state: a value of Health, or `parked`. reason: why it is not ready; "" if it is.
 
-    slots: 0 for no bound. per_s: answers per second. latency_s: mean of the last answers; 0 if
-    there are none.
+    slots: the most calls in flight; 0 for no bound. per_s: answers per second. latency_s: the mean
+    of the last answers; 0 if there are none.
     """
 
     name: str
@@ -52,9 +52,9 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant that has made requests: its calls, tokens, and dollars of today.
+    """A tenant that has made requests: its calls, tokens and today's spending.
 
-    spent_usd: None if no price is known.
+    spent_usd: in US dollars; None if it is 0, for example because no price is known.
     """
 
     name: str
@@ -66,7 +66,7 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened. at_s: seconds since 1970."""
+    """A change or a fault in the gateway. at_s: Unix time."""
 
     at_s: float
     what: str
@@ -78,7 +78,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Second(msgspec.Struct, frozen=True, array_like=True):
-    """One past second: answers, tokens, and the calls in flight and waiting at its end."""
+    """One past second: answers, tokens, and the calls in flight and waiting at its end.
+
+    at_s: Unix time.
+    """
 
     at_s: float
     answers: float
@@ -88,10 +91,11 @@ class Second(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the dashboard shows.
+    """All data that the dashboard shows.
 
-    at_s: seconds since 1970. latencies: of the last minute, in seconds by class. history: the last
-    minutes, the oldest second first.
+    at_s: Unix time. up_s: seconds since the gateway started. latency_p50_s, latency_p95_s: of the
+    last minute; None without answers. changes, faults: the last ones, oldest first. history: the
+    last minutes, oldest second first.
     """
 
     at_s: float

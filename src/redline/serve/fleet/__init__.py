@@ -1,4 +1,4 @@
-"""A fleet of replicas behind one URL, and the file that describes it."""
+"""Serve a fleet of replicas behind one URL, as described by a file."""
 
 from redline.serve.fleet.service import FleetStatus, ServedFleet, serve_fleet
 from redline.serve.fleet.settings import FleetSettings, FrontSettings, front_of, read_fleet

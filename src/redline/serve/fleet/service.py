@@ -1,9 +1,10 @@
-"""A fleet behind one URL: replicas that come and go with the load, behind a front.
+"""Serve a fleet behind one URL: a front passes calls to as many replicas as the load needs.
 
-state     from            a call
-serving   start           is passed to a replica, or held until one is ready
-failing   3 failed starts gets 503, if no replica is ready; serving again once one is
-draining  SIGINT          new ones are refused, others have `drain_s`; then replicas are stopped
+state     from             a call
+serving   the start        is passed to a replica, or waits until one is ready
+failing   3 failed starts  gets 503 if no replica is ready; once one is, the fleet is serving again
+draining  SIGINT, SIGTERM  is refused if it is new, and has `drain_s` if it is in flight; then the
+                           replicas are stopped
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from redline.serve.fleet.settings import FleetSettings
 from redline.serve.http import Bounds, Refusal, Relay, busy
 
 PAGE = "/fleet"
-# After this many failed starts in a row, clients are refused instead of kept waiting.
+# After this many failed starts in a row, calls are refused instead of waiting for a replica.
 HOPELESS = 3
 _LOOK_S = 0.2
 _SHOWN = 20
@@ -36,7 +37,8 @@ _SHOWN = 20
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of one replica.
 
-    state: of Health. in_flight: calls. answered: calls. latency_s: mean of its last answers.
+    state: a value of Health. in_flight, answered: numbers of calls. latency_s: the mean of the last
+    answers.
     """
 
     name: str
@@ -47,7 +49,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """A change in the fleet.
+    """A change or a failure in the fleet.
 
     at: ISO 8601, UTC.
     """
@@ -57,10 +59,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A fleet at one moment. changes, failures: the last ones, the oldest first.
+    """The status of a fleet at one moment. changes, failures: the last 20 of each, oldest first.
 
-    in_flight: calls at replicas. waiting: all other calls that were received: they wait for a
-    replica, for its limits or for a retry. answered: calls that succeeded.
+    in_flight: calls at replicas. waiting: all other calls received: they wait for a replica, its
+    limits or a retry. answered: calls that succeeded.
     """
 
     model: str
@@ -85,10 +87,10 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedFleet:
-    """The parts of a fleet, made from its settings; `run` is to be called once.
+    """A fleet made from its settings; `run` may be called only once.
 
-    on_url: called with the base URL. on_event: called with each change and failure. on_status:
-    called with the state a few times a second.
+    on_url: called with the base URL. on_event: called with a line for each change and failure.
+    on_status: called with the status five times a second.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class ServedFleet:
         self._is_over = False
 
     def status(self) -> FleetStatus:
-        """The present state of the fleet."""
+        """Returns the current status of the fleet."""
         fleet, pool, scale = self._fleet, self._pool, self._settings.scale
         now_s, members = SYSTEM.now_s(), pool.members
         starting = fleet.starting
@@ -178,7 +180,7 @@ class ServedFleet:
             running.result()
 
     def _look(self) -> None:
-        """Reports changes. Raises RedlineError if no replica has ever been started."""
+        """Reports changes. Raises RedlineError if the fleet's first starts have failed."""
         fleet = self._fleet
         ready = frozenset(one.name for one in fleet.ready)
         self._was_ready = self._was_ready or bool(ready)
@@ -216,13 +218,13 @@ def serve_fleet(
     on_event: Callable[[str], None],
     on_status: Callable[[FleetStatus], None],
 ) -> None:
-    """Serves until SIGINT or SIGTERM; a second one ends the process at once.
+    """Serves until SIGINT or SIGTERM; a second signal ends the process at once.
 
-    Raises as `ServedFleet.run`.
+    The parameters and errors are those of `ServedFleet` and its `run`.
     """
 
     async def main(stop: asyncio.Event) -> None:
-        # After a second signal, the guardians end the replicas.
+        # After a second signal, the guardian processes end the replicas.
         end_at_second(stop)
         raise_limit_fully()
         served = ServedFleet(settings, on_url=on_url, on_event=on_event, on_status=on_status)
@@ -232,7 +234,7 @@ def serve_fleet(
 
 
 def _last(events: Sequence[Change | Failure]) -> list[Event]:
-    """The last events, with the times of the clock on the wall."""
+    """Returns the last 20 events, with wall-clock times."""
     begun_s = SYSTEM.wall_s() - SYSTEM.now_s()
     return [
         Event(

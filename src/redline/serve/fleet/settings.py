@@ -1,4 +1,4 @@
-"""The settings of a fleet, read from fleet.toml."""
+"""Read the settings of a fleet from a file such as fleet.toml."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from redline.job.settings import (
 from redline.route import check_balance
 from redline.route.scale import LocalReplica, ScaleSettings
 
-# The settings of an endpoint that a replica's table does not accept, and those that it accepts: a
-# replica has no URL, name or account of its own.
+# The settings of an endpoint that [replica] does not accept, because a replica has no URL, name or
+# account of its own; and those that it accepts.
 _NOT_OF_REPLICA = {"base_url", "model", "proxy", "share", "weight", "group", "models"}
 _OF_REPLICA = {
     **kinds_of(o for name, o in OF_ENDPOINT.items() if name not in _NOT_OF_REPLICA),
@@ -50,7 +50,7 @@ class _Top(msgspec.Struct, kw_only=True):
 
 
 class FrontSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the fleet listens. drain_s: how long calls in flight may take at the end."""
+    """Where the fleet listens. drain_s: seconds for calls in flight to finish at the end."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -64,7 +64,7 @@ class FrontSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Started(msgspec.Struct, kw_only=True):
-    """The settings in a replica's table other than those of an endpoint."""
+    """The settings in [replica] other than those of an endpoint."""
 
     command: str | list[str] = ""
     env: dict[str, str] = {}
@@ -77,7 +77,7 @@ class _Started(msgspec.Struct, kw_only=True):
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a fleet.
 
-    model: the name used by clients, and in requests to replicas. balance: see `Pool`.
+    model: the model's name for clients, and in requests to replicas. balance: see `Pool`.
     """
 
     model: str
@@ -88,9 +88,9 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_fleet(path: Path) -> FleetSettings:
-    """The fleet that a file describes. Relative paths in it start at its folder.
+    """Returns the fleet that a file describes. Paths in the file are relative to its folder.
 
-    Raises ConfigError that names the file and the table.
+    Raises ConfigError, with the file and the table.
     """
     top = _top(path)
     where = path.name
@@ -112,7 +112,7 @@ def read_fleet(path: Path) -> FleetSettings:
 
 
 def front_of(path: Path) -> FrontSettings:
-    """Where the fleet of a file listens. Raises ConfigError."""
+    """Returns where the fleet of a file listens. Raises ConfigError."""
     return _front(_top(path), path.name)
 
 
@@ -137,7 +137,7 @@ def _replica(path: Path, top: _Top) -> LocalReplica:
     table = underscored(top.replica, where)
     refuse_unknown(table, (*_Started.__struct_fields__, *_OF_REPLICA), where)
     own = {key: value for key, value in table.items() if key in _Started.__struct_fields__}
-    # In an environment, numbers are accepted like texts.
+    # Values in `env` may be numbers as well as texts.
     if isinstance(own.get("env"), dict):
         own["env"] = settings_in(own["env"], dict.fromkeys(own["env"], Kind.TEXT), f"{where}.env")
     started = struct_in(own, _Started, where)
@@ -162,12 +162,12 @@ def _replica(path: Path, top: _Top) -> LocalReplica:
 
 
 def _endpoint(stated: dict[str, Any]) -> Endpoint:
-    """The limits, key, headers and timeouts of every replica."""
+    """Returns an endpoint with the limits, key, headers and timeouts of every replica."""
     variable = stated.get("api_key_env")
     options = dataclasses.replace(
         options_in(stated, shown=str),
         base_url=_ANY_URL,
-        # The key of another account must not be sent to a server of one's own.
+        # Without api_key_env, no key: a provider's key must not be sent to the user's own server.
         api_key="" if variable is None else key_in(variable, "api_key_env", os.environ),
         headers=stated.get("headers"),
     )

@@ -1,3 +1,3 @@
-"""A user's Python function as a backend with the OpenAI API."""
+"""Serve a user's Python function as a backend with the OpenAI API."""
 
 from redline.serve.functions.backend import FunctionSettings, ServedFunction, function_backend

@@ -1,4 +1,4 @@
-"""A user's function of a list, served over HTTP: items join batches one by one."""
+"""Serve a user's function of a list over HTTP: items join batches one by one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_
 
 
 class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """A function of a list: `module:name`. See DynamicBatcher for the rest."""
+    """Settings of a served function. spec: `module:name`. See DynamicBatcher for the others."""
 
     spec: str
     max_batch_size: int = 32
@@ -44,12 +44,12 @@ class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedFunction(Around):
-    """A backend that answers requests in OpenAI's form with a function of a list.
+    """A backend that answers requests in OpenAI's format with a function of a list.
 
-    name: of the function, and of its model. paths: those that it answers. Items of all requests
-    share batches of at most `max_batch_size` items, whatever the length of a request's list. Fields
-    of a body that have the names of further parameters of the function are passed as keyword
-    arguments; only items with equal arguments share a batch.
+    name: the name of the function and of its model. paths: the paths that it answers. Items of all
+    requests share batches of at most `max_batch_size` items, whatever the length of a request's
+    list. If a field of a body has the name of one of the function's other parameters, its value is
+    passed as a keyword argument; only items with equal arguments share a batch.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ServedFunction(Around):
         super().__init__(self._batcher)
 
     def figures(self) -> BatchFigures:
-        """The figures of its batches."""
+        """Returns the figures of the function's batches."""
         return self._batcher.figures()
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
@@ -104,12 +104,12 @@ class ServedFunction(Around):
         )
 
     async def _ask(self, question: Question, request: Request, call: Call) -> list[Outcome]:
-        """The outcomes of the items, up to the first failure; at least one. Raises CallError."""
+        """Returns at least one outcome: one per item, up to the first failure. Raises CallError."""
         size = len(request.raw or b"") // len(question.items)
         is_written = False
 
         def written() -> None:
-            """Reports the write once the first item is sent."""
+            """Reports the request as written once its first item is sent."""
             nonlocal is_written
             if not is_written:
                 if call.on_write is not None:
@@ -137,12 +137,12 @@ class ServedFunction(Around):
 
 
 def function_backend(settings: FunctionSettings) -> ServedFunction:
-    """The backend for a function, served under the function's name.
+    """Loads a function; returns the backend that serves it under the function's name.
 
-    Raises ConfigError if it cannot be loaded or is not a function of a list.
+    Raises ConfigError if the function cannot be loaded or does not take a list.
     """
     spec = settings.spec
-    # The first line on stdout is the base URL.
+    # Loading must not print to stdout, whose first line is the base URL.
     with redirect_stdout(sys.stderr):
         function = load_object(spec)
     name = spec.rpartition(":")[2].rpartition(".")[2]
@@ -162,7 +162,7 @@ def function_backend(settings: FunctionSettings) -> ServedFunction:
 
 
 def _options_of(function: Callable[..., Any], name: str) -> frozenset[str] | None:
-    """The names of its parameters after the list; None for any name."""
+    """Returns the names of the function's parameters after the list; None if it takes any name."""
     try:
         parameters = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
@@ -188,7 +188,7 @@ def _options_of(function: Callable[..., Any], name: str) -> frozenset[str] | Non
 
 @contextmanager
 def _contained() -> Iterator[None]:
-    """Makes SystemExit an error of the request, which must not end the server."""
+    """Turns SystemExit into an error of the request, because it must not end the server."""
     try:
         yield
     except SystemExit as error:
@@ -196,7 +196,7 @@ def _contained() -> Iterator[None]:
 
 
 def _without_exit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, of the same kind and name."""
+    """Wraps the function with `_contained`; it keeps its name, and stays sync or async."""
 
     @wraps(function, updated=())
     def served(items: list[Any], **options: Any) -> Any:
@@ -212,7 +212,7 @@ def _without_exit(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reply(form: Form, question: Question, outcomes: list[Outcome]) -> Reply:
-    """The answer to the whole request. Raises the error of the first failed item."""
+    """Returns the answer to the whole request. Raises the error of the first failed item."""
     replies = []
     for index, outcome in enumerate(outcomes):
         if outcome.error is not None:
@@ -235,9 +235,10 @@ def _reply(form: Form, question: Question, outcomes: list[Outcome]) -> Reply:
 
 
 def _for_client(error: CallError | NoEndpoint, item: str) -> CallError | NoEndpoint:
-    """The error as the client gets it: only a ValueError states that an item is invalid.
+    """Returns the error as the client gets it: 400 if a ValueError says that an item is invalid.
 
-    item: describes the failed item if there are several.
+    Other exceptions of the function become 500. item: the failed item, such as `input[2]`; "" if
+    there is only one.
     """
     if item:
         error.what = f"{item}: {error.what}"

@@ -1,13 +1,14 @@
-"""Bodies of requests as the items of a function's list, and the function's answers as bodies.
+"""Turn request bodies into the items of a function's list, and its answers into response bodies.
 
-path                   an item                           its answer          the body
+path                   an item                           its answer          response body
 /v1/embeddings         each `input`: a text or tokens    a vector            OpenAI's
 /v1/completions        each `prompt`: a text or tokens   a text              OpenAI's
 /v1/chat/completions   the `messages`                    a text              OpenAI's
-/v1/NAME               each `input`: any JSON            any JSON value      as for embeddings, with
-                                                                             `output` for a vector
+/v1/NAME               each `input`: any JSON value      any JSON value      as for embeddings, with
+                                                                             `output` in place of
+                                                                             `embedding`
 
-A Reply in place of a text or vector also states its tokens and its finish reason.
+Instead of a text or vector, the function may return a Reply, with tokens and a finish reason.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ _IDLE |= {"stream", "stream_options", "prompt_cache_key", "priority"}
 class Form(NamedTuple):
     """How requests to one path are read and answered.
 
-    items: the field with the items; own: further fields that are read here. is_one: the field is a
-    single item of any type. has_tokens: a list of numbers is one item.
+    items: the name of the field with the items. write: returns the response body. own: other fields
+    that are handled here and not passed to the function. is_one: whether the field is a single item
+    of any type. has_tokens: whether a list of integers is one item.
     """
 
     items: str
@@ -49,9 +51,9 @@ class Form(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A request as a call of a function.
+    """A request as a call of the function.
 
-    items: the function's list. options: its keyword arguments. asked: see Asked.
+    items: the list to pass. options: the keyword arguments. asked: see Asked.
     """
 
     items: list[Any]
@@ -60,7 +62,7 @@ class Question(NamedTuple):
 
 
 def forms_of(name: str) -> dict[str, Form]:
-    """The forms of a function with this name, by path."""
+    """Returns the forms of a function with this name, by path."""
     return {
         embeddings.API.path: Form(
             "input", _vectors, frozenset({"encoding_format"}), has_tokens=True
@@ -72,9 +74,9 @@ def forms_of(name: str) -> dict[str, Form]:
 
 
 def read(request: Request, form: Form, name: str, takes: frozenset[str] | None) -> Question:
-    """The function call that a request describes. Raises Rejected if the function cannot answer it.
+    """Returns the function call for a request. Raises Rejected if the function cannot answer it.
 
-    takes: the keyword arguments of the function; None for any.
+    name: the function's name. takes: the keyword arguments that the function takes; None for any.
     """
     body = request.body
     if not isinstance(body, dict):
@@ -125,7 +127,7 @@ def _vectors(asked: Asked, replies: Sequence[Reply]) -> bytes:
 
 def _checked(vector: Any) -> list[float]:
     if isinstance(vector, list | tuple):
-        # A list of means or of sums has numbers of numpy.
+        # A list of means or sums may contain numpy scalars.
         vector = [one.tolist() if hasattr(one, "tolist") else one for one in vector]
     is_vector = isinstance(vector, list | tuple) and bool(vector)
     if not is_vector or not all(type(one) in (float, int) for one in vector):
@@ -139,7 +141,7 @@ def _checked(vector: Any) -> list[float]:
 
 
 def _packed(vector: list[float]) -> str:
-    """Base64 of 32-bit floats in little-endian order."""
+    """Returns the base64 of the vector as little-endian 32-bit floats."""
     try:
         floats = array("f", vector)
     except OverflowError as error:
@@ -175,7 +177,7 @@ def _plain(asked: Asked, replies: Sequence[Reply]) -> bytes:
 
 
 def _encoded(whole: dict[str, Any], replies: Sequence[Reply]) -> bytes:
-    """The JSON body, with usage if the function reports it."""
+    """Returns the JSON body, with usage if the function reports it."""
     tokens = tokens_of(replies)
     whole.pop("usage", None)
     if tokens is not None:
@@ -187,7 +189,7 @@ def _encoded(whole: dict[str, Any], replies: Sequence[Reply]) -> bytes:
 
 
 def tokens_of(replies: Sequence[Reply]) -> tuple[int, int] | None:
-    """Input and output tokens of all replies; None if a reply does not report its own."""
+    """Returns the input and output tokens of all replies; None if a reply does not report them."""
     if any(reply.input_tokens is None for reply in replies):
         return None
     read = sum(reply.input_tokens or 0 for reply in replies)

@@ -1,6 +1,6 @@
-"""Which calls are allowed: from which web pages, to which models, and in which class.
+"""Decides which calls are allowed: from which web pages, to which models, and in which class.
 
-The last two apply to interactive calls and to lines of a batch alike.
+The rules for models and priority fields also apply to lines of a batch.
 """
 
 from __future__ import annotations
@@ -24,19 +24,23 @@ from redline.serve.http import (
 )
 from redline.serve.keys import Tenant
 
-# Length of a model's name. Tables keep names, so a name as long as a body would use much memory.
+# The most characters in a model's name. Tables keep names, and a body-sized name would fill memory.
 _LONGEST_MODEL = 1000
 # OpenAI's values for the urgency of a call.
 _TIERS = {"flex": "low", "priority": "high"}
 
 
 def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> Target:
-    """The target of a call with the body `raw`. Raises Refusal if the tenant has none."""
+    """Returns the target of a call with the body `raw`.
+
+    Raises Refusal if the body is invalid, if no endpoint has its model, or if the tenant may not
+    use the model.
+    """
     if facts is NOT_JSON:
         raise not_json(raw)
     check_fields(raw)
     model, settings = facts.model, tenant.settings
-    # Restricted to some models, or in what it may spend.
+    # The tenant may use only some models, or spend only so much per day.
     is_restricted = settings.models is not None or settings.picodollars_per_day is not None
     if model is not None and len(model) > _LONGEST_MODEL:
         raise missing(lineup, tenant, model)
@@ -55,10 +59,10 @@ def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> T
 
 
 def class_of(tenant: Tenant, asked: str | None, facts: BodyFacts) -> str:
-    """The class that a call requests by its header `x-redline-class` or by its service tier.
+    """Returns the class of a call: the one that it requests, if its tenant may use that class.
 
-    asked: the header. A class that its tenant may not use is ignored: the call then has the
-    tenant's default class.
+    asked: the header `x-redline-class`; if it is None, the service tier in the body counts. A call
+    that requests no class, or one that its tenant may not use, gets the tenant's default class.
     """
     settings = tenant.settings
     if asked is None and facts.service_tier is not None:
@@ -67,9 +71,9 @@ def class_of(tenant: Tenant, asked: str | None, facts: BodyFacts) -> str:
 
 
 def removed_for(tenant: Tenant, facts: BodyFacts) -> dict[str, Any]:
-    """The fields to remove from a body, since an endpoint would prefer the call because of them.
+    """Returns the body fields to remove: those that would make an endpoint prefer the call.
 
-    Empty for a tenant that may use the class `high`.
+    The result maps each to UNSET. It is empty for a tenant that may use the class `high`.
     """
     if _TIERS["priority"] in tenant.settings.classes:
         return {}
@@ -82,19 +86,22 @@ def removed_for(tenant: Tenant, facts: BodyFacts) -> dict[str, Any]:
 
 
 def missing(lineup: Lineup, tenant: Tenant, name: str) -> Refusal:
-    """Refuses a model that the tenant may not use, with the most similar one that it may."""
+    """Returns the refusal for a model that does not exist or that the tenant may not use.
+
+    It suggests the most similar model that the tenant may use.
+    """
     return no_model(name, [one for one in lineup.names if tenant.may_use(one)])
 
 
 def refuse_other_site(exchange: Exchange, *, serves_here_only: bool) -> None:
-    """Raises Refusal for a request by a page that does not come from this machine.
+    """Raises Refusal for a request from a web page of another site.
 
-    serves_here_only: the gateway listens only on a loopback address, which has no DNS name.
+    serves_here_only: the gateway listens only on a loopback address, so `Host` is checked as well.
     """
     origin, host = exchange.header(b"origin"), exchange.header(b"host")
-    # Browsers send the page's site in Origin (RFC 6454). That this is the gateway's own site proves
-    # nothing: a page may choose a name that resolves to this machine (DNS rebinding), and its GET
-    # requests then have no Origin.
+    # Browsers send the page's site in Origin (RFC 6454). An Origin equal to the gateway's own site
+    # proves nothing: a page may choose a name that resolves to this machine (DNS rebinding), and
+    # its GET requests then have no Origin.
     if origin is not None and not _may_ask(origin):
         raise _elsewhere(
             "Web pages of other sites may not use a gateway without keys: give it keys with "
@@ -113,7 +120,7 @@ def _elsewhere(what: str) -> Refusal:
 
 
 def _may_ask(origin: str) -> bool:
-    """Whether it is a page of this machine; applications and extensions have other schemes."""
+    """Whether this Origin may call: it is this machine or, by its scheme, not a web page."""
     try:
         site = urlsplit(origin)
         return site.scheme not in ("", "http", "https") or is_here(site.hostname or "")
@@ -134,7 +141,7 @@ def _leads_here(host: str) -> bool:
 
 
 def is_here(host: str) -> bool:
-    """Whether this host is this machine itself, by its name or address."""
+    """Whether this name or address is `localhost` or a loopback address."""
     found = _address(host)
     is_name = host == "localhost" or host.endswith(".localhost")
     return is_name if found is None else found.is_loopback

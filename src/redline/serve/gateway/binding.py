@@ -1,15 +1,15 @@
-"""What holds the calls of a gateway back: decided from its figures, first match wins.
+"""Decides from a gateway's figures what holds its calls back; the first match wins.
 
 cause        when
 down         no endpoint works
-failing      every endpoint is degraded; calls go to them all the same, and some are answered
-gateway      its process is busy for more than BUSY of the time
-nothing      no call waits, and an endpoint has room soon
-parked       every endpoint that works has asked to wait
+failing      every endpoint is degraded; calls still go to some of them, and some are answered
+gateway      the gateway's process is busy for more than BUSY of the time
+nothing      no call waits, and an endpoint has room within a second
+parked       every working endpoint has asked the gateway to wait
 limit        the next call waits for a rate limit
 concurrency  as many calls are in flight as -c allows
-warming      every endpoint warms up, and takes few calls at once until it has answered some
-endpoints    no endpoint takes another call: its slots are taken, or it warms up
+warming      every endpoint is warming up, and takes few calls at once until it has answered some
+endpoints    no endpoint takes another call: all its slots are taken, or it is warming up
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from redline.serve.dashboard import Binding
 from redline.waist import Health, Load
 
 BUSY = 0.9
-# A call that would wait for longer may be refused at once, so that none waits.
+# Calls that would wait longer may be refused at once; then no call waits, although room is missing.
 _SOON_S = 1.0
-# How a load names slots as what holds the next call.
+# The end of `Load.binds` if slots hold the next call back.
 _SLOTS = "calls in flight"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """A gateway in the last second.
+    """The figures of a gateway in the last second.
 
-    loads: of its pools. is_full: -c is the bound that is reached, in a pool. states: of its
-    endpoints. working: loads of those that are ready or warming. warming: the number of those that
-    warm up and take no other call now. answering: the number of degraded endpoints that get calls
-    all the same, and have answered some of them. waiting: calls that wait. answers_per_s: mean of
-    the last seconds. busy: share of the time in which its process computed. now_s: monotonic.
+    loads: one per pool. is_full: a pool has as many calls in flight as -c allows. states: one per
+    endpoint. working: the loads of endpoints that are ready or warming. warming: the number of
+    warming endpoints that take no other call now. answering: the number of degraded endpoints that
+    still get calls and have answered some of them. waiting: the number of waiting calls.
+    answers_per_s: mean over the last seconds. busy: the share of the time in which the event loop's
+    thread computed, 0 to 1. now_s: monotonic seconds.
     """
 
     loads: Sequence[Load]
@@ -53,7 +54,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def binding_of(facts: Facts) -> Binding:
-    """The cause that holds waiting calls back, and the advice."""
+    """Returns what holds waiting calls back, and what would help."""
     if not facts.loads:
         return Binding(cause="nothing", sentence="A function answers: it has no endpoint.")
     if not facts.working and facts.answering:
@@ -90,19 +91,19 @@ def binding_of(facts: Facts) -> Binding:
 
 
 def _full(facts: Facts) -> Binding:
-    """The binding cause when the endpoints work but have no room."""
+    """Returns the binding cause when the endpoints work but have no room."""
     working = len(facts.working)
     more = facts.answers_per_s / working
     gain = f"roughly {more:,.1f} answers/s" if more else "as much again"
     if facts.is_full:
-        # A pool whose endpoints are all about to leave may be full, and no longer says so.
+        # If all endpoints of a full pool are about to leave, its load no longer names -c.
         most = next((f": {one.binds}" for one in facts.loads if one.binds.endswith(_SLOTS)), "")
         return Binding(
             cause="concurrency",
             sentence=f"As many calls are in flight as -c allows{most}. {_waiting(facts)}",
             advice="Raise -c if the endpoints are not saturated: watch whether latency rises.",
         )
-    # What has asked to wait, or does not work, is held by no limit.
+    # Endpoints that are parked or do not work are not held by a limit.
     held = [one for one in facts.working if one.binds and one.parked_until_s <= facts.now_s]
     binds = min(held, key=lambda one: one.room_s).binds if held else ""
     if binds and not binds.endswith(_SLOTS):
@@ -124,7 +125,7 @@ def _full(facts: Facts) -> Binding:
 
 
 def _warming(facts: Facts, gain: str) -> Binding:
-    """The binding cause when endpoints that warm up take no other call yet."""
+    """Returns the binding cause when warming endpoints take no other call yet."""
     warming, others = facts.warming, len(facts.working) - facts.warming
     warms = counted(warming, "endpoint warms", "endpoints warm")
     sentence = f"{warms} up, with few calls at once until it has answered some."
@@ -142,7 +143,7 @@ def _warming(facts: Facts, gain: str) -> Binding:
 
 
 def _waiting(facts: Facts) -> str:
-    """The number of waiting calls, and the time that they take at the present rate."""
+    """Returns a sentence: how many calls wait, and how long they take at the present rate."""
     if not facts.waiting:
         return "No call waits."
     waits = counted(facts.waiting, "call waits", "calls wait")
@@ -152,7 +153,7 @@ def _waiting(facts: Facts) -> str:
 
 
 def state_of(member: PoolMember, load: Load, now_s: float) -> tuple[str, str]:
-    """The state of an endpoint and why, if it is not ready."""
+    """Returns the state of an endpoint, and the reason, which is empty if there is none."""
     health = member.health(now_s, load)
     if health in (Health.READY, Health.WARMING) and load.parked_until_s > now_s:
         return (

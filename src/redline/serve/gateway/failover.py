@@ -1,11 +1,11 @@
-"""Interactive calls: another endpoint is tried at once, or the failed one's answer is returned.
+"""Sends a failed interactive call to another endpoint at once, or returns the failed answer.
 
-an attempt failed               and the call
-before its answer had begun     goes to another endpoint that works, at most MOST times, while
-                                the retry budget allows it
-and no other endpoint works     ends with that endpoint's own answer, which says when to retry
+if an attempt failed            the call
+before its answer had begun     goes to another working endpoint, at most MOST times, while the
+                                retry budget allows it
+and no other endpoint works     ends with the failed endpoint's own answer, which says when to retry
 after its answer had begun      ends
-after the endpoints changed     is withdrawn, since they may not have its model any more
+after the endpoints changed     is withdrawn, since its model may be at other endpoints now
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ MOST = 2
 class Failover(Around):
     """A backend that sends a failed call again without waiting.
 
-    pool: records in `Call.avoid` that another endpoint works. failovers: so far.
+    pool: adds a failed endpoint to `Call.avoid` if another one works. failovers: the number of
+    calls sent again so far.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -54,7 +55,7 @@ class Failover(Around):
         return outcome
 
     def _may_repeat(self, outcome: Outcome, call: Call) -> bool:
-        """Whether another endpoint may answer, and deadline and retry budget allow it now."""
+        """Whether to try another endpoint: one works, and deadline and retry budget allow it."""
         if call.committed or not isinstance(outcome.error, Retryable):
             return False
         now_s = SYSTEM.now_s()

@@ -1,4 +1,4 @@
-"""What the gates of all pools share: classes, tenants, and estimates of calls."""
+"""Makes the gates in front of pools, which share classes, tenants and estimates of calls."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from redline.waist import Backend, Request
 
 
 class Gates:
-    """A call states its class by `Call.priority`. priorities: by class name.
+    """Makes gates, and backends behind them.
 
-    worker: this process, if it is one of several workers, which count calls in flight together.
+    priorities: by class name; `Call.priority` selects the class of a call. meter: estimates the
+    tokens of calls. worker: this process, if it is one of several workers, which count calls in
+    flight together.
     """
 
     def __init__(
@@ -32,7 +34,10 @@ class Gates:
         self._worker = worker
 
     def gate(self, pool: Pool, name: str, want: Callable[[], None]) -> Gate:
-        """The gate in front of a pool. name: of the pool, equal in all workers. want: see Gate."""
+        """Makes the gate in front of a pool.
+
+        name: of the pool, the same in all workers. want: see Gate.
+        """
         worker = self._worker
         if worker is None:
             return Gate(pool, self.classes)
@@ -44,7 +49,7 @@ class Gates:
         )
 
     def gated(self, backend: Backend, gate: Gate) -> Gated:
-        """The backend behind the gate, which serves tenants in proportion to their weights."""
+        """Puts the gate, which serves tenants in proportion to their weights, before a backend."""
         return Gated(backend, gate, tokens_of=self._tokens_of, weight_of=self._weight_of)
 
     def _tokens_of(self, request: Request) -> float:
@@ -52,7 +57,7 @@ class Gates:
         return self.meter.estimate(facts, raw, request.url).tokens
 
     def _weight_of(self, tenant: str) -> float:
-        """A tenant's weight here: its weight times this worker's share of the tenant's calls."""
+        """Returns a tenant's weight times this worker's share of the tenant's calls in flight."""
         found = self.tenants.of(tenant)
         flights = found.limits.flights
         return found.settings.weight * max(1, flights.own) / max(1, flights.count)

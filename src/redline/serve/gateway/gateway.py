@@ -1,4 +1,4 @@
-"""One address for every model: each call goes to the endpoint that can answer it first."""
+"""Serves every model at one address: a call goes to the endpoint that can take it first."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ _MODELS = "/v1/models"
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
-    """What the head of a request states, for every kind of call.
+    """The parts of a request's head that matter for every kind of call.
 
-    readings: the keyring's count of readings when the tenant was looked up. klass: the requested
-    class. is_anew: the client asks not to store its answer; renews: it asks for no stored answer
-    (RFC 9111, 5.2.1).
+    readings: how often the keyring had read its file when the tenant was looked up. klass: the
+    requested class. is_anew: the client sent `no-store`, so the answer is not stored; renews: it
+    sent `no-cache` or `max-age=0`, so it gets no stored answer (RFC 9111, 5.2.1).
     """
 
     tenant: Tenant
@@ -70,11 +70,11 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
 
 
 class Gateway(Door):
-    """Serves while it is entered, or from `start` to `aclose`; starts once.
+    """A server that serves while it is entered, or from `start` to `aclose`; starts only once.
 
-    lineup: its endpoints, closed by their owner. keyring: who may send requests. batches: started
-    and closed by their owner. fellows: other workers behind the same address. ssl: makes it an
-    HTTPS server. totals: its counters.
+    lineup: its endpoints, closed by their owner. keyring: finds the tenant of a request. batches:
+    started and closed by their owner. fellows: the other workers behind the same address. ssl: for
+    HTTPS; None for HTTP. totals: its counters.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Gateway(Door):
         )
         self._dashboard = Dashboard(self.watch.of_all, self._check_admin)
         self._held = HeldBytes(bounds.most_held_bytes, has_tenants=keyring.is_asked)
-        # Unique over processes and restarts, and cheap.
+        # Makes ids that are unique across processes and restarts, and cheap.
         self._prefix, self._numbers = f"req_{os.urandom(6).hex()}", count(1)
 
     async def aclose(self) -> None:
@@ -132,7 +132,7 @@ class Gateway(Door):
             await self._models_known.aclose()
 
     def _check_admin(self, exchange: Exchange) -> None:
-        """Raises Refusal for a request whose tenant may not see the state of other tenants."""
+        """Raises Refusal if the tenant of a request may not see the state of other tenants."""
         tenant = self.tenant_of(exchange)
         if self.keyring.is_asked and not tenant.settings.is_admin:
             raise Refusal(
@@ -150,7 +150,10 @@ class Gateway(Door):
             await super()._answer_other(exchange)
 
     async def _show_models(self, exchange: Exchange) -> None:
-        """The models that a tenant may use, or the one that the path names. Raises Refusal."""
+        """Responds with the models that the tenant may use, or with the model in the path.
+
+        Raises Refusal.
+        """
         tenant = self.tenant_of(exchange)
         if name := exchange.path.removeprefix(_MODELS).removeprefix("/"):
             found: object = await self._models_known.one(name) if tenant.may_use(name) else None
@@ -169,13 +172,13 @@ class Gateway(Door):
         except Refusal as refusal:
             if exchange.state is not State.WAITING:
                 raise
-            # With the id under which the call is counted.
+            # Send the id under which the call was counted.
             refusal.send(exchange, request_id)
 
     async def _answer_call(self, exchange: Exchange, request_id: str) -> None:
         """Identifies the tenant, parses and admits the call, then forwards it."""
         began_s = SYSTEM.now_s()
-        # Before the body: a client without a key must not send one.
+        # Look the key up before reading the body: a client without a key must not send one.
         caller = exchange.kept
         if caller is None or caller.readings != self.keyring.readings:
             caller = self._caller(exchange)
@@ -196,7 +199,7 @@ class Gateway(Door):
             renews=caller.renews,
         )
         if exchange.path == COUNT_TOKENS:
-            # An estimate, made here.
+            # Answer with an estimate, without a call to an endpoint.
             await count_tokens(exchange, raw, request_id=request_id)
             return
         try:
@@ -215,11 +218,11 @@ class Gateway(Door):
             await pass_on(exchange, raw, facts, send, request_id=request_id)
         except Refusal as refusal:
             if not asking.is_over:
-                # It was not sent, such as one that cannot be translated.
+                # The call was not sent; for example, it has no equivalent in another API.
                 self.totals.refused(asking, refusal)
             raise
         except asyncio.CancelledError:
-            # The client has left, or the time for calls in flight is over.
+            # The client has disconnected, or the time for calls in flight is over.
             is_cut = self.is_draining and not exchange.is_gone
             self.totals.answered(asking, CUT if is_cut else LEFT)
             raise
@@ -227,13 +230,16 @@ class Gateway(Door):
             if call.requests:
                 started.settle(SYSTEM.now_s())
             else:
-                # No endpoint got it: it costs nothing.
+                # The call reached no endpoint, so it costs nothing.
                 started.cancel()
             self._held.release(tenant.name, len(raw))
             call.let_go()
 
     async def _coming_body(self, exchange: Exchange, tenant: Tenant) -> bytes:
-        """The complete body. Received bytes count as held. Raises Refusal."""
+        """Receives the complete body, and returns it. Received bytes count as held.
+
+        Raises Refusal.
+        """
         parts, size = list[bytes](), 0
         try:
             while part := await read_of(exchange.part()):
@@ -253,7 +259,7 @@ class Gateway(Door):
         request: Request,
         sink: Sink | None,
     ) -> Outcome:
-        """The outcome of the call, settled with its tenant and counted.
+        """Sends the call, settles its cost with its tenant, counts it, and returns its outcome.
 
         Raises Refusal if no endpoint has its model any more, or if the gateway closes first.
         """
@@ -285,18 +291,21 @@ class Gateway(Door):
 
     def _settle(self, started: Started, asking: Asking, call: Call, outcome: Outcome) -> None:
         if outcome.reply is None and not call.requests:
-            # It was refused here, or no endpoint works.
+            # The gateway refused the call, or no endpoint works.
             started.cancel()
             return
         used = self._meter.used(asking.asked, outcome)
         started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
 
     def tenant_of(self, exchange: Exchange) -> Tenant:
-        """The tenant of a request. Raises Refusal without a known key."""
+        """Returns the tenant of a request. Raises Refusal if its key is missing or unknown."""
         return self._caller(exchange).tenant
 
     def _caller(self, exchange: Exchange) -> Caller:
-        """The caller of a request, read from its head. Raises Refusal without a known key."""
+        """Reads the caller of a request from its head.
+
+        Raises Refusal if its key is missing or unknown, or if it comes from another site.
+        """
         header, keyring = exchange.header, self.keyring
         if not keyring.is_asked:
             refuse_other_site(exchange, serves_here_only=self._serves_here_only)
@@ -314,16 +323,16 @@ class Gateway(Door):
         return caller
 
     def _started(self, tenant: Tenant, facts: BodyFacts, raw: bytes, path: str) -> Started:
-        """Starts the call within its tenant's limits, with its body held.
+        """Reserves the call's cost in its tenant's limits, and counts its body as held.
 
-        Raises Refusal if they do not allow it now.
+        Raises Refusal if the limits do not allow the call now, or if too many bytes are held.
         """
         self._held.take(tenant.name, len(raw))
         estimate = self._meter.estimate(facts, raw, path)
         limits = tenant.limits
         started = limits.try_start(SYSTEM.now_s(), estimate.tokens, estimate.picodollars)
         if isinstance(started, Refused) and started.is_too_large:
-            # By an estimate: what it surely uses may be within the limit.
+            # That was an estimate: the least that the call uses may be within the limit.
             estimate = self._meter.cut(limits, facts, raw, path)
             started = limits.try_start(SYSTEM.now_s(), estimate.tokens, estimate.picodollars)
         if isinstance(started, Refused):

@@ -1,10 +1,10 @@
-"""The lines of batches, as calls of their tenants: they use what interactive calls leave.
+"""Sends lines of batches as calls of their tenants, with the capacity left by interactive calls.
 
-An interactive call is refused while its tenant's limits are used up, but a line waits. Lines
-therefore leave a part of these limits free; otherwise they would take every place as it becomes
-free. While no endpoint of a model works, only one of its lines counts against the limits, to find
-out whether an endpoint works again; otherwise failing lines would hold up all other lines of the
-tenant.
+While a tenant's limits are used up, an interactive call is refused, but a line waits. Lines
+therefore leave a part of these limits free; otherwise they would take all capacity as soon as it
+becomes free. While no endpoint of a model works, only one line at a time with this model counts
+against the limits, to find out whether an endpoint works again; otherwise failing lines would hold
+up all other lines of the tenant.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from redline.serve.http import Refusal
 from redline.serve.keys import Started
 from redline.waist import Backend, Health, Load, Outcome, Request, Sink, failed
 
-# A limit may have room earlier than it stated.
+# Bounds of a pause: a limit may have room earlier than the time that it gave.
 _LONGEST_PAUSE_S = 5.0
 _SHORTEST_PAUSE_S = 0.1
 
@@ -34,16 +34,16 @@ _SHORTEST_PAUSE_S = 0.1
 class Lines:
     """A backend that sends each call to the endpoints that have its model.
 
-    A call waits until its tenant's limits allow it. A call that can never start is refused: no
-    endpoint has its model, or it is larger than a limit. lineup: closed by its owner. klass: the
-    class of lines.
+    A call waits until its tenant's limits allow it. It is refused if it can never start: if no
+    endpoint has its model, or if it is larger than a limit. lineup: closed by its owner. klass: the
+    class under which lines are counted.
     """
 
     def __init__(self, lineup: Lineup, klass: str) -> None:
         self._lineup = lineup
         self._klass = klass
         self._totals = Totals()
-        # By tenant and model, the lines that count against the limits.
+        # The number of lines that count against the limits, by tenant and model.
         self._counting = Counter[tuple[str, str | None]]()
         self._tenants = lineup.gates.tenants
         self._meter = lineup.gates.meter
@@ -59,7 +59,7 @@ class Lines:
         )
 
     def count_in(self, totals: Totals) -> None:
-        """Sets where the lines are counted."""
+        """Sets the counters to which lines are added."""
         self._totals = totals
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
@@ -81,11 +81,11 @@ class Lines:
                 outcome = failed(error)
             except asyncio.CancelledError:
                 if call.requests == requests:
-                    # No endpoint got it: it costs nothing.
+                    # The call reached no endpoint, so it costs nothing.
                     started.cancel()
                 raise
             finally:
-                # Otherwise, names of models would accumulate.
+                # Drops zero counts; otherwise names of models would accumulate.
                 self._counting -= Counter([(call.tenant, facts.model)])
             if outcome.reply is None and call.requests == requests:
                 started.cancel()
@@ -102,7 +102,7 @@ class Lines:
     async def _sent(
         self, request: Request, call: Call, sink: Sink | None, facts: BodyFacts, raw: bytes
     ) -> Outcome:
-        """The outcome of a call, sent to the endpoints that have its model now.
+        """Sends a call to the endpoints that currently have its model, and returns its outcome.
 
         Raises TimedOut.
         """
@@ -117,10 +117,10 @@ class Lines:
             outcome = await target.lines.send(request, call, sink)
             error = outcome.error
             if isinstance(error, Withdrawn):
-                # The endpoints that have its model now may be others.
+                # Other endpoints may have its model now.
                 failed_at = frozenset()
             elif isinstance(error, Overloaded | QueueFull):
-                # The gateway's own refusal is no fault of the line, which may wait for longer.
+                # The gateway refused the call; the line is not at fault, and may wait longer.
                 pause_s = max(_SHORTEST_PAUSE_S, error.retry_after_s or 0.0)
                 await call.in_time(asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S)), SYSTEM)
             else:
@@ -130,7 +130,10 @@ class Lines:
         """Does nothing: the owner of the endpoints closes them."""
 
     async def _started(self, call: Call, facts: BodyFacts, raw: bytes, path: str) -> Started:
-        """The call, started once its tenant's limits allow it. Raises Refusal if they never do."""
+        """Waits until the tenant's limits allow the call, and reserves its cost in them.
+
+        Raises Refusal if they can never allow it, or if no endpoint has its model.
+        """
         limits = self._tenants.of(call.tenant).limits
         estimate = self._meter.estimate(facts, raw, path)
         is_cut = False

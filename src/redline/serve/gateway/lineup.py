@@ -1,8 +1,8 @@
-"""The endpoints of a gateway, and which of them have the model of a call.
+"""Groups the endpoints of a gateway into pools, and finds the pool for the model of a call.
 
-An endpoint with `models` has only those models, under these names and its own ones. An endpoint
-without `models` has all models that no endpoint names. Endpoints that share a model form one pool,
-so that a call goes to the one that can take it first.
+An endpoint whose settings have `models` has only these models, under both names of each. An
+endpoint without `models` has every model that no endpoint names. Endpoints that share a model form
+one pool, so a call goes to the endpoint that can take it first.
 """
 
 from __future__ import annotations
@@ -47,17 +47,18 @@ from redline.waist import Attempts, CacheUse, Sink
 _AGAIN_S = 0.5
 
 Send = Callable[[Request, Call, Sink | None], Awaitable[Outcome]]
-# Sends a request to one endpoint, and to no other.
+# Sends a request to one particular endpoint.
 Ask = Callable[[Request, Call], Awaitable[Outcome]]
 
 
 class Target(msgspec.Struct, frozen=True):
     """The backends that answer calls for a model.
 
-    lines: for lines of batches, which are retried elsewhere. send: sends an interactive call; anew:
-    the same, bypassing the cache; renew: as anew, but stores the answer. barred: endpoints of the
-    pool that do not have the model. waits_for_slots: returns whether a call waits for a slot of
-    theirs. is_down: returns whether none of them works.
+    lines: takes lines of batches, and leaves retries to their job. send: sends an interactive call;
+    anew: does so without the cache; renew: does not read the cache, but stores the answer. barred:
+    names of the pool's endpoints that do not have the model. waits_for_slots: returns whether a
+    call is waiting for a slot of the pool. is_down: returns whether no endpoint with the model
+    works.
     """
 
     lines: Backend
@@ -70,10 +71,11 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Endpoints that form a pool. barred: by model name, the endpoints that do not have it.
+    """Endpoints that form a pool.
 
-    is_open: they also have every model that no other group names. name: the same in all workers,
-    and while endpoints join and leave; unique among groups.
+    barred: by model name, the names of endpoints that do not have the model. is_open: the group
+    serves every model that no other group names. name: unique among groups, the same in all
+    workers, and kept while endpoints join and leave.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -88,7 +90,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Way(NamedTuple):
-    """A group, its pool, the gate in front of it, and the backend that retries its calls."""
+    """A group, its pool, the gate in front of the pool, and the backend that retries calls."""
 
     group: Group
     pool: Pool
@@ -97,7 +99,7 @@ class Way(NamedTuple):
 
 
 def grouped(endpoints: Sequence[Endpoint]) -> list[Group]:
-    """The endpoints by the models that they share. Raises ConfigError if two are alike."""
+    """Groups endpoints that share a model. Raises ConfigError if two endpoints are alike."""
     check_distinct(endpoints)
     groups: list[list[Endpoint]] = []
     for endpoint in endpoints:
@@ -127,13 +129,14 @@ def _group(endpoints: Sequence[Endpoint]) -> Group:
 
 
 class Lineup:
-    """The pools of a gateway, and the way from a model's name to one of them.
+    """The pools of a gateway, and the mapping from model names to them.
 
-    gates: decide when calls start. balance: how a pool chooses among its endpoints. most: the most
-    calls at all endpoints of a pool together; None for the sum of what each allows. worker: this
-    process, if it is one of several workers, which share slots and `most`. stores: where limits of
-    endpoints are kept beyond the process. remembered: puts the cache of interactive calls in front
-    of a backend. cache_use: counts its lookups. paths: of calls.
+    gates: makes the gates, which decide when calls start. balance: how a pool chooses among its
+    endpoints. most: the most calls in flight at all endpoints of a pool together; None for the sum
+    of the endpoints' bounds. worker: this process, if it is one of several workers, which share
+    slots and `most`. stores: keep the state of limits beyond the process. remembered: puts the
+    cache of interactive calls in front of a backend; None for no cache. cache_use: counts lookups
+    in the cache. paths: the URL paths of calls.
     """
 
     paths: Sequence[str] = CALLS
@@ -161,10 +164,10 @@ class Lineup:
         self.remembered = remembered
         self.cache_use = CacheUse()
         self._ending = dict[Pool, Way]()
-        # Counts of the ways that have ended.
+        # Both are totals of the ways that have ended.
         self._failovers = 0
         self._classes: dict[str, ClassLoad] = {}
-        # Changes that are not complete, each with the `_keys` of its endpoint.
+        # Incomplete changes, each with the `_keys` of its endpoint.
         self._changes: dict[asyncio.Task[None], frozenset[tuple[str, str]]] = {}
         self.attempts: dict[str, Attempts] = {}
         self._gate_of: dict[str, Gate] = {}
@@ -182,46 +185,46 @@ class Lineup:
 
     @property
     def failovers(self) -> int:
-        """Calls sent to another endpoint after one had failed, since the start."""
+        """The number of calls sent to another endpoint after a failure, since the start."""
         ways = chain(self.ways, self._ending.values())
         return self._failovers + sum(way.failover.failovers for way in ways)
 
     def classes(self) -> list[ClassLoad]:
-        """The state of each class in each way, and its counts in the ways that have ended."""
+        """Returns the state of each class in each way, and the totals of ways that have ended."""
         ways = chain(self.ways, self._ending.values())
         return [*(one for way in ways for one in way.gate.classes()), *self._classes.values()]
 
     @property
     def members(self) -> list[PoolMember]:
-        """The endpoints in the pools, including lost and leaving ones."""
+        """The endpoints in the pools, including those that are lost or leaving."""
         return [member for pool in self.pools for member in pool.members]
 
     @property
     def lost(self) -> list[str]:
         """The names of endpoints that refused their key, or whose account has no credit.
 
-        Without those that are leaving in order to be tried again once their calls have ended.
+        An endpoint that is leaving, to be tried again once its calls have ended, is not included.
         """
         lost = (one for one in self.members if one.error is not None and not one.is_leaving)
         return [one.name for one in lost]
 
     @property
     def names(self) -> list[str]:
-        """The models that endpoints name, under every name that a call may use."""
+        """Every name that a call may use for a model in the settings."""
         return [*self._targets]
 
     def has(self, model: str | None) -> TypeGuard[str]:
-        """An endpoint names the model."""
+        """Whether the settings of an endpoint name the model."""
         return model in self._targets
 
     @property
     def aliases(self) -> list[str]:
-        """The names that endpoints give to models."""
+        """The names on the left side of the endpoints' `models` tables, or the function's name."""
         named = dict.fromkeys(name for one in self.endpoints for name in one.models)
         return [*named] if self.ways else self.names
 
     def unnamed(self) -> list[Ask]:
-        """Functions that each send a request to one endpoint whose settings name no model."""
+        """Returns one sending function for each endpoint whose settings name no model."""
         return [
             partial(way.pool.ask, member)
             for way in self.ways
@@ -236,15 +239,15 @@ class Lineup:
         return (one for way in self.ways for one in way.group.endpoints)
 
     def target(self, model: str | None) -> Target | None:
-        """The target for this model; None if no endpoint has it."""
+        """Returns the target for this model; None if no endpoint has it."""
         return self._targets.get(model or "", self._open)
 
     def change(self, endpoints: Sequence[Endpoint]) -> None:
-        """Replaces the endpoints. Calls in flight end where they are.
+        """Replaces the endpoints. Calls in flight finish at the endpoint where they are.
 
-        An unchanged endpoint keeps its place, its limits and its calls; one that is lost is tried
-        again, since its key may be valid by now, or its account have credit. Raises ConfigError,
-        and changes nothing, if the endpoints are not valid.
+        An unchanged endpoint keeps its place, limits and calls. A lost one is tried again, since
+        its key may be valid by now, or its account may have credit. Raises ConfigError, and changes
+        nothing, if the endpoints are not valid.
         """
         lost = self.lost
         before, followed = self.ways, _followed(grouped(endpoints), self.ways)
@@ -256,7 +259,7 @@ class Lineup:
         new_of = {way.pool: way.group for way in self.ways}
         for way in before:
             new = new_of.get(way.pool)
-            # A waiting call may avoid every endpoint except one that is leaving.
+            # Calls that wait may be able to use only the endpoint that is leaving.
             if new is None or new.barred != way.group.barred or way.group.labels - new.labels:
                 way.gate.move()
                 way.pool.move()
@@ -278,7 +281,7 @@ class Lineup:
                     self._join(way.pool, one, group, is_first=not before)
 
     def report_to(self, on_note: Callable[[str], None]) -> None:
-        """Sets what is called with each notice, one line."""
+        """Sets the function that is called with each notice, a text of one line."""
         self._on_note = on_note
 
     async def aclose(self) -> None:
@@ -288,7 +291,7 @@ class Lineup:
             await pool.aclose()
 
     def _way(self, group: Group) -> Way:
-        """Makes an empty pool, and what is in front of it."""
+        """Makes an empty pool, with a gate and failover in front of it."""
         pool = Pool(
             [],
             strategy_of(self._balance, random.Random()),
@@ -299,7 +302,7 @@ class Lineup:
         return Way(group, pool, gate, Failover(pool))
 
     def _seat(self, endpoint: Endpoint, group: Group) -> Seat:
-        """Makes the seat of an endpoint. group: of its pool."""
+        """Makes the seat of an endpoint in the pool of `group`."""
         attempts = self.attempts.setdefault(endpoint.label, Attempts())
         shared = replace(
             self._shared,
@@ -314,12 +317,12 @@ class Lineup:
         return made
 
     def _demand(self, label: str) -> Demand:
-        """This worker's demand for slots of an endpoint."""
+        """Returns this worker's demand for slots of an endpoint."""
         gate = self._gate_of.get(label)
         return Demand() if gate is None else gate.demand(label)
 
     def _aim(self) -> None:
-        """Maps the names of models to the ways of their pools."""
+        """Maps model names to targets, and endpoint names to gates."""
         self._targets, self._open, self._gate_of = {}, None, {}
         for group, pool, gate, failover in self.ways:
             self._gate_of.update((one.label, gate) for one in group.endpoints)
@@ -341,7 +344,7 @@ class Lineup:
         self._slots = {name: one for name, one in self._slots.items() if name in self._gate_of}
 
     def _want(self, pool: Pool, gate: Gate) -> None:
-        """Requests slots from other workers at endpoints that waiting calls could use."""
+        """Asks other workers for slots of endpoints that waiting calls could use."""
         for member in pool.members:
             slots = self._slots.get(member.name)
             is_usable = not member.is_out and member.breaker.is_working
@@ -351,8 +354,8 @@ class Lineup:
     def _check_shares(self, endpoints: Sequence[Endpoint]) -> None:
         """Raises ConfigError if shared limits of new endpoints cannot be opened.
 
-        Limits that an endpoint of this lineup shares are not checked: they may be in use with other
-        rates until it has left. At the start, joining raises the error.
+        Limits already shared by an endpoint of this lineup are not checked: they may be in use with
+        other rates until that endpoint has left. At the start, `_join` raises the error instead.
         """
         known = {one.limits.share for one in self.endpoints}
         for one in endpoints:
@@ -360,10 +363,11 @@ class Lineup:
                 _open_limits(one)
 
     def _join(self, pool: Pool, endpoint: Endpoint, group: Group, *, is_first: bool) -> None:
-        """Adds an endpoint to a pool: at once, or after the changes that it must wait for.
+        """Adds an endpoint to a pool: at once, or after the changes for which it must wait.
 
-        is_first: there was no endpoint before. Raises ConfigError only then; later on, an endpoint
-        whose limits cannot be opened is tried again: they may be in use under its old rates.
+        is_first: the lineup had no endpoint before; ConfigError is raised only then. Otherwise, an
+        endpoint whose limits cannot be opened is tried again every _AGAIN_S seconds: the limits may
+        still be in use with old rates.
         """
 
         async def join() -> None:
@@ -371,7 +375,7 @@ class Lineup:
             while any(way.pool is pool and endpoint in way.group.endpoints for way in self.ways):
                 try:
                     if endpoint.limits.share:
-                        # Opening limits may block for seconds at every attempt.
+                        # In a thread, since opening limits may block for seconds.
                         await asyncio.to_thread(_open_limits, endpoint)
                     pool.add(self._seat(endpoint, group))
                 except ConfigError as error:
@@ -393,14 +397,14 @@ class Lineup:
         self._in_turn(endpoint, join)
 
     def _before(self, endpoint: Endpoint) -> set[asyncio.Task[None]]:
-        """The incomplete changes for which a change of this endpoint must wait."""
+        """Returns the incomplete changes for which a change of this endpoint must wait."""
         keys = _keys(endpoint)
         return {task for task, held in self._changes.items() if held & keys}
 
     def _in_turn(
         self, endpoint: Endpoint, change: Callable[[], Coroutine[Any, Any, None]]
     ) -> asyncio.Task[None]:
-        """Starts the task of a change of an endpoint, which waits for those before it."""
+        """Starts a change of an endpoint as a task, which first waits for earlier changes of it."""
         before = self._before(endpoint)
 
         async def make() -> None:
@@ -411,7 +415,7 @@ class Lineup:
         return self._later(make, _keys(endpoint))
 
     async def _end(self, way: Way, removals: Collection[asyncio.Task[None]]) -> None:
-        """Closes a pool to which no model leads any more, once its endpoints have left."""
+        """Closes a pool that serves no model any more, once its endpoints have left."""
         if removals:
             await asyncio.wait(removals)
         await way.pool.aclose()
@@ -426,7 +430,7 @@ class Lineup:
         change: Callable[[], Coroutine[Any, Any, None]],
         keys: frozenset[tuple[str, str]] = frozenset(),
     ) -> asyncio.Task[None]:
-        """Starts the task of a change; `aclose` cancels it if it is not complete by then."""
+        """Starts a change as a task; `aclose` cancels it if it is still incomplete."""
         task = asyncio.get_running_loop().create_task(change())
         self._changes[task] = keys
         task.add_done_callback(self._changes.pop)
@@ -434,7 +438,7 @@ class Lineup:
 
 
 class FunctionLineup(Lineup):
-    """A function in place of endpoints, closed with it."""
+    """A lineup of one function instead of endpoints; `aclose` also closes the function."""
 
     def __init__(self, function: ServedFunction, gates: Gates) -> None:
         self.function = function
@@ -453,9 +457,9 @@ class FunctionLineup(Lineup):
 
 
 def _followed(groups: Sequence[Group], ways: Sequence[Way]) -> list[tuple[Group, Way | None]]:
-    """Each group, with the way that it continues and whose name it keeps, if there is one.
+    """Returns each group with the existing way that it continues, or None.
 
-    A new group has a name of its own.
+    A group that continues a way keeps the name of that way; a new group gets an unused name.
     """
     left, followed = [*ways], list[tuple[Group, Way | None]]()
     for group in groups:
@@ -478,9 +482,9 @@ def _followed(groups: Sequence[Group], ways: Sequence[Way]) -> list[tuple[Group,
 
 
 def _predecessor(group: Group, ways: Sequence[Way]) -> Way | None:
-    """The way that a group continues, with its calls; None if there is none.
+    """Returns the way that a group continues, with its calls; None if there is none.
 
-    It has a model in common with the group, otherwise an endpoint.
+    This is a way with a common model or, if no way has one, with a common endpoint.
     """
     models = set(group.barred)
     for way in ways:
@@ -493,22 +497,22 @@ def _predecessor(group: Group, ways: Sequence[Way]) -> Way | None:
 
 
 def _is_down(pool: Pool, barred: Collection[str] = ()) -> bool:
-    """Whether none of the pool's endpoints works, apart from those barred."""
+    """Whether none of the pool's endpoints works; barred ones are ignored."""
     members = (one for one in pool.members if one.name not in barred)
     return not any(one.breaker.is_working and not one.is_out for one in members)
 
 
 def _open_limits(endpoint: Endpoint) -> None:
-    """Raises ConfigError if its limits cannot be opened. May block for seconds."""
+    """Opens the limits of an endpoint to check them. Raises ConfigError. May block for seconds."""
     open_limiter(endpoint.limits, account_of(endpoint), SYSTEM)
 
 
 async def _remove(pool: Pool, name: str) -> None:
-    """Takes an endpoint out of a pool, unless it has not joined."""
+    """Removes an endpoint from a pool, if it has joined the pool."""
     if any(member.name == name for member in pool.members):
         await pool.remove(name)
 
 
 def _keys(endpoint: Endpoint) -> frozenset[tuple[str, str]]:
-    """What only one endpoint may have at a time: its name, and its server under its key."""
+    """Returns what no two endpoints may have in common: the name, and the server with its key."""
     return frozenset({("name", endpoint.label), ("account", account_of(endpoint))})

@@ -1,4 +1,4 @@
-"""The cost of calls to tenants: estimated before a call starts, read from its answer later."""
+"""Estimates what a call will cost its tenant, and later reads the real cost from the answer."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from redline.waist import Outcome, Request
 
 # Bytes per token of an English prompt with its JSON: an estimate, replaced when the answer comes.
 _BYTES_PER_TOKEN = 4
-# Above this size a body is searched for images, sounds and files: of those, bytes are no measure.
+# A larger body is searched for images, sounds and files, whose bytes say little about tokens.
 _LARGE_BYTES = 16 * 1024
 _MEDIA = (b"base64", b"input_audio")
-# A body with more commas, and so maybe values, takes too long to read for an estimate.
+# A body with more commas, thus perhaps more values, takes too long to parse for an estimate.
 _MOST_COMMAS = 200_000
 _FIRST_OUTPUT = 256
 _EMBEDDINGS = embeddings.API.path
-# Above the cost of any call: workers sum the reservations of all calls in 64 bits.
+# More than any call costs; bounded because workers sum the reservations of all calls in 64 bits.
 _MOST_PICODOLLARS = 1000 * DOLLAR
-# The mean length of answers is taken over about this many of the latest ones.
+# The mean length of answers covers about this many of the latest answers.
 _MEMORY = 64
 
 
 class Estimate(msgspec.Struct, frozen=True, gc=False):
-    """The estimate of one call. picodollars: None if no price of its model is known."""
+    """The estimated cost of one call. picodollars: None if its model has no known price."""
 
     tokens: int
     picodollars: int | None
 
 
 class Used(msgspec.Struct, frozen=True, gc=False):
-    """The usage of one call; None for what is unknown."""
+    """The tokens and the cost of one call; None if unknown."""
 
     tokens: int | None
     picodollars: int | None
@@ -51,7 +51,7 @@ NOTHING = Used(0, 0)
 
 
 def read_request(request: Request) -> tuple[BodyFacts, bytes]:
-    """The facts of a request's body, and the body as it is sent."""
+    """Returns the facts of a request's body, and the body as it is sent."""
     raw = request.raw
     if raw is None:
         raw = msgspec.json.encode(request.body)
@@ -59,12 +59,12 @@ def read_request(request: Request) -> tuple[BodyFacts, bytes]:
 
 
 class Meter:
-    """Estimates and reads the cost of calls, at these prices."""
+    """Estimates the cost of calls, and reads it from outcomes, at these prices."""
 
     def __init__(self, prices: Prices) -> None:
         self._prices = prices
         self._output = float(_FIRST_OUTPUT)
-        # It does not learn from answers: that would cost time in every call.
+        # This estimator does not learn from answers, which would cost time in every call.
         self._estimator = TokenEstimator()
 
     def change(self, prices: Prices) -> None:
@@ -72,10 +72,10 @@ class Meter:
         self._prices = prices
 
     def estimate(self, facts: BodyFacts, raw: bytes, path: str) -> Estimate:
-        """The estimate of a call with this body, at most what it allows, if stated."""
+        """Estimates a call with this body; its output tokens are bounded by the body's maximum."""
         size_bytes = len(raw)
         read = size_bytes // _BYTES_PER_TOKEN + 1
-        # The messages of a Chat are texts.
+        # The messages of a Chat contain only text.
         if (
             size_bytes > _LARGE_BYTES
             and not isinstance(facts, Chat)
@@ -85,10 +85,10 @@ class Meter:
         return self._estimate(facts, path, read, int(self._output))
 
     def cut(self, limits: TenantLimits, facts: BodyFacts, raw: bytes, path: str) -> Estimate:
-        """The estimate of a call for which `estimate` is above a limit, cut to that limit.
+        """Estimates a call whose first estimate exceeds a limit, and cuts the result to the limit.
 
-        Not below what the call surely uses, about half of its input; for money, not below what its
-        answers may cost by the maximum that it states.
+        The result has at least the tokens that the call uses in any case, about half of its input.
+        Its cost is at least that of these tokens plus the body's maximum of output tokens, if any.
         """
         most_tokens, most_picodollars = limits.most
         read, least = self._read(facts, raw, path)
@@ -99,7 +99,10 @@ class Meter:
         return Estimate(max(least, min(expected.tokens, most_tokens)), cost)
 
     def _estimate(self, facts: BodyFacts, path: str, read: int, unstated: int) -> Estimate:
-        """The estimate by the input tokens. unstated: the length of an answer without a maximum."""
+        """Estimates a call from its input tokens, `read`.
+
+        unstated: the tokens to assume for each answer if the body sets no maximum.
+        """
         most = facts.most_tokens
         written = unstated if most is None else most
         if path == _EMBEDDINGS:
@@ -113,7 +116,7 @@ class Meter:
         )
 
     def _read(self, facts: BodyFacts, raw: bytes, path: str) -> tuple[int, int]:
-        """The input tokens of a call, by the contents of its body: expected, and at least."""
+        """Returns the input tokens, from the contents of the body: the expected and the least."""
         if raw.count(b",") > _MOST_COMMAS:
             read = len(raw) // _BYTES_PER_TOKEN + 1
             return read, read
@@ -123,7 +126,7 @@ class Meter:
         return estimator.estimate(request).input_tokens, estimator.least(request)
 
     def used(self, model: str | None, outcome: Outcome) -> Used:
-        """The usage of an outcome: zero if the endpoint refused the call or was not asked."""
+        """Returns the usage of an outcome; zero if the call was refused, cached or never sent."""
         reply = outcome.reply
         if reply is None:
             is_sent = any(attempt.was_sent for attempt in outcome.tried)
@@ -135,7 +138,7 @@ class Meter:
         if usage is None:
             return Used(None, None)
         if usage.output:
-            # A server that counts wrongly may state more.
+            # A server that counts wrongly may report more than the maximum.
             each = min(usage.output / len(reply.finish_reasons), MOST_OUTPUT_TOKENS)
             self._output += (each - self._output) / _MEMORY
         price: Price | None = self._prices.at(outcome.endpoint, model)

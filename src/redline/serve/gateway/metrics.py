@@ -1,7 +1,7 @@
-"""The metrics of a gateway at /metrics: names, labels and values.
+"""Builds the metrics of a gateway at /metrics: names, labels and values.
 
-As on a job's page: base units, `_total` for counters that only grow, and few values for each label.
-Label values for models are the names in the settings, and `other`.
+As on a job's page, values are in base units, the names of counters end in `_total`, and each label
+has few values. Labels of models are the names in the settings, and `other`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from redline.serve.workers import Fellows
 
 
 class GatewayMetrics(msgspec.Struct, eq=False):
-    """The metrics page of a gateway, built only when requested: most gateways are not monitored."""
+    """The metrics page of a gateway, made at the first request: most gateways are not monitored."""
 
     _lineup: Lineup
     _totals: Totals
@@ -33,7 +33,7 @@ class GatewayMetrics(msgspec.Struct, eq=False):
     _page: MetricsPage | None = None
 
     def page(self) -> bytes:
-        """The page in Prometheus' text format. Raises Refusal without prometheus-client."""
+        """Returns the page in Prometheus' text format. Raises Refusal without prometheus-client."""
         if self._page is None:
             try:
                 self._page = MetricsPage("the page /metrics")
@@ -47,7 +47,7 @@ class GatewayMetrics(msgspec.Struct, eq=False):
         return self._page.of(found)
 
     def families(self) -> list[Family]:
-        """The metric families of this process."""
+        """Returns the metric families of this process."""
         found = (*self._about_calls(), *self._about_endpoints())
         return [family for family in found if family.samples]
 
@@ -159,7 +159,10 @@ class GatewayMetrics(msgspec.Struct, eq=False):
 
 
 def _by(*labels: str, of: Mapping[Any, float]) -> list[tuple[dict[str, str], float]]:
-    """Samples of values by their labels: a text, or a tuple for several labels."""
+    """Makes samples from values.
+
+    of: the values, keyed by the label's value, or by a tuple of values for several labels.
+    """
     return [
         (dict(zip(labels, (key,) if isinstance(key, str) else key, strict=True)), value)
         for key, value in of.items()

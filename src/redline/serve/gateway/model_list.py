@@ -1,4 +1,4 @@
-"""The models of a gateway: those named in its settings, and those that its servers list."""
+"""Lists the models of a gateway: those in its settings, and those that its servers list."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class ModelList:
         self._asking: asyncio.Task[None] | None = None
 
     async def all(self) -> list[dict[str, Any]]:
-        """One entry for each name that a call may use."""
+        """Returns one entry for each configured or listed model name."""
         if SYSTEM.now_s() - self._asked_s > _FRESH_S:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.create_task(self._ask())
-            # Shielded: a client that leaves does not cancel the query for the others.
+            # Shielded: a client that disconnects must not cancel the query for other clients.
             await asyncio.shield(self._asking)
         stated = {name: model_entry(name, self._since) for name in self._lineup.aliases}
         return [*{**self._found, **stated}.values()]
 
     async def one(self, name: str) -> dict[str, Any] | None:
-        """The entry with this name; None if no endpoint is known to have the model."""
+        """Returns the entry with this name; None if no endpoint is known to have the model."""
         if name in self._lineup.names:
             return model_entry(name, self._since)
         return next((entry for entry in await self.all() if entry["id"] == name), None)
@@ -51,14 +51,14 @@ class ModelList:
         await end_tasks(self._asking)
 
     async def _ask(self) -> None:
-        """Queries every server whose models the settings do not name."""
+        """Queries every server for which the settings name no model."""
         lists = await asyncio.gather(*map(_listed, self._lineup.unnamed()))
         self._found = {entry["id"]: entry for entries in lists for entry in entries}
         self._asked_s = SYSTEM.now_s()
 
 
 async def _listed(ask: Ask) -> list[dict[str, Any]]:
-    """The models that a server lists; none if its answer is late or malformed."""
+    """Returns the models that a server lists; none if its answer is late or malformed."""
     call = Call(deadline_s=SYSTEM.now_s() + _ASK_S)
     outcome = await ask(Request(method="GET", url=_PATH), call)
     call.let_go()

@@ -1,9 +1,9 @@
-"""A gateway from start to end: made from its settings, which it reads again on SIGHUP.
+"""Runs a gateway from start to end, and reloads its settings on SIGHUP.
 
-state     from     a call
-starting  start    is not accepted; after SIGHUP the settings are read again once it serves
-serving   ready    is answered; on SIGHUP the settings are read again, and no call is lost
-draining  SIGTERM  new ones are refused, those in flight have `drain_s`; a second signal ends them
+state     from     calls
+starting  start    are not accepted; after SIGHUP, the gateway reloads as soon as it serves
+serving   ready    are answered; SIGHUP reloads the settings, and no call is lost
+draining  SIGTERM  in flight get `drain_s` to end, new ones are refused; a second signal ends all
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from redline.serve.workers import Elsewhere, Fellows, Worker, supervise
 _LOOK_S = 1.0
 # Seconds between two attempts to use lost endpoints again.
 _RENEW_S = 60.0
-# More than the waiting calls of all classes, so that refusals come from a class.
+# More than the calls that may wait in all classes, so that calls are refused by their class.
 _MOST_REQUESTS = 16_384
 # The settings that cannot change while the gateway serves.
 _FIXED = (
@@ -48,7 +48,7 @@ _FIXED = (
     *("state", "keys", "most", "balance", "cache", "cache_ttl_s", "classes", "batches"),
     *("drain_s", "most_body_bytes"),
 )
-# Settings that have another name in the file.
+# Names in the file that differ from those of the fields.
 _NAMED = {
     "most": "concurrency",
     "cache_ttl_s": "cache_ttl",
@@ -61,10 +61,7 @@ _NAMED = {
 async def gateway_of(
     settings: GatewaySettings, worker: Worker | None = None
 ) -> AsyncIterator[Served]:
-    """A gateway that serves while it is entered, or one worker's part of it.
-
-    Raises ConfigError.
-    """
+    """Yields a serving gateway, or one worker's part of it. Raises ConfigError."""
     async with AsyncExitStack() as stack:
         endpoints = await stack.enter_async_context(_answering(settings, worker))
         remembered = await _remembered(settings, stack)
@@ -110,7 +107,7 @@ async def gateway_of(
         await stack.enter_async_context(_beside_it(gateway.watch.run()))
         await stack.enter_async_context(_beside_it(_renew(lineup)))
         yield Served(settings, await stack.enter_async_context(gateway))
-        # All at once: batches stop while interactive calls end.
+        # Concurrently: batches stop while interactive calls finish.
         await asyncio.gather(*(end() for end in ending))
 
 
@@ -132,7 +129,7 @@ class Served(msgspec.Struct, eq=False):
     gateway: Gateway
 
     def change(self, settings: GatewaySettings) -> list[str]:
-        """Applies other settings; returns notes about them.
+        """Applies new settings, and returns notes that describe the changes.
 
         Raises ConfigError, and then changes nothing.
         """
@@ -163,7 +160,7 @@ class Served(msgspec.Struct, eq=False):
         return notes or ["nothing has changed"]
 
     def _check_classes(self, settings: GatewaySettings) -> None:
-        """Raises ConfigError for a tenant with a class that needs a restart."""
+        """Raises ConfigError if a tenant uses a class that exists only after a restart."""
         known = self.gateway.gates.priorities
         for name, tenant in settings.tenants.items():
             for klass in (tenant.default_class, *tenant.classes):
@@ -185,9 +182,10 @@ def serve_gateway(
 ) -> None:
     """Serves until SIGINT or SIGTERM; a second signal ends the process at once.
 
-    reread: returns the settings as they are configured now; called on SIGHUP. on_url: called with
-    the base URL, once connections are accepted. on_note: called with each notice, one line. worker:
-    if this process is one of several; its parent then gets the base URL. Raises ConfigError.
+    reread: reads the settings again, on SIGHUP. on_url: called with the base URL, once connections
+    are accepted. on_note: called with each notice, a text of one line. worker: this process, if it
+    is one of several workers; the base URL then goes to its parent, not to `on_url`. Raises
+    ConfigError.
     """
 
     async def main(stop: asyncio.Event) -> None:
@@ -224,9 +222,9 @@ def serve_workers(
     on_url: Callable[[str], None],
     on_note: Callable[[str], None],
 ) -> int:
-    """Serves as `serve_gateway` does, by several processes; returns their exit status.
+    """Serves as `serve_gateway` does, but with several processes, and returns the exit status.
 
-    flags: of the command line, from which each process makes its settings.
+    flags: from the command line; each process makes its settings from them.
     """
     supervised = partial(
         supervise,
@@ -241,7 +239,7 @@ def serve_workers(
 
 
 def _worked(settings: GatewaySettings, worker: Worker | None) -> GatewaySettings:
-    """The settings of a worker: its port, and rates that all workers share."""
+    """Returns the settings of a worker, with its port and with limits that all workers share."""
     if worker is None:
         return settings
     state = settings.state or Path(worker.folder)
@@ -252,7 +250,7 @@ def _worked(settings: GatewaySettings, worker: Worker | None) -> GatewaySettings
 def _reread(
     served: Served, reread: Callable[[], GatewaySettings], on_note: Callable[[str], None]
 ) -> None:
-    """Reads and applies the settings; invalid ones are reported, and the present ones stay."""
+    """Reads and applies the settings; if they are invalid, reports that and keeps the old ones."""
     try:
         notes = served.change(reread())
     except ConfigError as error:
@@ -274,21 +272,24 @@ def _on_hangup(told: Callable[[], None]) -> None:
 async def _answering(
     settings: GatewaySettings, worker: Worker | None
 ) -> AsyncIterator[tuple[Endpoint, ...]]:
-    """The endpoints, while the embedded server, if there is one, runs; workers share one."""
+    """Yields the endpoints. An embedded server runs meanwhile; all workers use the same one."""
     embedded = settings.embedded
     if embedded is None:
         yield settings.endpoints
         return
     inside = None if worker is None else worker.inside
     async with nullcontext(inside) if inside else embedded.open() as base_url:
-        # Its port differs at each start; cached answers are identified by the group.
+        # The port differs at each start, so the group identifies cached answers instead.
         yield (
             replace(settings.endpoints[0], base_url=base_url, proxy="", group=embedded.identity()),
         )
 
 
 async def _remembered(settings: GatewaySettings, stack: AsyncExitStack) -> partial[Cached] | None:
-    """Puts the cache, open until the stack is closed, before a backend; None without one."""
+    """Opens the cache until the stack is closed; returns a function that puts it before a backend.
+
+    Returns None without a cache.
+    """
     cache = settings.cache
     if cache is None:
         return None
@@ -303,7 +304,7 @@ async def _remembered(settings: GatewaySettings, stack: AsyncExitStack) -> parti
 
 @asynccontextmanager
 async def _beside_it(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs the work while it is entered."""
+    """Runs the work in a task until the context ends."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -313,10 +314,10 @@ async def _beside_it(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _keeping(path: Path, gateway: Gateway, worker: Worker | None) -> AsyncIterator[None]:
-    """Saves tenants' spending while it is entered; of several workers, only the first does so.
+    """Saves tenants' spending until the context ends; of several workers, only the first does.
 
-    Every worker saves once more at its end, since its last calls have cost something. Raises
-    ConfigError or JournalError.
+    Every worker saves once at its end, to include its last calls. Raises ConfigError or
+    JournalError.
     """
     keeper = SpendingKeeper(
         path,
@@ -325,7 +326,7 @@ async def _keeping(path: Path, gateway: Gateway, worker: Worker | None) -> Async
     )
     if worker is None or worker.is_first:
         make_folder(path.parent)
-        # What was spent before this start.
+        # Reads what was spent before this start.
         keeper.keep()
         async with _beside_it(keeper.run()):
             yield
@@ -337,7 +338,7 @@ async def _keeping(path: Path, gateway: Gateway, worker: Worker | None) -> Async
 
 
 async def _renew(lineup: Lineup) -> None:
-    """Retries lost endpoints at intervals: otherwise they would stay lost until a restart."""
+    """Tries lost endpoints again every _RENEW_S seconds; they do not come back by themselves."""
     while True:
         await asyncio.sleep(_RENEW_S)
         if lineup.lost:
@@ -345,7 +346,7 @@ async def _renew(lineup: Lineup) -> None:
 
 
 async def _follow_keys(gateway: Gateway) -> None:
-    """Reads the key file again when it has changed; a damaged file changes nothing."""
+    """Reloads the key file whenever it changes; the keys stay as they are if it is damaged."""
     said = ""
     while True:
         await asyncio.sleep(_LOOK_S)
@@ -362,7 +363,7 @@ async def _follow_keys(gateway: Gateway) -> None:
 def _batches(
     settings: GatewaySettings, lines: Lines, worker: Worker | None
 ) -> Batches | Elsewhere | None:
-    """Files and batches; None without a state folder."""
+    """Makes the backend of files and batches; None without a state folder."""
     if settings.state is None:
         return None
     bounds = replace(
@@ -371,7 +372,7 @@ def _batches(
     batches = Batches(settings.state / "batches", lines, bounds)
     if worker is None or worker.is_first:
         return batches
-    # Only the first worker has files and batches; the others forward requests to it.
+    # Only the first worker has files and batches; the others forward requests to the first.
     return Elsewhere(worker.door, batches.routes)
 
 
@@ -382,10 +383,10 @@ def _lineup(
     remembered: partial[Cached] | None,
     worker: Worker | None,
 ) -> Lineup:
-    """The lineup of endpoints. Raises ConfigError for a function that cannot be loaded."""
+    """Makes the lineup. Raises ConfigError, such as for a function that cannot be loaded."""
     if settings.function is not None:
         return FunctionLineup(function_backend(settings.function), gates)
-    # These files record the sends of this process; workers share a ledger instead.
+    # These files record when this process sent requests; workers share a ledger instead.
     state = settings.state
     stores = None if state is None or worker is not None else Stores(recent=state / "limits")
     return Lineup(

@@ -1,4 +1,4 @@
-"""The settings of a gateway: where it listens, what answers, and who may call."""
+"""Defines the settings of a gateway: where it listens, what answers, and who may call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from redline.serve.keys import Keyring, SpendingFile, Tenants, TenantSettings, s
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-# As large as the bound on all held bodies together.
+# Equal to the bound on all held bodies together.
 _MOST_BODY_BYTES = 2**30
 _STATE_HINT = "choose a writable folder: --state"
 
@@ -36,7 +36,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     key: Path
 
     def context(self) -> SSLContext:
-        """The TLS context of the server. Raises ConfigError for files that cannot be used."""
+        """Makes the server's TLS context. Raises ConfigError if the files cannot be used."""
         import ssl  # importing ssl is slow, and most gateways listen on loopback
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -55,18 +55,19 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a gateway.
 
-    endpoints: what answers. embedded: a server to start, whose address replaces that of the only
-    endpoint. function: answers in place of endpoints; None for endpoints.
+    endpoints: answer the calls. embedded: a server to start; its address becomes that of the only
+    endpoint. function: answers instead of endpoints; None for endpoints.
 
-    balance: how calls are spread. most: the most calls at the endpoints of a model together; None
-    for the sum of what each allows. port: 0 for a free one. workers: processes that listen there.
-    drain_s: time for calls in flight at the end.
-    most_body_bytes: the largest body of a request. most_held_bytes: see Bounds. state: a folder for
-    what outlives the process.
-    keys: the file of API keys; None if requests need none. tenants: what each may do, by name.
-    classes: priority classes, highest first. batches: bounds of files and batches.
-    cache: where answers are kept for cache_ttl_s; None for no cache. prices: of models, in dollars
-    per million tokens.
+    balance: how a pool chooses among its endpoints. most: the most calls in flight at all endpoints
+    of a pool together; None for the sum of the endpoints' bounds. port: 0 for a free one. workers:
+    the number of processes that listen at the address. drain_s: time for calls in flight at
+    shutdown. most_body_bytes: the largest body of a request. most_held_bytes: see Bounds. state:
+    the folder for data that outlives the process.
+
+    keys: the file of API keys; None if requests need no key. tenants: the settings of each, by
+    name. classes: priority classes, highest first. batches: bounds of files and batches. cache: its
+    folder and size; None for no cache. cache_ttl_s: how long it keeps an answer. prices: by model,
+    in dollars per million tokens.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -100,9 +101,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def check(self) -> None:
-        """Raises ConfigError for every error that would stop a start, except the address.
+        """Raises ConfigError for errors in the settings that would prevent a start.
 
-        Imports the function, if there is one.
+        Imports the function, if there is one. Makes no connection, and does not use the address.
         """
         grouped(self.endpoints)
         if self.certificate is not None:
@@ -122,26 +123,26 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spending(self) -> Path | None:
-        """The file of what tenants spend; None without keys and state."""
+        """The file that records what tenants spend; None if neither keys nor state are set."""
         if self.keys is not None:
             return spending_path(self.keys)
         return None if self.state is None else self.state / "spent.json"
 
     @property
     def batch_class(self) -> ClassSettings:
-        """The class in which batches run: `low`, whatever its priority; otherwise the lowest."""
+        """The class of batches: `low`, whatever its priority, or the lowest if none is `low`."""
         lowest = max(self.classes, key=lambda one: one.priority)
         return next((one for one in self.classes if one.name == "low"), lowest)
 
     @property
     def price_table(self) -> Prices:
-        """The prices, also of models that an endpoint renames or prices differently."""
+        """The prices, including models that an endpoint renames or prices differently."""
         models = {one.label: one.models for one in self.endpoints}
         return Prices(self.prices, models, {one.label: one.tariff for one in self.endpoints})
 
 
 def _check_share(share: str) -> None:
-    """Raises ConfigError if limits cannot be shared through this file. Redis is not contacted."""
+    """Raises ConfigError if limits cannot be shared through this file; ignores a Redis URL."""
     folder = Path(share).parent
     if not share or "://" in share or os.access(folder, os.W_OK | os.X_OK):
         return
@@ -153,7 +154,7 @@ def _check_share(share: str) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raises ConfigError if neither it nor its nearest parent that exists can be written."""
+    """Raises ConfigError if the folder, or its nearest existing parent, is not writable."""
     found = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not found.is_dir() or not os.access(found, os.W_OK | os.X_OK):
         reason = "is not writable" if found.is_dir() else "is not a folder"
@@ -163,7 +164,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes the folder of the state, if it is missing. Raises ConfigError."""
+    """Creates the state folder if it does not exist. Raises ConfigError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -182,9 +183,10 @@ CLASS_OPTIONS = (
 
 
 def parse_classes(tables: object, file: str) -> tuple[ClassSettings, ...]:
-    """The classes: the defaults, changed and extended by the tables [serve.classes.NAME].
+    """Returns the default classes, changed and extended by the tables [serve.classes.NAME].
 
-    file: its name, for errors. Raises ConfigError that names the file and the table.
+    tables: NAME to table. file: the file's name, for errors. Raises ConfigError, which names the
+    file and the table.
     """
     found = {one.name: one for one in CLASSES}
     for name, table in table_in(tables, "serve.classes", file).items():

@@ -1,4 +1,4 @@
-"""Counters of a gateway's calls: plain integers, which its pages read."""
+"""Counts a gateway's calls and tokens, for its dashboard and metrics."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from redline.serve.http import Refusal, status_of
 from redline.serve.keys import Tenant
 from redline.waist import Outcome
 
-# Shown on the dashboard.
+# The number of failed calls on the dashboard, and the characters shown of each error.
 _KEPT_FAULTS = 50
 _LONGEST_FAULT = 500
-# The label of models that the settings do not name: clients must not be able to add labels.
+# The label of models that are not in the settings, so that clients cannot add labels.
 OTHER = "other"
-# The status of a call whose client has left before its outcome; nginx uses the same number.
+# The status of a call whose client disconnected before its outcome; nginx uses the same number.
 LEFT = "499"
-# The status of a call that was cut off at a shutdown, when the time for calls in flight was over.
+# The status of a call cut off at shutdown because the time for calls in flight was over.
 CUT = "cut"
 _LATER = ("429", "503")
 
 
 class Durations:
-    """Durations in the buckets of a histogram. counts: by bucket."""
+    """Counts durations in the buckets of a histogram. counts: one per bucket, not cumulative."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS_S) + 1)
@@ -40,16 +40,16 @@ class Durations:
         self._sum_s += value_s
 
     def histogram(self) -> Histogram:
-        """The histogram in Prometheus' form: each bound counts all values up to it."""
+        """Returns the histogram in Prometheus' form: each count includes the buckets below it."""
         return Histogram(tuple(accumulate(self.counts)), self._sum_s)
 
 
 class Asking(msgspec.Struct, kw_only=True):
-    """One call, as it is counted.
+    """What is counted about a call, and how it uses the cache.
 
-    asked: the model that the client named. model: the same if the settings name it, otherwise
-    `other`. is_anew: it bypasses the cache. renews: its answer replaces the stored one. is_over: it
-    has been counted.
+    asked: the model in the request. model: the same if it is in the settings, otherwise `other`.
+    began_s: its arrival, in monotonic seconds. is_anew: it bypasses the cache. renews: its answer
+    replaces the stored one. is_over: the call has been counted.
     """
 
     tenant: Tenant
@@ -64,7 +64,7 @@ class Asking(msgspec.Struct, kw_only=True):
 
 
 class TenantCounts(msgspec.Struct):
-    """The calls of a tenant. refused: calls that were not passed on."""
+    """The calls and tokens of a tenant. refused: calls that the gateway did not send."""
 
     calls: int = 0
     refused: int = 0
@@ -72,11 +72,11 @@ class TenantCounts(msgspec.Struct):
 
 
 class Totals:
-    """Counts since the start, of calls and of lines of batches.
+    """Counts of calls and of lines of batches since the start.
 
-    answers: by model, class and HTTP status, or LEFT or CUT. tokens: by model and `input` or
-    `output`. durations: from a call's arrival to the end of its answer, by class, without lines.
-    tenants: by name. faults: the last calls that failed, without lines.
+    answers: by model, class and status (of HTTP, or LEFT or CUT). tokens: by model and `input` or
+    `output`. durations: from a call's arrival to the end of its answer, by class. tenants: by name.
+    faults: the last failed calls. Durations and faults do not include lines.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Totals:
         self.faults = deque[Event](maxlen=_KEPT_FAULTS)
 
     def answered(self, asking: Asking, status: int | str) -> None:
-        """Counts a call, once, that ended with this HTTP status, or with LEFT or CUT."""
+        """Counts a call that ended with this HTTP status, LEFT or CUT; only once per call."""
         if asking.is_over:
             return
         asking.is_over = True
@@ -97,11 +97,11 @@ class Totals:
         self.tenants[asking.tenant.name].calls += 1
 
     def used(self, asking: Asking, read: int, written: int) -> None:
-        """Adds the tokens of an answer. read: input tokens. written: output tokens."""
+        """Adds the tokens of an answer. read: its input tokens; written: its output tokens."""
         self._add_tokens(asking.tenant.name, asking.model, read, written)
 
     def line(self, tenant: str, model: str, klass: str, outcome: Outcome) -> None:
-        """Counts an attempt of a line of a batch."""
+        """Counts one attempt at a line of a batch."""
         self.answers[model, klass, str(status_of(outcome))] += 1
         self.tenants[tenant].calls += 1
         reply = outcome.reply
@@ -109,13 +109,13 @@ class Totals:
             self._add_tokens(tenant, model, reply.input_tokens or 0, reply.output_tokens or 0)
 
     def refused(self, asking: Asking, refusal: Refusal) -> None:
-        """Counts a call that was not passed on."""
+        """Counts a call that the gateway refused, and adds it to the list of failed calls."""
         self.answered(asking, refusal.status)
         self.tenants[asking.tenant.name].refused += 1
         self.failed(asking, refusal.status, str(refusal))
 
     def failed(self, asking: Asking, status: int, what: str, endpoint: str = "") -> None:
-        """Keeps the call in the list of the last failed ones."""
+        """Adds the call to the list of the last failed calls."""
         fault = Event(
             at_s=SYSTEM.wall_s(),
             status=status,
@@ -129,13 +129,13 @@ class Totals:
 
     @property
     def given(self) -> int:
-        """Answers, without those that ask the client to retry later."""
+        """The number of finished calls, except those with 429 or 503, which should be retried."""
         later = sum(count for (*_, kind), count in self.answers.items() if kind in _LATER)
         return self.answers.total() - later
 
     @property
     def cut(self) -> int:
-        """Calls that were cut off at the end."""
+        """The number of calls that were cut off at shutdown."""
         return sum(count for (*_, kind), count in self.answers.items() if kind == CUT)
 
     def _add_tokens(self, tenant: str, model: str, read: int, written: int) -> None:
@@ -144,6 +144,6 @@ class Totals:
         self.tenants[tenant].tokens += read + written
 
     def buckets(self) -> tuple[int, ...]:
-        """The durations of all classes, by the buckets of the histogram."""
+        """Returns the number of durations in each bucket of the histogram, over all classes."""
         each = [durations.counts for durations in self.durations.values()]
         return tuple(map(sum, zip(*each, strict=True))) or (0,) * (len(BOUNDS_S) + 1)

@@ -36,16 +36,16 @@ _KEPT_S = 300
 _KEPT_CHANGES = 50
 # Rates are means over this many seconds.
 _MEAN_S = 10
-# Two looks may be closer to each other than that, or the same.
+# The shortest time to divide by: two looks may be closer to each other, or the same.
 _LEAST_S = 0.1
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """Counts at one moment.
+    """The counts at one moment, all since the start.
 
-    cpu_s: of the event loop's thread. answers: see Totals.given. answered: attempts that are over,
-    by endpoint; succeeded: those of them without an error. buckets: of the durations of all
-    classes.
+    at_s: monotonic seconds. cpu_s: CPU time of the event loop's thread. answers: see Totals.given.
+    answered: finished attempts, by endpoint. succeeded: finished attempts without an error, by
+    endpoint. buckets: durations of all classes, per bucket.
     """
 
     at_s: float
@@ -57,16 +57,16 @@ class _Look(msgspec.Struct, frozen=True):
     buckets: tuple[int, ...]
 
     def rates_since(self, before: _Look) -> tuple[float, float]:
-        """Answers per second and tokens per second."""
+        """Returns the answers and the tokens per second since `before`."""
         took_s = max(_LEAST_S, self.at_s - before.at_s)
         return (self.answers - before.answers) / took_s, (self.tokens - before.tokens) / took_s
 
 
 class GatewayWatch:
-    """The state of a gateway, which `run` samples and publishes to the other workers.
+    """Observes a gateway; `run` samples its state and publishes it to the other workers.
 
-    batches, fellows: those of the gateway. families: returns its metrics. is_draining: it takes no
-    new calls.
+    batches, fellows: as for Gateway. families: returns this process's metrics. is_draining: returns
+    whether the gateway refuses new calls.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class GatewayWatch:
         self._changes.append(Event(at_s=SYSTEM.wall_s(), what=what))
 
     def snapshot(self) -> Snapshot:
-        """The state now. Its list of changes has those of the states that it shows."""
+        """Returns the state now. Its list of changes includes the changes to the states shown."""
         now_s = SYSTEM.now_s()
         endpoints = self._endpoints(now_s)
         self._note_states(endpoints)
@@ -120,7 +120,7 @@ class GatewayWatch:
             classes=self._classes(),
             endpoints=endpoints,
             tenants=self._tenants(),
-            # Only one worker has them.
+            # Only one worker has batches.
             batches=self._batches.unfinished() if isinstance(self._batches, Batches) else [],
             changes=[*self._changes],
             faults=[*self._totals.faults],
@@ -128,7 +128,7 @@ class GatewayWatch:
         )
 
     def of_all(self) -> Snapshot:
-        """The present state of all workers."""
+        """Returns the present state of all workers."""
         own = self.snapshot()
         if self._fellows is None or not (others := self._fellows.fresh()):
             return own
@@ -141,7 +141,7 @@ class GatewayWatch:
         )
 
     async def run(self) -> None:
-        """Samples the gateway, and publishes it, until cancelled."""
+        """Samples the gateway every second and publishes its state, until cancelled."""
         while True:
             await asyncio.sleep(_EVERY_S)
             self._look()
@@ -155,7 +155,7 @@ class GatewayWatch:
                 self._fellows.publish(published)
 
     def _look(self) -> None:
-        """Samples the counts, and notes changes."""
+        """Samples the counts, and adds changed states to the list of changes."""
         totals, members, attempts = self._totals, self._lineup.members, self._lineup.attempts
         look = _Look(
             SYSTEM.now_s(),
@@ -175,7 +175,7 @@ class GatewayWatch:
         self._bound(look.at_s)
 
     def _note_states(self, endpoints: Sequence[EndpointView]) -> None:
-        """Notes which endpoints have another state than when this was last called."""
+        """Adds endpoints whose state has changed since the last call to the list of changes."""
         states = {one.name: one.state for one in endpoints}
         for name, state in states.items():
             if self._states.get(name, state) != state:
@@ -221,16 +221,16 @@ class GatewayWatch:
         return self._binding
 
     def _answers_still(self, member: PoolMember) -> bool:
-        """Whether it gets calls although it is degraded, and has answered some lately."""
+        """Whether a degraded endpoint still gets calls, and has answered some recently."""
         before = self._before(_MEAN_S).succeeded.get(member.name, 0)
         return member.breaker.is_ignored and _succeeded(self._lineup.attempts[member.name]) > before
 
     def _before(self, seconds: int) -> _Look:
-        """The look this many seconds before the last one, or the first one."""
+        """Returns the look taken this many seconds before the last one, or the first look."""
         return self._looks[max(0, len(self._looks) - 1 - seconds)]
 
     def _rates(self) -> tuple[float, float]:
-        """Answers per second and tokens per second."""
+        """Returns the answers and the tokens per second, over the last _MEAN_S seconds."""
         return self._looks[-1].rates_since(self._before(_MEAN_S))
 
     def _busy(self) -> float:
@@ -238,12 +238,12 @@ class GatewayWatch:
         return (now.cpu_s - before.cpu_s) / max(_LEAST_S, now.at_s - before.at_s)
 
     def _buckets(self) -> list[int]:
-        """The number of calls of the last minute in each bucket of the histogram."""
+        """Returns the number of the last minute's calls in each bucket of the histogram."""
         first, last = self._looks[0].buckets, self._looks[-1].buckets
         return [now - before for before, now in zip(first, last, strict=True)]
 
     def _classes(self) -> list[ClassView]:
-        """The classes, summed over all pools that are or were there."""
+        """Returns the classes, summed over all pools since the start."""
         return joined_classes(
             [
                 [
@@ -261,7 +261,7 @@ class GatewayWatch:
         )
 
     def _tenants(self) -> list[TenantView]:
-        """The tenants that have made requests."""
+        """Returns the tenants that have sent calls since the start."""
         today = int(SYSTEM.wall_s() // DAY_S)
         return [
             TenantView(
@@ -305,12 +305,15 @@ class GatewayWatch:
 
 
 def _succeeded(attempts: Attempts) -> int:
-    """The attempts that are over without an error."""
+    """Returns the number of attempts that have ended without an error."""
     return attempts.attempts - attempts.in_flight - attempts.errors.total()
 
 
 def _quantile(counts: Sequence[int], q: float) -> float | None:
-    """A quantile of durations in the buckets of BOUNDS_S: linear within a bucket, as Prometheus."""
+    """Returns a quantile in seconds, interpolated linearly within a bucket, as Prometheus does.
+
+    counts: the number of durations in each bucket of BOUNDS_S. None if there are none.
+    """
     total = sum(counts)
     if not total:
         return None

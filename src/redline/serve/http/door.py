@@ -1,10 +1,10 @@
-"""What all fronts share: paths and pages, calls within bounds, and an end in good order.
+"""Implements what all fronts share: paths, pages, bounds on calls, and an orderly shutdown.
 
-state    from     a new call        one in flight
-open     start    is answered; 503  continues until its client leaves
-                  if it is full
-closing  aclose   503               has `grace_s` to end, then gets 503, too
-closed   the end  no connection     is cut off
+state    from     a new call                         a call in flight
+open     start    is answered; gets 503 beyond       continues until its client disconnects
+                  `most_requests`
+closing  aclose   gets 503                           has `grace_s` to end, then gets 503
+closed   the end  cannot connect                     is cut off
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ T = TypeVar("T")
 
 Page = Callable[[], bytes]
 _ONE_MODEL = "/v1/models/"
-# Time for requests that are cut off to send their answer.
+# Time for requests that are cut off to send their 503.
 _LAST_WORDS_S = 1.0
 
 
 class Door(HttpServer):
-    """Serves calls while it is entered, or from `start` to `aclose`; starts once.
+    """A server of calls while it is entered, or from `start` to `aclose`; starts only once.
 
-    models: what GET /v1/models names. address: host and port. pages: what GET answers, by path,
-    besides the models and /health; Prometheus' metrics at /metrics. calls: the paths of calls.
-    routes: what else is answered. ssl: makes it an HTTPS server. in_flight: calls, and requests to
-    routes. Runs inside the loop that starts it.
+    models: the names that GET /v1/models lists. address: host and port. pages: by path, functions
+    that return the body for GET, besides models and health; `/metrics` is served as Prometheus
+    text. calls: the paths of calls. routes: further paths. ssl: for HTTPS; None for HTTP.
+    in_flight: the number of calls and of requests to routes. The server runs in the event loop
+    that starts it.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Door(HttpServer):
             **pages,
         }
         self._since = int(SYSTEM.wall_s())
-        # Tasks that are cancelled when the door closes, and those that it has cancelled.
+        # Tasks to cancel when the door closes, and tasks that the door has cancelled.
         self._waits: set[asyncio.Task[Any]] = set()
         self._shut_out: set[asyncio.Task[Any]] = set()
         self._is_empty = asyncio.Event()
@@ -80,10 +81,10 @@ class Door(HttpServer):
 
     @abstractmethod
     async def _answer(self, exchange: Exchange) -> None:
-        """Answers one call. Raises Refusal if no part of the answer has been sent."""
+        """Answers one call. Raises Refusal instead, if no part of the response has been sent."""
 
     async def _drain(self) -> None:
-        """Waits grace_s for requests in flight; then answers them with 503."""
+        """Waits up to `grace_s` for requests in flight, then answers the rest with 503."""
         await self._emptied(self._bounds.grace_s)
         self._shut_out.update(self._waits)
         for task in self._waits:
@@ -91,7 +92,7 @@ class Door(HttpServer):
         await self._emptied(_LAST_WORDS_S)
 
     async def _emptied(self, within_s: float) -> None:
-        """Returns once nothing is in flight, or the time is up."""
+        """Returns once nothing is in flight, or after this many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._is_empty.wait()
@@ -116,11 +117,11 @@ class Door(HttpServer):
         await self._until_closed(answer(exchange, self._routes.tenant_of(exchange), *ids))
 
     def _request_id(self) -> str:
-        """The request id for an answer without one of its endpoint's; empty for none."""
+        """Returns the id for a response that has no id from an endpoint; empty for none."""
         return ""
 
     async def _answer_other(self, exchange: Exchange) -> None:
-        """Answers a request that is no call and has no route. Raises Refusal."""
+        """Answers a request that is not a call and has no route. Raises Refusal."""
         path = exchange.path
         page = self._pages.get(path)
         if page is None and (name := path.removeprefix(_ONE_MODEL)) != path:
@@ -136,7 +137,10 @@ class Door(HttpServer):
         exchange.respond(200, page(), PROMETHEUS if path == "/metrics" else JSON)
 
     async def _take(self, exchange: Exchange, answer: Answer, *asked: object) -> None:
-        """Answers one request, if there is room for it. asked: further arguments of `answer`."""
+        """Answers one request, within `most_requests`. Raises Refusal.
+
+        asked: further arguments of `answer`.
+        """
         if self.is_draining:
             raise _closing()
         if self.in_flight >= self._bounds.most_requests:
@@ -152,15 +156,15 @@ class Door(HttpServer):
                 self._is_empty.set()
 
     async def _until_closed(self, waiting: Awaitable[T]) -> T:
-        """The result of `waiting`. Raises Refusal if the front closes first."""
-        # As asyncio.timeout does, which would cost each call several times as much.
+        """Returns the result of `waiting`. Raises Refusal if the door closes first."""
+        # asyncio.timeout works in the same way, but would cost each call several times as much.
         task = asyncio.current_task()
         assert task is not None
         self._waits.add(task)
         try:
             return await waiting
         except asyncio.CancelledError:
-            # Its client may have left, too.
+            # The task may also have been cancelled because its client has disconnected.
             if not self._take_back(task) or task.cancelling():
                 raise
             raise _closing() from None
@@ -170,7 +174,7 @@ class Door(HttpServer):
                 self._take_back(task)
 
     def _take_back(self, task: asyncio.Task[Any]) -> bool:
-        """Takes back this door's cancellation of the task; False if this door did not cancel it."""
+        """Undoes this door's cancellation of the task; False if this door did not cancel it."""
         is_shut_out = task in self._shut_out
         if is_shut_out:
             self._shut_out.discard(task)
@@ -178,7 +182,7 @@ class Door(HttpServer):
         return is_shut_out
 
     async def _body(self, exchange: Exchange) -> bytes:
-        """The complete body. Raises Refusal as `read_of` does, or if the front closes first."""
+        """Receives the complete body. Raises Refusal as `read_of` does, or if the door closes."""
         if exchange.is_complete and exchange.error is None:
             return exchange.received()
         return await self._until_closed(read_of(exchange.body()))
@@ -201,11 +205,11 @@ class Door(HttpServer):
 
     @abstractmethod
     def _trouble(self) -> Refusal | None:
-        """The reason why no call can be answered; None if calls can be."""
+        """Returns the reason why no call can be answered; None if calls can be answered."""
 
 
 def model_entry(name: str, since: int) -> dict[str, Any]:
-    """An entry of `GET /v1/models`. since: seconds since 1970."""
+    """Returns an entry of `GET /v1/models`. since: its `created`, in seconds since 1970."""
     return {"id": name, "object": "model", "created": since, "owned_by": "redline"}
 
 

@@ -1,9 +1,9 @@
-"""One answer as server-sent events (WHATWG HTML, 9.2), at the pace at which its client reads.
+"""Streams an answer as server-sent events (WHATWG HTML, 9.2), as fast as its client reads.
 
-state  from             a failure is
-plain  the start        an HTTP error, as that of any other request
-begun  the first chunk  an error event; then the connection is closed without an end of the body,
-                        so that half an answer never passes for a whole one
+state  from             a failure is sent as
+plain  the start        an HTTP error, as for any other request
+begun  the first chunk  an error event; then the connection is closed without the end of the body,
+                        so that a partial answer is never taken for a complete one
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from redline.serve.http.refusals import Refusal
 from redline.serve.http.replies import body_of, events_of
 from redline.serve.http.requests import Asked
 
-# Browsers would store the events, and nginx would hold them back.
+# Without these, browsers would store the events, and nginx would buffer them.
 AT_ONCE = header_lines({"cache-control": "no-cache", "x-accel-buffering": "no"})
 STREAM_HEADERS = header_lines({"content-type": "text/event-stream; charset=utf-8"}) + AT_ONCE
 
@@ -32,38 +32,38 @@ class ClientStream(Sink):
     has_begun = False
 
     async def fail(self, refusal: Refusal) -> None:
-        """Breaks off the stream, which has begun, so that it does not pass for a whole one."""
+        """Ends a stream that has begun with an error event, visibly incomplete."""
         await self._write(self._error(refusal))
         self._exchange.break_off()
 
     async def _write(self, data: bytes) -> None:
-        """Writes, and returns once the client can take more."""
+        """Writes the data, and returns once the client can take more."""
         try:
             if not self.has_begun:
                 self.has_begun = True
                 await self._exchange.begin(200, self._fields())
             await self._exchange.write(data)
         except ClientGoneError:
-            # The call is being cancelled. If the error were raised here, it would look like a
-            # failure of the server from which the backend reads.
+            # The call is being cancelled. Raised here, the error would look to the backend like a
+            # failure of its own server.
             await asyncio.sleep(0)
 
     def _fields(self) -> bytes:
-        """The header lines of a stream that a write begins."""
+        """Returns the header lines of a stream that begins with its first write."""
         return STREAM_HEADERS
 
     def _error(self, refusal: Refusal) -> bytes:
-        """The event of a failure."""
+        """Returns the error event for a refusal."""
         return event_bytes(refusal.body)
 
 
 class EventStream(ClientStream):
-    """The sink of one request."""
+    """The sink of one request in the OpenAI API; writes its chunks as events."""
 
     def __init__(self, exchange: Exchange, asked: Asked) -> None:
         self._exchange = exchange
         self._asked = asked
-        # /v1/responses names its events, and its last event states that it is the last.
+        # Events of /v1/responses have names, and the last one is recognizable without [DONE].
         self._is_named = asked.request.url == responses.API.path
 
     async def put(self, chunk: Chunk) -> None:

@@ -1,4 +1,4 @@
-"""A backend as an HTTP server with the OpenAI API, which reads requests and writes answers."""
+"""Serves a backend over HTTP with the OpenAI API: parses requests and encodes answers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from redline.serve.http.requests import MESSAGES_CALLS, Bounds, read_call
 
 
 class Front(Door):
-    """Publishes `backend` while it is entered, or from `start` to `aclose`; starts once.
+    """A server for `backend` while it is entered, or from `start` to `aclose`; starts only once.
 
     models: the names that GET /v1/models lists, and that a call may use; empty for any name.
-    metrics: the text of GET /metrics, for Prometheus. Messages are translated.
-    Runs inside the loop that starts it. The backend is closed by its owner, and not here.
+    metrics: returns the text of GET /metrics, for Prometheus; None for no such page. Messages are
+    translated. The server runs in the event loop that starts it, and does not close the backend.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Front(Door):
                 await stream.finish(reply)
             else:
                 exchange.respond(reply.status, body_of(asked, reply))
-                # In flight until its client has taken it.
+                # The call is in flight until its client has taken the response.
                 await exchange.drained()
         except Refusal as refusal:
             if stream is None or not stream.has_begun:

@@ -1,4 +1,4 @@
-"""The bytes of bodies that a front holds in memory, in total and by tenant."""
+"""Bounds the bytes of request bodies that a front holds in memory, in total and per tenant."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from redline.serve.http.refusals import Refusal, busy, come_back
 
 
 class HeldBytes:
-    """At most `most` bytes together; a tenant may hold at most as many bytes as are left free.
+    """Counts held bytes: at most `most` in total, and per tenant at most as many as are left free.
 
-    Therefore a single tenant may hold half of `most`, and each of n tenants `most / (n + 1)`: there
-    is always room for one more tenant. This is the dynamic threshold of Choudhury and Hahne (1998),
-    which shares a buffer among an unknown number of users. If a tenant holds only one body, only
-    `most` bounds it. has_tenants: False if all bodies belong to one tenant, which may then hold
-    `most` bytes.
+    Therefore a single tenant may hold half of `most`, and each of n tenants `most / (n + 1)`, so
+    there is always room for one more tenant. This is the dynamic threshold of Choudhury and Hahne
+    (1998), which shares a buffer among an unknown number of users. If a tenant holds only one body,
+    only `most` bounds that body. has_tenants: False if all bodies belong to one tenant, which may
+    then hold `most` bytes.
     """
 
     def __init__(self, most: int, *, has_tenants: bool) -> None:
@@ -22,7 +22,10 @@ class HeldBytes:
         self._of: dict[str, int] = {}
 
     def take(self, tenant: str, more: int, held: int = 0) -> None:
-        """Counts `more` bytes of a body, of which `held` are counted already. Raises Refusal."""
+        """Counts `more` bytes of a body whose first `held` bytes are counted already.
+
+        Raises Refusal, and counts nothing, if they exceed the bound.
+        """
         free = self._most - self._all - more
         if free < 0:
             raise busy("The requests in flight have reached the total size allowed.", "overloaded")
@@ -39,7 +42,7 @@ class HeldBytes:
         self._of[tenant] = before + more
 
     def release(self, tenant: str, size: int) -> None:
-        """Releases these bytes."""
+        """Releases `size` bytes of a tenant."""
         self._all -= size
         left = self._of.get(tenant, 0) - size
         if left > 0:

@@ -1,7 +1,7 @@
-"""Anthropic's Messages API in front of a backend that answers chats.
+"""Serves Anthropic's Messages API in front of a backend that answers chats.
 
-A request becomes a chat, and its answer a message, see `redline.apis.messages`. Errors have the
-shape of the Messages API: those of the endpoint keep their status and their text.
+A request is translated to a chat, and the answer to a message; see `redline.apis.messages`. Errors
+have the shape of the Messages API; an endpoint's errors keep their status and text.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from redline.serve.http.refusals import (
 from redline.serve.http.replies import CACHED, body_of
 from redline.serve.http.requests import Asked
 
-# Sends the chat request, and its stream to the sink if there is one.
+# Sends the chat request; the answer is streamed to the sink, if there is one.
 Send = Callable[[Request, Sink | None], Awaitable[Outcome]]
-# Learns nothing from replies, so one is enough for all.
+# It learns nothing from replies, so all requests can share one.
 _ESTIMATOR = TokenEstimator()
-# The translation of a larger body may hold other calls up: it takes 5 ms for the 2,500 blocks that
-# 64 KiB can have, and seconds for the million of 32 MiB.
+# A larger body is translated in a thread, since it would hold up other calls: it takes 5 ms for the
+# 2,500 blocks that fit into 64 KiB, and seconds for the million that fit into 32 MiB.
 _LARGE_BYTES = 64 * 1024
 
 
 async def answer_messages(
     exchange: Exchange, raw: bytes, send: Send, *, request_id: str = ""
 ) -> None:
-    """Answers a request to one of MESSAGES_CALLS. Raises Refusal if it has not begun to.
+    """Answers a request to one of MESSAGES_CALLS. Raises Refusal unless the response has begun.
 
-    raw: the request's body. send: called for a message, not for a count of tokens. request_id: of
-    an answer whose endpoint gave none; made up if empty.
+    raw: the request's body. send: called for a message, but not to count tokens. request_id: used
+    if the endpoint's response has no id; if it is empty, a new id is made.
     """
     if exchange.path == COUNT_TOKENS:
         await count_tokens(exchange, raw, request_id=request_id)
@@ -81,7 +81,7 @@ async def answer_messages(
         if outcome.is_cached:
             fields += CACHED
         exchange.respond(200, msgspec.json.encode(message), fields)
-        # In flight until its client has taken it.
+        # The call is in flight until its client has taken the response.
         await exchange.drained()
     except Refusal as refusal:
         if stream is None or not stream.has_begun:
@@ -90,9 +90,9 @@ async def answer_messages(
 
 
 async def count_tokens(exchange: Exchange, raw: bytes, *, request_id: str = "") -> None:
-    """Answers a request to COUNT_TOKENS with an estimate. Raises Refusal for one that is not valid.
+    """Answers a request to COUNT_TOKENS with an estimate.
 
-    raw, request_id: as for `answer_messages`.
+    raw, request_id: as for `answer_messages`. Raises Refusal if the request is not valid.
     """
     cost = _ESTIMATOR.estimate(Request(body=await _translated(raw, prompt_of)))
     counted = msgspec.json.encode({"input_tokens": cost.input_tokens})
@@ -113,7 +113,7 @@ async def _translated(raw: bytes, translate: Callable[[Any], dict[str, Any]]) ->
 
 
 def _whole(request: Request, reply: Reply) -> Any:
-    """The chat that answers. Raises Refusal if there is none."""
+    """Returns the reply as a chat completion. Raises Refusal if it is not JSON."""
     asked = Asked(
         request=request, model=request.body["model"], priority=0, is_stream=False, wants_usage=True
     )
@@ -124,10 +124,10 @@ def _whole(request: Request, reply: Reply) -> Any:
 
 
 class _Stream(ClientStream):
-    """The sink of a message that is streamed.
+    """The sink of a streamed message.
 
-    relays: the bytes are read here, and nowhere else. Events of backends that have no bytes are
-    taken, too.
+    relays: the backend passes raw bytes, which only this sink parses. A backend without raw bytes
+    passes parsed events.
     """
 
     relays = True
@@ -142,7 +142,7 @@ class _Stream(ClientStream):
 
     async def put(self, chunk: Chunk) -> None:
         if chunk.raw.lstrip()[:1] == b"{":
-            # The whole answer of an endpoint that does not stream: the reply has it as well.
+            # The endpoint does not stream: this is its whole answer, which the reply has as well.
             return
         if chunk.raw:
             data = self._translation.feed(chunk.raw)
@@ -152,9 +152,10 @@ class _Stream(ClientStream):
             await self._write(data)
 
     async def finish(self, whole: Any) -> None:
-        """Ends the stream. whole: the chat of a backend that gave no chunk; None otherwise.
+        """Ends the stream.
 
-        Raises CallError if `whole` is not a chat.
+        whole: the chat completion of a backend that sent no chunk; None otherwise. Raises CallError
+        if `whole` is not a chat completion.
         """
         if whole is not None:
             await self._write(self._translation.take(whole))
@@ -168,13 +169,13 @@ class _Stream(ClientStream):
 
 
 def _id_of(headers: Mapping[str, str], otherwise: str) -> str:
-    """The id that the endpoint gave its answer."""
+    """Returns the request id in the endpoint's headers; `otherwise` if it is missing or invalid."""
     found = headers.get("x-request-id", "")
     return found if found.isascii() and found.isprintable() and found else otherwise
 
 
 def _refusal(error: CallError | NoEndpoint) -> Refusal:
-    """The refusal for a failed call: with the endpoint's own message if the client caused it."""
+    """Returns the refusal for a failed call: the endpoint's own error, if `own_status` has one."""
     status = own_status(error)
     if status is None or isinstance(error, NoEndpoint):
         return refusal_of(error)

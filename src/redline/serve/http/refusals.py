@@ -1,16 +1,16 @@
-"""Failures as an OpenAI client knows them: a status, and `{"error": {...}}`.
+"""Turns failures into the error responses of the OpenAI API: a status, and `{"error": {...}}`.
 
-  failure                                status                     asked again by the openai SDK
-  Rejected                               its own; 400 without one   no
-  OverLimit                             400                        no
-  RateLimited                            429 and Retry-After        yes
-  TimedOut                               504                        yes
-  NoEndpoint, ServerFailed 503 and 529   503 and Retry-After        yes
-  any other Retryable                    502                        yes
-  Refused, Unpaid, BudgetSpent, Unpriced 502: not the client's own  no
+  failure                                 status                         the openai SDK retries
+  Rejected                                its own; 400 without one       no
+  OverLimit                               400                            no
+  RateLimited                             429 and Retry-After            yes
+  TimedOut                                504                            yes
+  NoEndpoint, ServerFailed 503 and 529    503 and Retry-After            yes
+  any other Retryable                     502                            yes
+  Refused, Unpaid, BudgetSpent, Unpriced  502: not the client's fault    no
 
-The SDK retries after any 408, 409, 429 and 5xx, unless `x-should-retry: false` says that the
-failure is final.
+The SDK retries after 408, 409, 429 and 5xx, unless the response has `x-should-retry: false`, which
+redline sends with final failures.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from redline.errors import (
 )
 from redline.httpserver import JSON, Exchange, header_lines
 
-# Our own refusals write the name of a parameter like `this` or `this[0].that`; of values by keys of
-# the user's, like `this[...]`.
+# redline's own messages write a parameter as `this` or `this[0].that`, and as `this[...]` if the
+# key between the brackets comes from the user.
 _PARAMETER = re.compile(r"`([a-z]\w*(?:\[(?:\d+|\.{3})\]|\.\w+)*)`")
 _LATEST_S = 86_400.0
 # At most this many characters of a client's text are repeated in a message.
 _LONGEST_ECHO = 200
-# The rest of such a request may still be arriving.
+# The connection is closed after these: the rest of the request may still be arriving.
 _CLOSING = frozenset({408, 413})
 
 
 class Refusal(Exception):
-    """The error response to a request."""
+    """An error response to a request, raised where the request is refused."""
 
     def __init__(
         self,
@@ -69,9 +69,10 @@ class Refusal(Exception):
         self.body = error_body(message, kind, code=code, param=param)
 
     def send(self, exchange: Exchange, request_id: str = "") -> None:
-        """Sends the error. request_id: to find the request in the log; empty for none.
+        """Sends the error, in the shape of the Messages API if the request used that API.
 
-        In the shape of the Messages API if the request used it.
+        request_id: the id to send in the headers; if it is empty, none is sent, or a new one in the
+        Messages API.
         """
         fields = JSON + header_lines(self.headers) if self.headers else JSON
         error = self.body
@@ -87,27 +88,27 @@ class Refusal(Exception):
 
 
 def new_request_id() -> str:
-    """A new id, which no other answer has."""
+    """Returns a new unique id."""
     return f"req_{uuid.uuid4().hex}"
 
 
 def hinted(what: str, hint: str) -> str:
-    """Both on one line, if there is a hint."""
+    """Returns both on one line; only `what` if the hint is empty."""
     return f"{what}: {hint}" if hint else what
 
 
 def shortened(text: str) -> str:
-    """A client's text for a message, truncated if it is long."""
+    """Returns a client's text for use in a message, truncated if it is long."""
     return text if len(text) <= _LONGEST_ECHO else f"{text[:_LONGEST_ECHO]}..."
 
 
 def busy(message: str, code: str, *, wait_s: float | None = None) -> Refusal:
-    """Refuses a request that may be repeated soon, after `wait_s` if that is known."""
+    """Returns a refusal with 503: the client may retry soon, after `wait_s` if that is known."""
     return Refusal(message, status=503, code=code, headers=come_back(wait_s))
 
 
 def no_model(name: str, known: Collection[str]) -> Refusal:
-    """Refuses a model that is not in `known`; names the most similar one."""
+    """Returns a refusal with 404 for a model not in `known`; it suggests the most similar name."""
     return Refusal(
         hinted(f"The model `{shortened(name)}` does not exist", nearest(name, known)),
         status=404,
@@ -117,16 +118,20 @@ def no_model(name: str, known: Collection[str]) -> Refusal:
 
 
 def own_status(error: CallError | NoEndpoint) -> int | None:
-    """The status of the endpoint's answer, if the client caused the error; otherwise None."""
+    """Returns the status of the endpoint's error response, if the client should get that response.
+
+    Returns None if there is no response, or if the gateway's own key or account is at fault.
+    """
     if isinstance(error, NoEndpoint | Refused | Unpaid) or not error.body:
         return None
     return error.status if error.status is not None and error.status >= 400 else None
 
 
 def retry_headers(error: CallError) -> dict[str, str]:
-    """The headers about a retry of an answer with the endpoint's own status.
+    """Returns the headers about retries, for a response that keeps the endpoint's own status.
 
-    Retry-After if the endpoint stated a time; `x-should-retry: false` for a final failure.
+    These are `x-should-retry: false` for a final failure, and Retry-After if the endpoint sent a
+    time.
     """
     if isinstance(error, Final):
         return {"x-should-retry": "false"}
@@ -136,7 +141,7 @@ def retry_headers(error: CallError) -> dict[str, str]:
 
 
 def refusal_of(error: CallError | NoEndpoint) -> Refusal:
-    """The error response for a failed call."""
+    """Returns the error response for a failed call."""
     status = _status(error)
     message = error.what
     headers: dict[str, str] = {}
@@ -144,8 +149,8 @@ def refusal_of(error: CallError | NoEndpoint) -> Refusal:
     if isinstance(error, Final):
         headers["x-should-retry"] = "false"
         if error.status is None:
-            # The error is from the backend itself, not from a server behind it: its hint helps this
-            # client.
+            # The error comes from the backend itself, not from a server behind it, so its hint is
+            # useful to this client.
             message = hinted(message, error.hint)
             found = _PARAMETER.search(error.what)
             param = found[1] if found else None
@@ -165,7 +170,7 @@ def _status(error: CallError | NoEndpoint) -> int:
         case Rejected(status=None) | OverLimit():
             return 400
         case Rejected(status=int(status)):
-            # A redirect is meant for the backend, whose client has not followed it.
+            # A redirect is meant for the backend, not for the client.
             return status if 400 <= status < 600 else 502
         case RateLimited():
             return 429
@@ -177,5 +182,5 @@ def _status(error: CallError | NoEndpoint) -> int:
 
 
 def come_back(wait_s: float | None) -> dict[str, str]:
-    """The header Retry-After, in whole seconds; 1 if the time is not known."""
+    """Returns the header Retry-After, in whole seconds, 1 to 86,400; 1 if the time is unknown."""
     return {"retry-after": str(max(1, math.ceil(min(wait_s or 1.0, _LATEST_S))))}

@@ -23,18 +23,18 @@ from redline.serve.http.requests import MESSAGES_CALLS, Bounds, not_json
 from redline.serve.http.routes import Routes
 
 _ID_LINE = b"x-request-id: %b\r\n"
-# The event with the usage, which the endpoint asks for to settle its limits, has no choices.
+# Matches the event with the usage, which redline requests to settle limits: it has no choices.
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 # The paths whose streams report usage only on request.
 _ASKED_FOR_USAGE = frozenset({chat.API.path, completions.API.path})
 
 
 class Relay(Door):
-    """Forwards calls to `backend` while it is entered, or from `start` to `aclose`.
+    """A server that forwards calls to `backend` while entered, or from `start` to `aclose`.
 
-    Bodies reach the backend unchanged; answers and refusals of an endpoint reach the client
-    unchanged; a stream is forwarded as it arrives. Messages are translated. pages, routes: see
-    Door. trouble: returns why no call can be answered, now or later; None if calls can be.
+    Bodies reach the backend unchanged, an endpoint's answers and refusals reach the client
+    unchanged, and streams are forwarded as they arrive. Messages are translated. pages, routes: see
+    Door. trouble: returns why no call can be answered, now or later; None if calls can be answered.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Relay(Door):
         self._held: dict[asyncio.Timeout, Call] = {}
 
     def refuse_waiting(self) -> None:
-        """Answers calls that no endpoint has with the trouble, if there is one."""
+        """Refuses the calls that have not been sent to an endpoint, if there is trouble."""
         if self._trouble() is not None:
             for wait, call in self._held.items():
                 if call.sent_s is None and not call.committed:
@@ -73,7 +73,7 @@ class Relay(Door):
         raw = await self._body(exchange)
         facts = facts_of(raw)
         call = Call(priority=facts.priority or 0)
-        # Messages are translated, and need not be proper JSON.
+        # Messages are translated with a more lenient JSON parser.
         if facts is NOT_JSON and exchange.path not in MESSAGES_CALLS:
             raise not_json(raw)
         try:
@@ -82,9 +82,9 @@ class Relay(Door):
             call.let_go()
 
     async def _send(self, request: Request, sink: Sink | None, call: Call) -> Outcome:
-        """The backend's outcome.
+        """Sends a call to the backend, and returns its outcome.
 
-        Raises Refusal if the front closes first, or if no endpoint can answer.
+        Raises Refusal if the door closes first, or if no endpoint can answer.
         """
         if (trouble := self._trouble()) is not None:
             raise trouble
@@ -105,7 +105,7 @@ class Relay(Door):
 class Passed(ClientStream):
     """Forwards the bytes of a stream to the client of an exchange.
 
-    has_usage: the client itself requested the event with the usage; otherwise it is not forwarded.
+    has_usage: the client requested the event with the usage; otherwise the event is dropped.
     request_id: sent if the endpoint's response has no request id; empty for none.
     """
 
@@ -128,7 +128,7 @@ class Passed(ClientStream):
             await self._write(data)
 
     def put_now(self, raw: bytes) -> bool:
-        # `raw` contains usage only if the client asked for it.
+        # `raw` contains usage only if the client requested it.
         return self._exchange.write_now(raw)
 
     def outlet(self) -> Outlet | None:
@@ -140,7 +140,7 @@ async def pass_on(
 ) -> None:
     """Answers a call with the outcome of `send`, whole or as a stream; messages are translated.
 
-    raw: its body. request_id: see Passed. Raises Refusal unless the answer has begun.
+    raw: the body of the call. request_id: see Passed. Raises Refusal unless the response has begun.
     """
     if exchange.path in MESSAGES_CALLS:
         await answer_messages(exchange, raw, send, request_id=request_id)
@@ -167,9 +167,9 @@ async def pass_on(
 
 
 def _with_usage(raw: bytes, facts: BodyFacts) -> tuple[bytes, bool]:
-    """A stream's body, changed to request the usage, and whether the client had requested it.
+    """Returns a body that requests usage, and whether the client itself requested usage.
 
-    Limits are settled by the usage, so it is always requested. facts: changed as the body is.
+    Limits need the usage of every stream. facts: of the body; changed with it.
     """
     options = facts.stream_options if isinstance(facts.stream_options, dict) else {}
     stated = options.get("include_usage")
@@ -181,7 +181,7 @@ def _with_usage(raw: bytes, facts: BodyFacts) -> tuple[bytes, bool]:
 
 
 async def _pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> None:
-    """Answers as the endpoint did. Raises Refusal for what it did not answer itself."""
+    """Answers as the endpoint did. Raises Refusal if no endpoint's response can be passed on."""
     if outcome.error is not None:
         _refuse(exchange, outcome.error, stream)
     elif stream.has_begun:
@@ -193,12 +193,12 @@ async def _pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> No
         if outcome.is_cached:
             fields += JSON + CACHED
         exchange.respond(reply.status, reply.body, fields)
-        # In flight until its client has taken it.
+        # The call is in flight until its client has taken the response.
         await exchange.drained()
 
 
 def _fields(headers: Mapping[str, str], request_id: str = "") -> bytes:
-    """The header lines of an answer that came with these headers."""
+    """Returns the header lines for the client, given the headers of the endpoint's response."""
     try:
         fields = _type_line(headers.get("content-type"))
         if "x-request-id" in headers:
@@ -210,12 +210,12 @@ def _fields(headers: Mapping[str, str], request_id: str = "") -> bytes:
 
 @lru_cache(maxsize=64)
 def _type_line(content_type: str | None) -> bytes:
-    """The header line of an answer's type, if it has one. Raises ValueError."""
+    """Returns the header line with this content type; empty for None. Raises ValueError."""
     return b"" if content_type is None else header_lines({"content-type": content_type})
 
 
 def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -> None:
-    """Answers as the endpoint did if the client caused the error; otherwise raises Refusal."""
+    """Passes on the endpoint's error response if `own_status` has one; otherwise raises Refusal."""
     status = own_status(error)
     if stream.has_begun or status is None or isinstance(error, NoEndpoint):
         raise refusal_of(error)
@@ -227,7 +227,7 @@ def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -
 
 
 def status_of(outcome: Outcome) -> int:
-    """The HTTP status with which `pass_on` answers, unless a stream has begun before."""
+    """Returns the HTTP status that `pass_on` sends for the outcome, unless a stream has begun."""
     error = outcome.error
     if error is None:
         assert outcome.reply is not None
@@ -236,7 +236,7 @@ def status_of(outcome: Outcome) -> int:
 
 
 def _without_usage(data: bytes) -> bytes:
-    """Returns the events without the one that has the usage."""
+    """Returns the events in `data`, except the event with the usage."""
     parser = EventParser()
     kept = [raw for raw, event in parser.blocks(data) if not _is_usage(event)]
     return b"".join([*kept, parser.left()])

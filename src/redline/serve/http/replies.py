@@ -1,4 +1,4 @@
-"""Answers as the OpenAI API writes them, whole and as events of a stream."""
+"""Encodes replies in the OpenAI API's format: whole, and as events of a stream."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from redline.httpserver import header_lines
 from redline.serve.http.refusals import Refusal
 from redline.serve.http.requests import Asked
 
-# The header line of a stored answer.
+# The header line of an answer from the cache.
 CACHED = header_lines({"x-redline-cache": "hit"})
-# redline's own words for ends that the API calls `stop`.
+# Finish reasons in redline that the API calls `stop`.
 _STOPS = frozenset({None, "empty", "refusal"})
 _FORMS = {chat.API.path: chat.FORM, completions.API.path: completions.FORM}
 
 
 def body_of(asked: Asked, reply: Reply) -> bytes:
-    """The answer's JSON: the reply's own bytes, otherwise a completion made of its output.
+    """Returns the answer as JSON: the reply's own bytes, or a completion made from its output.
 
-    Requests to other paths are answered with the output itself. Raises Refusal for an output that
-    JSON cannot represent.
+    Without such bytes, a request to a path other than chats and completions gets the output itself.
+    Raises Refusal for an output that JSON cannot represent.
     """
     if reply.body:
         return reply.body
@@ -45,11 +45,11 @@ def body_of(asked: Asked, reply: Reply) -> bytes:
 
 
 def events_of(data: Any, *, wants_usage: bool) -> list[Any]:
-    """The events for one chunk's data: usually that data, unchanged.
+    """Returns the events for one chunk's data: usually the data, unchanged.
 
-    A whole answer, from a backend that does not stream, becomes an event. The event with the usage,
-    which redline requests from every server, goes only to a client that asked for it: it has no
-    choices, and other clients read the first choice of each event.
+    A whole answer, from a backend that does not stream, becomes one event. The event with the
+    usage, which redline requests from every server, goes only to clients that requested it, since
+    it has no choices, and other clients read the first choice of each event.
     """
     if not isinstance(data, dict):
         return [data]
@@ -63,11 +63,11 @@ def events_of(data: Any, *, wants_usage: bool) -> list[Any]:
 
 
 def _made(form: Form, asked: Asked, reply: Reply) -> dict[str, Any]:
-    """The answer that has the reply's output."""
+    """Makes a completion, in the format of `form`, from the reply's output."""
     reasons = reply.finish_reasons
     choices = []
     for index, text in enumerate(_texts(reply.output)):
-        # A backend may state one reason for all of its texts.
+        # A backend may give one finish reason for all its texts.
         reason = reasons[index] if index < len(reasons) else reasons[0]
         reason = "stop" if reason in _STOPS else reason
         choices.append(
@@ -78,7 +78,7 @@ def _made(form: Form, asked: Asked, reply: Reply) -> dict[str, Any]:
 
 
 def _texts(output: Any) -> list[str | None]:
-    """The text of each choice; what is not text becomes JSON."""
+    """Returns the text of each choice. An output that is not text is encoded as JSON."""
     if isinstance(output, list) and output and all(isinstance(text, str) for text in output):
         return list(output)
     is_text = output is None or isinstance(output, str)

@@ -1,4 +1,4 @@
-"""Requests as they come: bodies read within bounds, and what they ask for."""
+"""Reads the bodies of requests within bounds, and finds what they request."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CALLS = (*(api.path for api in APIS), *MESSAGES_CALLS)
 
 
 class Bounds(HttpBounds, frozen=True, kw_only=True):
-    """Bounds of a front besides those of its HTTP server. All above 0.
+    """Bounds of a front, in addition to those of its HTTP server; all are above 0.
 
     most_requests: the most requests answered at once; further ones get 503. most_held_bytes: the
-    total size of bodies that are being received or answered. grace_s: time for requests in flight
-    when the front closes.
+    total size of bodies that are being received or answered. grace_s: the time that requests in
+    flight get when the front closes.
     """
 
     most_requests: int = 1024
@@ -37,7 +37,10 @@ class Bounds(HttpBounds, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A call's options: its priority, whether it is a stream, and whether that includes usage."""
+    """A call as parsed from its body: what to send, and how to answer.
+
+    wants_usage: the client requested usage in its stream.
+    """
 
     request: Request
     model: str
@@ -47,7 +50,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Known(msgspec.Struct):
-    """The fields of a body that are read here; the backend reads the others."""
+    """The body fields that a front reads; the backend reads the others."""
 
     model: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
@@ -57,18 +60,18 @@ class _Known(msgspec.Struct):
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _VALUES = msgspec.json.Decoder(dict[str, msgspec.Raw])
-# The field that an error message of msgspec names.
+# Matches the field in an error message of msgspec.
 _FIELD = re.compile(r"required field `(\w+)|`\$\.(\w+)")
 # No API has as many top-level fields.
 _MOST_FIELDS = 1000
-# Changing a field of a smaller body, which has at most 20,000, takes 20 ms. Counting takes 0.05 ms
-# for each 100 KB, which is a tenth of what the gateway does for a call.
+# Fields are counted only in a larger body: counting takes 0.05 ms per 100 KB, a tenth of the
+# gateway's work for a call. A smaller body has at most 20,000 fields; changing one takes 20 ms.
 _LARGE_BYTES = 256 * 1024
 _BODY_CODES = {408: "timed_out", 413: "too_large"}
 
 
 async def read_of(body: Awaitable[bytes]) -> bytes:
-    """What is read of a body. Raises Refusal if the body is too large, malformed or late."""
+    """Awaits a body or a part of it. Raises Refusal if the body is too large, malformed or late."""
     try:
         return await body
     except BodyError as error:
@@ -80,7 +83,7 @@ async def read_of(body: Awaitable[bytes]) -> bytes:
 
 
 def malformed(error: Exception) -> Refusal:
-    """The refusal of a body, for the error with which its decoding failed."""
+    """Returns the refusal for the error that decoding a body raised."""
     if not isinstance(error, msgspec.ValidationError):
         return Refusal(f"The body of the request could not be read as JSON: {error}")
     field = _FIELD.search(str(error))
@@ -91,9 +94,10 @@ def malformed(error: Exception) -> Refusal:
 
 
 def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:
-    """What the body asks of `path`. models: all there are; empty for any. Raises Refusal.
+    """Parses the body of a call to `path`. Raises Refusal.
 
-    `priority` is removed from the body: as in vLLM, it is for the queue.
+    models: the models that exist; empty for any. `priority` is removed from the request's body,
+    since it concerns only the queue, as in vLLM.
     """
     try:
         body = _OBJECT.decode(raw)
@@ -115,7 +119,7 @@ def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:
 
 
 def not_json(raw: bytes) -> Refusal:
-    """The refusal of a body whose facts are NOT_JSON, with the reason."""
+    """Returns the refusal for a body whose facts are NOT_JSON, with the reason."""
     why: object = "it is nested too deeply"
     try:
         replacing_halves(msgspec.json.decode, raw)
@@ -124,20 +128,20 @@ def not_json(raw: bytes) -> Refusal:
     return Refusal(f"The body of the request could not be read as JSON: {why}")
 
 
-# The key `model`, also with escapes; servers written in Go ignore its case.
+# Matches the key `model`, escaped or not, in any case: servers written in Go ignore the case.
 _MODEL_KEY = re.compile(
     rb'(?i)"(?:m|\\u00[46]d)(?:o|\\u00[46]f)(?:d|\\u00[46]4)(?:e|\\u00[46]5)(?:l|\\u00[46]c)"\s*:'
 )
 
 
 class _Field(str):
-    """The name of a field of a body."""
+    """The name of a body's field."""
 
 
 def check_fields(raw: bytes) -> None:
     """Raises Refusal for a body with more fields than any API has. raw: a JSON object.
 
-    Changing one field of a body with a million takes seconds, which would hold up other calls.
+    Changing one field of a body with a million fields takes seconds and would hold up other calls.
     """
     if len(raw) < _LARGE_BYTES:
         return
@@ -157,7 +161,7 @@ def check_fields(raw: bytes) -> None:
 
 
 class _Routing(msgspec.Struct):
-    """The fields by which OpenRouter, LiteLLM and the like choose a model or a provider."""
+    """The fields that OpenRouter, LiteLLM and other routers use to choose a model or provider."""
 
     models: msgspec.Raw = msgspec.Raw()
     fallbacks: msgspec.Raw = msgspec.Raw()
@@ -171,9 +175,9 @@ _ROUTING = msgspec.json.Decoder(_Routing)
 
 
 def other_choice(raw: bytes) -> str | None:
-    """The field by which a reader may find another model in the body than `facts_of`, if any.
+    """Returns a field that may make a server use another model than `facts_of` finds, or None.
 
-    Of a repeated key, some servers take the first, others the last; some ignore its case.
+    If a key is repeated, some servers use the first, others the last; some ignore the case of keys.
     """
     found = len(_MODEL_KEY.findall(raw))
     try:
@@ -183,7 +187,7 @@ def other_choice(raw: bytes) -> str | None:
                 return name
         if found < 2:
             return None
-        # Values stay as they are: of a large body, reading them all would hold other calls up.
+        # Values stay undecoded: decoding all values of a large body would hold up other calls.
         fields = replacing_halves(_VALUES.decode, raw)
     except (ValueError, RecursionError):
         return "model"

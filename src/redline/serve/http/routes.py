@@ -1,4 +1,4 @@
-"""Paths beside those of calls: each a method and a pattern, some of whose segments are ids."""
+"""Finds the handlers of requests other than calls, by method and path; segments may be ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from redline.httpserver import Exchange
 from redline.serve.http.refusals import Refusal, shortened
 
-# Gets the exchange, its tenant, and the ids of its path; raises Refusal before it has answered.
+# Gets the exchange, its tenant, and the ids in its path; may raise Refusal before it responds.
 Answer = Callable[..., Awaitable[None]]
 TenantOf = Callable[[Exchange], str]
 _ID = re.compile(r"\{\w+\}")
@@ -20,10 +20,9 @@ class Route(msgspec.Struct, frozen=True):
     """A method and a path, and their handler.
 
     pattern: a path such as `/v1/files/{file_id}/content`; a segment in braces matches an id.
-
     answer: gets the exchange, the tenant and each id, in the order of the pattern.
-    most_body_bytes: of a request to a pattern without ids; 0 for the bound of the server. A pattern
-    with ids always has the server's bound.
+    most_body_bytes: the largest body, for a pattern without ids; 0 for the server's bound. A
+    pattern with ids always has the server's bound.
     """
 
     method: str
@@ -33,7 +32,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 def one_tenant(exchange: Exchange) -> str:
-    """`default` for every request."""
+    """Returns `default` for every request."""
     return "default"
 
 
@@ -42,7 +41,7 @@ class Routes:
 
     def __init__(self, table: Sequence[Route] = (), tenant_of: TenantOf = one_tenant) -> None:
         self.tenant_of = tenant_of
-        # By the expression of a path, whose groups are the ids, and by method.
+        # Handlers by the regular expression of a path, whose groups are the ids, and by method.
         self._table: dict[re.Pattern[str], dict[str, Answer]] = {}
         for route in table:
             path = re.compile(_ID.sub("([^/]+)", route.pattern))
@@ -54,9 +53,9 @@ class Routes:
         }
 
     def find(self, exchange: Exchange) -> tuple[Answer, tuple[str, ...]] | None:
-        """The answer to the request, and the ids in its path; None for an unknown path.
+        """Returns the handler of a request, and the ids in its path; None for an unknown path.
 
-        Raises Refusal for a method that the path does not take.
+        Raises Refusal for a method that the path does not support.
         """
         for path, methods in self._table.items():
             if match := path.fullmatch(exchange.path):
@@ -68,7 +67,7 @@ class Routes:
 
 
 def wrong_method(exchange: Exchange, right: str) -> Refusal:
-    """Refuses a method. right: those that the path takes."""
+    """Returns a refusal with 405. right: the methods that the path supports, comma-separated."""
     return Refusal(
         f"{shortened(exchange.path)} takes {right}, not {exchange.method}.",
         status=405,

@@ -1,4 +1,4 @@
-"""The money that a tenant may spend on one day, UTC."""
+"""Count the money that a tenant spends on one day, UTC."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ DAY_S = 86_400
 
 
 class DayMoney:
-    """Reserved and settled amounts, in picodollars.
+    """The amounts that are reserved and spent today, in picodollars.
 
-    others: what earlier and other processes have spent and reserved today. A day begins with
-    nothing spent; each call counts on the day on which it began.
+    reserved, spent: the amounts of this process. others: the amount that earlier and other
+    processes have spent and reserved today. Each day starts at zero; a call counts on the day on
+    which it began.
     """
 
     __slots__ = ("_kept", "day", "others", "reserved", "spent")
@@ -17,45 +18,45 @@ class DayMoney:
     def __init__(self) -> None:
         self.day = 0
         self.spent = self.reserved = self.others = 0
-        # The part of this process's amounts that the others already count.
+        # The part of this process's amounts that is saved, so that other processes count it.
         self._kept = 0
 
     def begin(self, day: int) -> None:
-        """Makes this the present day, counted from 1970-01-01."""
+        """Makes this the current day. day: days since 1970-01-01."""
         if day != self.day:
             self.spent = self.reserved = self.others = self._kept = 0
             self.day = day
 
     @property
     def committed(self) -> int:
-        """Today's spending if every call in flight cost its whole reservation."""
+        """Today's spending if every call in flight costs its whole reservation."""
         return self.spent + self.reserved + self.others
 
     def spent_on(self, day: int) -> int:
-        """The amount that all have spent on this day; 0 for one that has not begun.
+        """Returns the amount that all processes have spent on this day; 0 for a future day.
 
-        An earlier day is the present one by a clock that was set back.
+        A day before the current one counts as the current one: the clock was set back.
         """
         return self.spent + self.others if day <= self.day else 0
 
     def reserve(self, amount: int) -> None:
-        """Reserves the amount for a call that starts."""
+        """Reserves the amount for a call that is starting."""
         self.reserved += amount
 
     def settle(self, day: int, reserved: int, actual: int) -> None:
-        """A call that began on `day` has cost `actual`."""
+        """Settles a call that began on `day` at its cost, `actual`. reserved: its reservation."""
         if day == self.day:
             self.spent += actual
             self.reserved -= reserved
 
     def unkept(self) -> int:
-        """The amount that the others do not know; negative if calls cost less than reserved."""
+        """Returns the amount not yet saved; negative if calls cost less than was reserved."""
         return self.spent + self.reserved - self._kept
 
     def kept(self, day: int, told: int, total: int) -> None:
-        """Records that the others now know another `told` picodollars of this process.
+        """Records that another `told` picodollars of this process are saved.
 
-        total: committed by all processes on that day.
+        total: the amount that all processes have committed on that day.
         """
         if day == self.day:
             self._kept += told

@@ -1,4 +1,4 @@
-"""A file that several processes read, change and replace, one at a time."""
+"""Lock a file that several processes read, change and replace, one at a time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _EVERY_S = 0.01
 
 
 def locked(path: Path) -> closing[LockedFile]:
-    """Locks the file while the block reads and replaces it; creates an empty one if it is missing.
+    """Locks the file while the block reads and replaces it; creates an empty file if it is missing.
 
-    Waits at most 10 s. Raises ConfigError.
+    Waits for the lock for at most 10 s. Raises ConfigError.
     """
     until_s = time.monotonic() + _PATIENCE_S
     while True:
@@ -31,7 +31,7 @@ def locked(path: Path) -> closing[LockedFile]:
                 hint="choose a file in a folder that exists and is writable",
             ) from error
         try:
-            # The file was replaced meanwhile: its lock protects nothing.
+            # If the file was replaced meanwhile, the lock on the old file protects nothing.
             if file.try_lock() and file.is_at(path):
                 return closing(file)
         except OSError as error:

@@ -1,11 +1,11 @@
-"""The keys of `redline serve`: a file with one JSON object a line, one line a key.
+"""Read and write the key file of `redline serve`: one JSON object per line, one line per key.
 
-The file holds no secret but the secret's SHA-256. A secret has 256 random bits, so it cannot be
-found by trying, whatever the hash. Slow functions such as scrypt protect passwords, which people
-make up; here they would add nothing, and would cost each request milliseconds.
+Of each secret, the file holds only the first characters and the SHA-256 hash. A secret has 256
+random bits, so it cannot be guessed, however fast the hash is. Slow hashes such as scrypt protect
+passwords, which people choose; here, they would add nothing but milliseconds to each request.
 
 Lines may be edited by hand. The commands change one line and keep the others byte for byte. They
-lock the file, and replace it in one step: a reader sees the old one or the new one.
+lock the file and replace it in one step, so a reader sees either the old file or the new one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from redline.serve.keys.file_lock import locked
 
 _PREFIX = "rl-"
 _SECRET_BYTES = 32
-# Characters of a secret shown in lists: 24 of its 256 bits.
+# The number of characters of a secret that lists show: 24 of its 256 bits.
 _SHOWN = len(_PREFIX) + 4
 _MOST_BYTES = 256 * 2**20
 _LONGEST_NOTE = 200
@@ -44,7 +44,7 @@ _Time = Annotated[datetime, Meta(tz=True)]
 class Key(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """One line. starts: the first characters of the secret. sha256: of the whole, in hex."""
+    """One line of the file. starts: how the secret starts. sha256: the secret's hash, in hex."""
 
     id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
     tenant: Annotated[str, Meta(pattern=rf"^{_TENANT}\Z")]
@@ -56,7 +56,7 @@ class Key(
     note: Annotated[str, Meta(max_length=_LONGEST_NOTE)] = ""
 
     def state(self, now: datetime) -> str:
-        """`active`, `expired` or `revoked`."""
+        """Returns the key's state: `active`, `expired` or `revoked`."""
         if self.revoked is not None:
             return "revoked"
         return "expired" if self.expires is not None and self.expires <= now else "active"
@@ -66,7 +66,7 @@ _DECODER = msgspec.json.Decoder(Key)
 
 
 def digest_of(secret: bytes) -> bytes:
-    """The digest by which a secret is recognized."""
+    """Returns the SHA-256 digest that identifies a secret."""
     return hashlib.sha256(secret).digest()
 
 
@@ -81,17 +81,17 @@ def check_tenant(name: str, where: str = "") -> None:
 
 
 def read_keys(path: Path) -> list[Key]:
-    """The keys of a file. Raises ConfigError that names the file and the line."""
+    """Returns the keys of a file. Raises ConfigError, with the file and the line."""
     return [*_read(path)[1].values()]
 
 
 def add_key(
     path: Path, tenant: str, *, lasts_s: float | None = None, note: str = ""
 ) -> tuple[Key, str]:
-    """A new key and its secret, which is not kept; the file is made if there is none.
+    """Adds a key to the file, which is created if it is missing; returns the key and its secret.
 
-    lasts_s: until the key expires; None for never. Raises ConfigError, or JournalError if the file
-    cannot be written.
+    The secret is not stored. lasts_s: seconds until the key expires; None for never. Raises
+    ConfigError, or JournalError if the file cannot be written.
     """
     check_tenant(tenant)
     if len(note) > _LONGEST_NOTE or not note.isprintable():
@@ -118,12 +118,12 @@ def add_key(
 
 
 def revoke_key(path: Path, key_id: str) -> tuple[Key, bool]:
-    """The key, which is refused from now on, and whether it was not before.
+    """Revokes a key; returns the key, and False if it was already revoked.
 
-    Its line stays, so that lists show it. Raises ConfigError, or JournalError if the file cannot be
-    written.
+    The key's line stays, so that lists show it. Raises ConfigError, or JournalError if the file
+    cannot be written.
     """
-    # Without the file there is nothing to revoke; the lock would make one.
+    # Checked first, because the lock would create a missing file.
     _check_exists(path)
     with locked(path):
         lines, keys = _read(path)
@@ -140,7 +140,7 @@ def revoke_key(path: Path, key_id: str) -> tuple[Key, bool]:
 
 
 def _no_key(path: Path, key_id: str, keys: Iterable[Key]) -> ConfigError:
-    """The error that no key has the id; it repeats no text that may be a secret."""
+    """Returns the error that no key has the id; it repeats no text that may be a secret."""
     if key_id.startswith(_PREFIX):
         digest = digest_of(key_id.encode("utf-8", "surrogateescape")).hex()
         ids = [key.id for key in keys if key.sha256 == digest]
@@ -162,10 +162,10 @@ def _check_exists(path: Path) -> None:
 
 
 def _read(path: Path) -> tuple[list[bytes], dict[int, Key]]:
-    """The lines of a file with their ends, and the keys by the numbers of their lines, from 1."""
+    """Returns the lines of a file with their line ends, and the keys by line number, from 1."""
     _check_exists(path)
     try:
-        # A named pipe at this path must not block the reader.
+        # If the path is a named pipe, opening it must not block.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             _check_file(path, os.fstat(fd))
@@ -201,7 +201,7 @@ def _parsed(path: Path, number: int, line: bytes) -> Key:
         return _DECODER.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         is_json = isinstance(error, msgspec.ValidationError)
-        # Of msgspec: that the object contains, or is missing, a field.
+        # msgspec's message says that `Object` contains, or is missing, a field.
         reason = str(error).replace("Object missing", "it is missing", 1)
         reason = reason.replace("Object", "it", 1) if is_json else "it is not JSON"
         raise ConfigError(
@@ -229,11 +229,11 @@ def _write(path: Path, lines: list[bytes]) -> None:
     before = path.stat()
 
     def write(fd: int) -> None:
-        # First: no other user may open what is written next.
+        # Before anything is written: no other user may read the new file.
         os.fchmod(fd, _OWNER)
         mode = stat.S_IMODE(before.st_mode) & _OWNER_AND_GROUP | _OWNER
         try:
-            # Root adds a key: the gateway's user and group can still read the file.
+            # If root adds a key, the gateway's user and group must still be able to read the file.
             os.fchown(fd, before.st_uid, before.st_gid)
         except PermissionError:
             mode = _OWNER

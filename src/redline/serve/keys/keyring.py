@@ -1,4 +1,4 @@
-"""Which tenant a request belongs to, by its key."""
+"""Find the tenant of a request by its key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST = 256
 
 
 class InvalidKey(Refusal):
-    """The request has no key, or one that is not accepted: 401."""
+    """The request has no key, or a key that is not accepted: 401."""
 
     def __init__(self, message: str) -> None:
         super().__init__(
@@ -28,9 +28,10 @@ class InvalidKey(Refusal):
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):
-    """The tenant of a key. until_s: wall time; inf for a key that never expires.
+    """The tenant of a key, and until when the key is accepted.
 
-    reason: why the key is refused from then on.
+    until_s: Unix time; inf for a key that never expires, -inf for a revoked key. reason: the reason
+    why the key is refused from then on.
     """
 
     tenant: Tenant
@@ -39,10 +40,10 @@ class Known(msgspec.Struct, frozen=True, gc=False):
 
 
 class Keyring:
-    """The keys of a file. path: None for no keys: all requests then belong to the tenant `default`.
+    """Finds tenants by the keys of a file. readings: how often the file was read.
 
-    readings: how often the file was read. Keys are looked up by their hashes: the timing of a
-    comparison of hashes does not help to guess a key.
+    path: None if requests need no key; all requests then belong to the tenant `default`. Keys are
+    looked up by their hashes, so the duration of a lookup does not help to guess a key.
     """
 
     def __init__(self, path: Path | None, tenants: Tenants, clock: Clock = SYSTEM) -> None:
@@ -59,26 +60,27 @@ class Keyring:
 
     @property
     def is_asked(self) -> bool:
-        """Requests need a key."""
+        """Whether requests need a key."""
         return self._default is None
 
     def tenant(self, authorization: str | None, api_key: str | None = None) -> Tenant:
-        """The tenant of these headers, `Authorization: Bearer KEY` or `x-api-key: KEY`.
+        """Returns the tenant of a request with `Authorization: Bearer KEY` or `x-api-key: KEY`.
 
-        Each is None if there is no such header. Raises InvalidKey.
+        authorization, api_key: the values of these headers; None for a missing header. Raises
+        InvalidKey.
         """
         return self.known(authorization, api_key).tenant
 
     def known(self, authorization: str | None, api_key: str | None = None) -> Known:
-        """What is known of the key of a request, as `tenant` finds it. Raises InvalidKey.
+        """Returns what is known about the key of a request; see `tenant`. Raises InvalidKey.
 
-        Holds until `readings` changes, or the key expires.
+        The result is valid until `readings` changes or the key expires.
         """
         if self._default is not None:
             return self._default
         scheme, _, secret = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
-            # Credentials of another scheme may be for a proxy on the way.
+            # Credentials of another scheme may be meant for a proxy in between.
             secret = api_key or ""
         if not secret or len(secret) > _LONGEST:
             raise _refused(secret)
@@ -96,9 +98,9 @@ class Keyring:
         return sum(known.until_s > now_s for known in self._known.values())
 
     def reload(self) -> bool:
-        """Reads the file again; returns whether the keys have changed since the last call.
+        """Reads the file again; returns whether the keys have changed since the last `reload`.
 
-        Raises ConfigError, and then keeps the keys that it has.
+        If the file cannot be read, raises ConfigError and keeps the keys of the last reading.
         """
         if self._path is None:
             return False
@@ -107,7 +109,7 @@ class Keyring:
         return self._known != before
 
     def reload_if_changed(self) -> bool:
-        """Reloads the file if it was replaced or changed; returns whether it was."""
+        """Reads the file again if it was replaced or changed; returns whether it was."""
         if self._path is None or _version(self._path) == self._version:
             return False
         self._read(self._path)
@@ -134,9 +136,9 @@ class Keyring:
 
 
 def _refused(secret: str) -> InvalidKey:
-    """The error for an unknown secret, no part of which is repeated.
+    """Returns the error for an unknown secret, or for none.
 
-    It may be a key of another server.
+    The error repeats no part of the secret, which may be the key of another server.
     """
     if secret:
         return InvalidKey("Incorrect API key provided: it is not known here.")

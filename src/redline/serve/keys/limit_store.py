@@ -1,6 +1,7 @@
-"""Where usage is counted against tenants' limits: in this process, or shared with others.
+"""Count usage against tenants' limits in this process, or shared with other processes.
 
-In a `with` block of a store's `alone`, nothing else changes its counts. Blocks may be nested.
+In a `with` block of a store's `alone`, no other thread or process changes its counts. Blocks may be
+nested.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ CountedWindow = SlidingWindow | SharedWindow
 
 
 class OwnStore:
-    """Counts of this process alone."""
+    """Keeps counts for this process alone."""
 
     def __init__(self) -> None:
         self.alone = RLock()
@@ -29,9 +30,9 @@ class OwnStore:
         return DayMoney()
 
     def window(self, tenant: str, kind: str, rate: Rate, older: object) -> SlidingWindow:
-        """See SharedStore."""
-        # With the usage that the older window knows, none of which can be given back: calls refer
-        # to records of the older one.
+        """Returns a window; see SharedStore."""
+        # The new window starts with the usage of the older one. None of this usage can be given
+        # back, because calls refer to the records of the older window.
         return SlidingWindow(rate, older.records if isinstance(older, SlidingWindow) else ())
 
 

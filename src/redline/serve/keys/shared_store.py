@@ -1,9 +1,10 @@
-"""Usage counted against tenants' limits, shared by the workers of a gateway.
+"""Count usage against tenants' limits, shared by the workers of a gateway.
 
-part      kept as                                          if a worker is lost
-in flight a count of each worker                           its calls are no longer in flight
-a window  one ring of records for all                      it counts until it leaves the window
-money     what each worker has spent and reserved today    both stay spent
+part             kept as                                  if a worker is lost
+calls in flight  a count for each worker                  its calls are no longer in flight
+a window         one ring of records for all workers      its usage counts until the window passes
+money            amounts that each worker has spent and   both amounts stay spent
+                 reserved today
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from redline.limits.shared import SharedFlights
 from redline.process import SharedTable
 from redline.serve.keys.window import EXACT, GiveBack
 
-# EXACT records, and one for each part of a window beyond them; further amounts share the last one.
+# EXACT records, then one for each EXACT-th of the window; further amounts share the last record.
 _RECORDS = 2 * EXACT + 8
 _HEAD, _TAIL, _USED, _IS_CHANGING, _FIRST = 0, 1, 2, 3, 4
 _FIRST_S, _LAST_S, _LEFT, _RECORD_WORDS = 0, 1, 2, 3
@@ -24,10 +25,10 @@ _DAY, _OTHERS, _KEPT, _MONEY_WORDS = 0, 1, 2, 3
 
 
 class SharedWindow:
-    """A SlidingWindow in shared memory; to be used alone with the table.
+    """A SlidingWindow in shared memory; callers must hold the lock of the table.
 
-    A ring of records, numbered from 0 without end: those from head to tail count. `used` is their
-    sum, which is counted again if a worker was killed while it changed it.
+    The records form a ring and are numbered from 0 upwards; those from head to tail count. `used`
+    is their sum, which is computed again if a worker was killed while changing it.
     """
 
     def __init__(self, table: SharedTable, name: str, rate: Rate) -> None:
@@ -66,9 +67,9 @@ class SharedWindow:
         return partial(self._give_back, self._add(amount, now_s, now_s))
 
     def take_up(self, older: SharedWindow) -> None:
-        """Takes over the counts of an older window, of which none is given back.
+        """Takes over the counts of an older window; none of them can be given back here.
 
-        Does nothing once anything was admitted here: another worker has taken them over.
+        Does nothing if this window has ever had a record: another worker has taken them over.
         """
         if self._words[self._base + _TAIL]:
             return
@@ -78,7 +79,7 @@ class SharedWindow:
             self._add(words[at + _LEFT], reals[at + _FIRST_S], reals[at + _LAST_S])
 
     def _give_back(self, number: int, amount: int) -> None:
-        """Gives back an unused amount of a record; a record that has left the window is ignored."""
+        """Gives back an unused amount of a record that is still in the window."""
         words, base = self._words, self._base
         self._mend()
         if words[base + _HEAD] <= number:
@@ -90,13 +91,13 @@ class SharedWindow:
             words[base + _IS_CHANGING] = 0
 
     def _add(self, amount: int, first_s: float, last_s: float) -> int:
-        """The number of the record that counts it."""
+        """Adds an amount; returns the number of the record that counts it."""
         words, reals, base = self._words, self._reals, self._base
         head, tail = words[base + _HEAD], words[base + _TAIL]
         length, number = tail - head, tail
         words[base + _IS_CHANGING] = 1
         if length:
-            # Two workers may have read the clock in the other order.
+            # Another worker may have read a later time, but taken the lock earlier.
             at = self._at(tail - 1)
             last_s = max(last_s, reals[at + _LAST_S])
             if length >= _RECORDS or (
@@ -132,7 +133,7 @@ class SharedWindow:
             words[base + _IS_CHANGING] = 0
 
     def _mend(self) -> None:
-        """Repairs the sum that a killed worker was changing."""
+        """Computes the sum again if a worker was killed while changing it."""
         words, base = self._words, self._base
         if words[base + _IS_CHANGING]:
             numbers = range(words[base + _HEAD], words[base + _TAIL])
@@ -144,14 +145,14 @@ class SharedWindow:
 
 
 class SharedMoney:
-    """A DayMoney shared by all workers. Each worker writes its own part of spent and reserved."""
+    """A DayMoney shared by all workers; each worker writes its own two amounts."""
 
     def __init__(self, table: SharedTable, name: str, worker: int) -> None:
         self._table = table
         self._words = table.words
         self._base = table.region(f"{name}/day", _MONEY_WORDS)
         self._spent = table.amounts(f"{name}/spent")
-        # The reservation of a lost worker is not given back.
+        # The reservations of a lost worker are not given back.
         self._reserved = table.amounts(f"{name}/reserved")
         self._width = 1 + table.processes
         self._own = 1 + worker
@@ -195,7 +196,7 @@ class SharedMoney:
 
     def settle(self, day: int, reserved: int, actual: int) -> None:
         if day == self.day:
-            # In this order: a worker that is killed in between has spent too much, and not nothing.
+            # In this order, a worker that is killed in between counts too much, not too little.
             self._words[self._spent + self._own] += actual
             self._words[self._reserved + self._own] -= reserved
 
@@ -214,7 +215,7 @@ class SharedMoney:
 
 
 class SharedStore:
-    """The counts of all workers. worker: the number of this one, from 0."""
+    """Keeps the counts of all workers in shared memory. worker: this worker's number, from 0."""
 
     def __init__(self, table: SharedTable, worker: int) -> None:
         self._table = self.alone = table
@@ -227,7 +228,7 @@ class SharedStore:
         return SharedMoney(self._table, f"tenant/{tenant}/money", self._worker)
 
     def window(self, tenant: str, kind: str, rate: Rate, older: object) -> SharedWindow:
-        """A window of `requests` or `tokens`. older: the one whose counts it takes over, if any."""
+        """Returns a window. kind: `requests` or `tokens`. older: a window to take counts from."""
         name = f"tenant/{tenant}/{kind}/{rate.window_s:.15g}"
         with self._table:
             window = SharedWindow(self._table, name, rate)

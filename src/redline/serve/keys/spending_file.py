@@ -1,13 +1,13 @@
-"""What tenants have spent today, kept for the next process and shared with others.
+"""Save what tenants have spent today, for the next process, and share it with others.
 
-A file beside that of the keys, or in the state folder:
+The file is beside the key file, or in the state folder:
 
     {"day": "2026-11-26", "dollars": {"acme": "1.25", "lab": "0.0021"}}
 
 The day never goes back: setting the clock back does not restore a day's money. Each process adds
-what it has committed since it last saved, and reads what all have. Reserved money counts as spent
-until it is settled: if a process is killed, its reservations stay spent, except those of its last
-second.
+the money that it has committed since it last saved, and reads the total of all processes. Reserved
+money counts as spent until it is settled: if a process is killed, its reservations stay spent,
+except those of its last second.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ class _Content(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def spending_path(keys: Path) -> Path:
-    """`keys.spent.json` beside `keys.jsonl`."""
+    """Returns the path of the file for a key file: `keys.spent.json` for `keys.jsonl`."""
     return keys.with_name(f"{keys.stem}.spent.json")
 
 
 class SpendingFile(msgspec.Struct, frozen=True):
-    """The file at `path`. Blocks; for one thread at a time."""
+    """The file at `path`. Calls block, and only one thread may call at a time."""
 
     path: Path
 
     def add(self, day: int, amounts: Mapping[str, int]) -> dict[str, int]:
-        """Adds these picodollars by tenant; returns what all have committed on that day.
+        """Adds picodollars by tenant; returns the totals that all processes have committed.
 
-        day: counted from 1970-01-01; if the file is of a later day, they are added to that one.
-        Raises ConfigError or JournalError: nothing was added then, unless the disk failed after the
-        file was replaced, in which case the amounts will count twice.
+        day: days since 1970-01-01; if the file is for a later day, that day is used instead. Raises
+        ConfigError or JournalError: the amounts were not added, unless the disk failed after the
+        file was replaced; then they count twice once they are added again.
         """
         today = datetime.fromtimestamp(day * DAY_S, UTC).date()
         with locked(self.path):
@@ -70,7 +70,7 @@ class SpendingFile(msgspec.Struct, frozen=True):
         return totals
 
     def check(self) -> None:
-        """Raises ConfigError if it cannot be read and replaced. Makes no file."""
+        """Raises ConfigError if the file cannot be read and replaced; creates no file."""
         folder = self.path.parent
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigError(
@@ -81,7 +81,7 @@ class SpendingFile(msgspec.Struct, frozen=True):
             self.add(int(SYSTEM.wall_s() // DAY_S), {})
 
     def _totals(self, today: date) -> tuple[date, dict[str, int]]:
-        """The day that has begun, `today` or a later one, and its amounts."""
+        """Returns the day, `today` or a later one in the file, and its picodollars by tenant."""
         try:
             if self.path.stat().st_size > _MOST_BYTES:
                 raise ConfigError(f"{self.path} is larger than {_MOST_BYTES // 2**20} MiB")
@@ -109,9 +109,9 @@ class SpendingFile(msgspec.Struct, frozen=True):
 
 
 class SpendingKeeper:
-    """Keeps the money of `tenants` in a file, at most once a second and at the end.
+    """Saves the spending of `tenants` to a file, at most once a second and at the end.
 
-    on_error: called with what could not be kept, once for each new reason; it is retried.
+    on_error: called with the error if saving fails, once for each new error; saving is retried.
     """
 
     def __init__(
@@ -124,22 +124,22 @@ class SpendingKeeper:
 
     def keep(self) -> None:
         """Saves the spending. Blocks while writing. Raises ConfigError or JournalError."""
-        # Otherwise, two workers that end at once would both add the same amounts.
+        # Without the lock, two workers that end at the same time would both add the same amounts.
         with self._tenants.alone:
             day, amounts = self._tenants.unkept()
             self._tenants.kept(day, amounts, self._file.add(day, amounts))
 
     def end(self) -> None:
-        """Saves the spending for the last time. An error is passed to `on_error`."""
+        """Saves the spending for the last time; passes an error to `on_error`."""
         try:
             self.keep()
         except RedlineError as error:
             self._failed(error)
 
     async def run(self) -> None:
-        """Saves at intervals until cancelled, and then once more. A thread writes to the disk.
+        """Saves once a second, in a thread, until cancelled, and then once more.
 
-        The caller saves first, with `keep`, before calls are accepted.
+        Call `keep` before this, and before calls are accepted.
         """
         try:
             while True:
@@ -152,7 +152,7 @@ class SpendingKeeper:
         day, amounts = self._tenants.unkept()
         adding = asyncio.ensure_future(asyncio.to_thread(self._file.add, day, amounts))
         try:
-            # A thread cannot be stopped: what it adds must not be added again.
+            # The thread cannot be stopped, and the amounts that it adds must not be added again.
             await asyncio.wait([adding])
         except asyncio.CancelledError:
             await asyncio.wait([adding])
@@ -189,7 +189,7 @@ def _dollars(picodollars: int) -> str:
 
 def _picodollars(dollars: str) -> int:
     stated = Decimal(dollars)
-    # Before any arithmetic, which would overflow or take long with a large exponent.
+    # Checked before any arithmetic, which could overflow or take long with a large exponent.
     if not 0 <= stated <= _MOST_DOLLARS or (amount := stated * DOLLAR) != int(amount):
         raise ValueError(f"not an amount in dollars: {dollars[:40]}")
     return int(amount)

@@ -1,12 +1,12 @@
-"""The limits of one tenant: may a call start now? It starts or is refused, and never waits.
+"""Apply the limits of one tenant: a call starts at once or is refused; it never waits.
 
-  limit             what counts                              comes free
-  requests, tokens  what started in the last window          as it leaves the window
-  concurrency       calls that have started and not ended    when one ends
-  money per day     spent and reserved on this day, UTC      at the end of the day
+  limit             counts                                     is freed
+  requests, tokens  amounts admitted in the last window        as the window passes
+  concurrency       calls that have started and not ended      when a call ends
+  money per day     money spent and reserved on this day, UTC  at the end of the day
 
-Tokens and money are reserved at an estimate when a call starts, and settled when it ends. What was
-not used is given back. What was used beyond the estimate counts from when it is known.
+When a call starts, an estimate of its tokens and money is reserved; when the call ends, it is
+settled. An unused amount is given back. An amount beyond the estimate counts once it is known.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from redline.serve.keys.tenant_settings import TenantSettings
 from redline.serve.keys.window import GiveBack
 from redline.structs import mutable
 
-# The mean duration of calls is taken over about this many of the latest.
+# The mean duration of calls is taken over about this many recent calls.
 _RECENT_CALLS = 8
 _FIRST_CALL_S = 1.0
-# Lines of batches leave this part of each rate and of the concurrency free, and at least 1.
+# Calls that yield, such as lines of batches, leave a tenth of each rate and of the concurrency
+# free, and at least 1.
 _SPARED_PART = 10
-# Above any number of tokens and of picodollars.
+# More than any number of tokens or picodollars.
 _NO_LIMIT = 2**63
 _OVER_LIMIT = "over_limit"
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Why a call may not start. retry_after_s: until it might; inf if it never may.
+    """The reason why a call may not start. what: the reason as a sentence.
 
-    code: the error code for an OpenAI client.
+    retry_after_s: seconds until the call may start; inf if it never may. code: the error code for
+    an OpenAI client.
     """
 
     what: str
@@ -50,23 +52,23 @@ class Refused(msgspec.Struct, frozen=True):
 
     @property
     def is_too_large(self) -> bool:
-        """The call is larger than a limit itself."""
+        """Whether the call by itself is larger than a limit."""
         return self.code == _OVER_LIMIT
 
     def refusal(self) -> Refusal:
-        """The response: 429 and Retry-After, or 400 if no retry can succeed."""
+        """Returns the response: 429 with Retry-After, or 400 if no retry can succeed."""
         if self.retry_after_s == math.inf:
             return Refusal(self.what, code=self.code)
         headers = come_back(self.retry_after_s)
         if self.code == "insufficient_quota":
-            # The day ends after any client would have given up.
+            # Any client would have given up before the end of the day.
             headers["x-should-retry"] = "false"
         return Refusal(self.what, status=429, code=self.code, headers=headers)
 
 
 @mutable
 class Started(msgspec.Struct, eq=False):
-    """A call that has started. It ends once: by `settle`, `cancel`, or with a `with` block."""
+    """A call that has started. It ends once: by `settle`, `cancel` or the end of a `with` block."""
 
     _limits: TenantLimits
     _of_requests: list[GiveBack]
@@ -80,7 +82,7 @@ class Started(msgspec.Struct, eq=False):
     def settle(
         self, now_s: float, tokens: int | None = None, picodollars: int | None = None
     ) -> None:
-        """Settles the call at its usage. An argument of None keeps what was reserved."""
+        """Settles the call at its usage; None for an amount settles it at its reservation."""
         if self._is_over:
             return
         self._is_over = True
@@ -98,7 +100,7 @@ class Started(msgspec.Struct, eq=False):
             limits.money.settle(self._day, self._picodollars, cost)
 
     def cancel(self) -> None:
-        """Ends a call that was not sent: nothing of it counts."""
+        """Ends a call that was not sent, so that it does not count at all."""
         if self._is_over:
             return
         self._is_over = True
@@ -115,15 +117,15 @@ class Started(msgspec.Struct, eq=False):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Settles a call that has not been settled at what was reserved for it."""
+        """Settles the call at its reservation, unless it has already ended."""
         self.settle(self._limits.now_s())
 
 
 class TenantLimits:
-    """The limits of `settings`, and what counts against them. For one event loop.
+    """The limits of one tenant, and the usage that counts against them; for one event loop.
 
-    store: where usage is counted. alone: a lock to hold during every change; it keeps other
-    processes out if a limit is set. of_tokens: the windows that count tokens.
+    store: where usage is counted. alone: a lock to hold during every change; it excludes other
+    processes if any limit is set. of_tokens: the windows that count tokens.
     """
 
     def __init__(
@@ -146,17 +148,17 @@ class TenantLimits:
 
     @property
     def most(self) -> tuple[int, int]:
-        """The tokens and the picodollars of the largest call that they could grant."""
+        """The most tokens and the most picodollars that a single call may have."""
         tokens = min((window.rate.count for window in self.of_tokens), default=_NO_LIMIT)
         return tokens, _NO_LIMIT if self._allowance is None else self._allowance
 
     @property
     def in_flight(self) -> int:
-        """Calls that have started and not ended."""
+        """The number of calls that have started and not ended."""
         return self.flights.count
 
     def reshape(self, settings: TenantSettings) -> None:
-        """Replaces the limits. Started calls still count."""
+        """Replaces the limits. Calls that have started still count."""
         self._most = settings.concurrency
         self._requests = self._windows("requests", settings.requests, self._requests)
         self.of_tokens = self._windows("tokens", settings.tokens, self.of_tokens)
@@ -172,16 +174,16 @@ class TenantLimits:
         *,
         yields: bool = False,
     ) -> Started | Refused:
-        """Starts one call of this size, or returns the limit that holds it back the longest.
+        """Starts a call of this size, or returns the refusal with the longest wait.
 
-        now_s: monotonic, never decreasing. tokens: of input and output. picodollars: None if no
-        price is known. yields: the call leaves a part of the rates and of the concurrency to calls
-        that do not yield. A refused call counts nowhere.
+        now_s: monotonic, never decreasing. tokens: of input and output together. picodollars: None
+        if no price is known. yields: whether the call leaves a part of the rates and of the
+        concurrency free for calls that do not yield. A refused call counts against no limit.
         """
         money = self.money
         cost = picodollars or 0
         with self.alone:
-            # A clock that is set back does not bring a day back, and its money with it.
+            # The day never goes back, so setting the clock back does not restore a day's money.
             day = max(int(self._wall_s() // DAY_S), money.day)
             if day != money.day:
                 money.begin(day)
@@ -202,7 +204,7 @@ class TenantLimits:
         return Started(self, of_requests, of_tokens, now_s, tokens, cost, day)
 
     def ended(self, took_s: float) -> None:
-        """Counts the end of a call."""
+        """Counts the end of a call that took this many seconds."""
         self.flights.add(-1)
         self._call_s += (took_s - self._call_s) / _RECENT_CALLS
 
@@ -263,7 +265,7 @@ class TenantLimits:
             yield self._because(what, max(0.0, wait_s), "insufficient_quota")
 
     def _can_pay(self, picodollars: int | None) -> bool:
-        """Whether the rest of the day's money covers this cost."""
+        """Whether the rest of the day's money covers the cost; never for an unknown cost, None."""
         if self._allowance is None:
             return True
         return picodollars is not None and self.money.committed + picodollars <= self._allowance
@@ -276,9 +278,9 @@ class TenantLimits:
     def _windows(
         self, kind: str, rates: Iterable[Rate], before: Sequence[CountedWindow]
     ) -> tuple[CountedWindow, ...]:
-        """A window for each rate, with what counted in the windows before it.
+        """Returns a window for each rate, with the usage that counted in the windows `before`.
 
-        Of several rates of one length, only the lowest can bind.
+        Of several rates with the same window length, only the lowest can bind.
         """
         lowest = {rate.window_s: rate for rate in sorted(rates, key=lambda rate: -rate.count)}
         old = {window.rate.window_s: window for window in before}
@@ -295,10 +297,10 @@ class TenantLimits:
 
 
 def _wanted(window: CountedWindow, amount: int, yields: bool) -> int:
-    """The room that a call of this amount needs in the window."""
+    """Returns the room that a call of this amount needs in the window."""
     return amount + _spared(window.rate.count, amount, yields)
 
 
 def _spared(most: int, amount: int, yields: bool) -> int:
-    """The part of a limit that a call leaves free; less if it would never start otherwise."""
+    """Returns the part of a limit that a call leaves free; less if it could not start at all."""
     return max(0, min(max(1, most // _SPARED_PART), most - amount)) if yields else 0

@@ -1,4 +1,4 @@
-"""Tenants as a file states them: a table [tenants.NAME] for each."""
+"""Read tenants from a settings file, which has a table [tenants.NAME] for each."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MOST_WEIGHT = 1_000.0
 
 
 class TenantSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant may do.
+    """The limits and rights of a tenant.
 
-    default_class: the class of calls that request none. classes: those that it may request. weight:
-    its share of a class, relative to other tenants. requests, tokens: rate limits, all of which
-    hold. concurrency: the most calls in flight. picodollars_per_day: the most that it may spend on
-    one day, UTC. models: those that it may use, None for all. is_admin: it may see the dashboard,
-    which shows all tenants.
+    default_class: the class of calls that request no class. classes: the classes that the tenant
+    may request. weight: its share of a class, relative to other tenants. requests, tokens: rate
+    limits, all of which apply. concurrency: the most calls in flight. picodollars_per_day: the most
+    that the tenant may spend on one day, UTC. models: the models that it may use; None for all.
+    is_admin: whether it may see the dashboard, which shows all tenants.
     """
 
     default_class: str = "normal"
@@ -40,10 +40,10 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_tenants(tables: object, file: str, classes: Collection[str]) -> dict[str, TenantSettings]:
-    """The tenants of the table [tenants], by name.
+    """Returns the tenants of the table [tenants], by name.
 
-    file: its name, for errors. classes: the names of all classes. Raises ConfigError that names the
-    file and the table.
+    tables: the value of [tenants]. file: the file's name, for errors. classes: the names of all
+    classes. Raises ConfigError, with the file and the table.
     """
     found = {}
     for name, table in table_in(tables, "tenants", file).items():

@@ -1,4 +1,4 @@
-"""The tenants of a gateway, each with what counts against its limits."""
+"""Keep the tenants of a gateway, each with the usage that counts against its limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _USUAL = TenantSettings()
 
 
 class Tenant:
-    """A customer of the gateway. Several keys may belong to one."""
+    """A customer of the gateway. Several keys may belong to one tenant."""
 
     __slots__ = ("limits", "name", "settings")
 
@@ -26,7 +26,7 @@ class Tenant:
         self.limits = TenantLimits(name, settings, clock, store)
 
     def reshape(self, settings: TenantSettings) -> None:
-        """Replaces the settings; counts against the limits stay."""
+        """Replaces the settings; usage so far still counts against the limits."""
         if settings != self.settings:
             self.settings = settings
             self.limits.reshape(settings)
@@ -37,10 +37,10 @@ class Tenant:
 
 
 class Tenants:
-    """Tenants by name: those of the settings, and any other that a key belongs to, without limits.
+    """Holds the tenants by name; a tenant that only a key names has no limits.
 
-    A tenant stays until the process ends, with its counts. store: where these are kept. alone: its
-    lock.
+    A tenant and its counts stay until the process ends. store: where counts are kept. alone: the
+    lock of the store.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Tenants:
         self._settings = dict(settings or {})
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
-        # The amounts that others have committed, by tenant, on a day.
+        # A day, and by tenant the picodollars that all processes have committed on that day.
         self._totals: tuple[int, Mapping[str, int]] = (0, {})
 
     def of(self, name: str) -> Tenant:
-        """The tenant with this name, created if it does not exist."""
+        """Returns the tenant with this name, which is created if it does not exist."""
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = Tenant(name, self._settings.get(name, _USUAL), self._clock, self._store)
@@ -73,9 +73,9 @@ class Tenants:
             tenant.reshape(self._settings.get(tenant.name, _USUAL))
 
     def unkept(self) -> tuple[int, dict[str, int]]:
-        """Today, and by tenant the committed picodollars that are not saved yet.
+        """Returns today, and by tenant the committed picodollars that are not saved yet.
 
-        Today is the latest day that has begun, also after the clock was set back.
+        Today is the latest day that has begun, even if the clock was set back.
         """
         days = (tenant.limits.money.day for tenant in self._tenants.values())
         day = max(int(self._clock.wall_s() // DAY_S), self._totals[0], *days)
@@ -87,15 +87,15 @@ class Tenants:
         return day, found
 
     def kept(self, day: int, told: Mapping[str, int], totals: Mapping[str, int]) -> None:
-        """Records that `told` more is saved; `totals` are the amounts of the file on that day."""
+        """Records that the amounts `told` are now saved. totals: the file's amounts on that day."""
         self._totals = (day, totals)
         for tenant in self._tenants.values():
             self._learn(tenant, told.get(tenant.name, 0))
 
     def _learn(self, tenant: Tenant, told: int) -> None:
-        """Takes over what others have committed. `told`: what they now also know of us."""
+        """Takes over the amounts of other processes. `told`: the amount that is now saved."""
         day, totals = self._totals
         money = tenant.limits.money
-        # One that has not called today begins its day here.
+        # For a tenant without calls today, the day begins here.
         money.begin(max(day, money.day))
         money.kept(day, told, totals.get(tenant.name, 0))

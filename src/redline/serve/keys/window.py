@@ -1,7 +1,7 @@
-"""A limit on admissions: never more than the count in any window, and no call is delayed.
+"""Limit admissions to a count in any window; calls are admitted or refused, never delayed.
 
-Unlike `redline.limits.rule.Window`, which paces redline's own sends so that a server accepts all of
-them, this window is the server's side: it admits a burst up to the count at once.
+Unlike `redline.limits.rule.Window`, which paces redline's own requests so that a server accepts all
+of them, this window is on the server's side: it admits a burst up to the count at once.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import msgspec
 
 from redline.limits import Rate
 
-# Up to this many records are exact. Beyond them, amounts admitted within this part of a window
-# share a record with the time of the last one: they count slightly longer, and memory is bounded.
+# Up to this many records are exact. Beyond that, to bound memory, amounts that are admitted within
+# 1/EXACT of a window share a record with the time of the last one, so they count slightly longer.
 EXACT = 256
 
-# Gives back a part of an admitted amount that was not used.
+# Gives back the unused part of an admitted amount.
 GiveBack = Callable[[int], None]
 
 
 class Admitted(msgspec.Struct, eq=False):
-    """The amount admitted from `first_s` to `last_s`. left: how much of it counts."""
+    """The amount admitted from `first_s` to `last_s`. left: the part that still counts."""
 
     _window: SlidingWindow
     first_s: float
@@ -38,7 +38,7 @@ class Admitted(msgspec.Struct, eq=False):
 
 
 class SlidingWindow:
-    """One rate. Synchronous; times never go back. used: what counted at the last call."""
+    """A window for one rate; `now_s` never decreases. used: the amount at the last call."""
 
     __slots__ = ("_count", "_grain_s", "_records", "_window_s", "rate", "used")
 
@@ -51,7 +51,7 @@ class SlidingWindow:
             self._records[-1].first_s = record.first_s
 
     def reshape(self, rate: Rate) -> None:
-        """Replaces the count. The length of the window may change only while it is empty."""
+        """Replaces the rate. The window's length may change only while the window is empty."""
         self.rate = rate
         self._count = rate.count
         self._window_s = rate.window_s
@@ -68,12 +68,12 @@ class SlidingWindow:
         while records and records[0].last_s <= horizon_s:
             record = records.popleft()
             self.used -= record.left
-            # An amount that is given back later is not given back twice.
+            # If this amount is given back later, it must not count twice.
             record.left = 0
         return self.used + amount <= self._count
 
     def wait_s(self, amount: int, now_s: float) -> float:
-        """Seconds until `amount` may be admitted, if nothing else is; inf above the count."""
+        """Returns seconds until `amount` fits, if nothing else is admitted; inf above the count."""
         if self.has_room(amount, now_s):
             return 0.0
         if amount > self._count:

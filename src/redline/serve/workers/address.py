@@ -1,4 +1,4 @@
-"""An address that several processes listen on."""
+"""Reserve an address on which several processes listen."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from redline.httpserver import cannot_listen
 
 @contextmanager
 def reserved(host: str, port: int) -> Iterator[int]:
-    """The port, a free one for 0, while it is entered: only SO_REUSEPORT of this user shares it.
+    """Reserves a port for this user's processes, which share it by SO_REUSEPORT; yields the port.
 
-    Listens on nothing. Raises ConfigError if others listen there.
+    port: 0 for a free one. Does not listen on the port. Raises ConfigError if another process
+    listens on it, or if the system cannot share ports.
     """
     if not hasattr(socket, "SO_REUSEPORT"):
         raise ConfigError(
@@ -23,7 +24,7 @@ def reserved(host: str, port: int) -> Iterator[int]:
     with ExitStack() as stack:
         try:
             for family, place in _places(host):
-                # No other process may listen there: sharing would hide that.
+                # First bound unshared: sharing would hide that another process listens there.
                 _bound(family, place, port).close()
                 held = stack.enter_context(closing(_bound(family, place, port, is_shared=True)))
                 port = held.getsockname()[1]

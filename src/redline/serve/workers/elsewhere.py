@@ -1,4 +1,4 @@
-"""Files and batches belong to one worker; the others forward requests for them to it."""
+"""Forward requests for files and batches to the one worker that owns them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from redline.serve.http import Refusal, Route, busy
 
 _CONNECT_S = 5.0
 _PIECE_BYTES = 64 * 1024
-# Headers that concern a single connection, and are not forwarded (RFC 9110, 7.6.1).
+# Headers that concern a single connection and are not forwarded (RFC 9110, 7.6.1).
 _HOP = {
     *("connection", "keep-alive", "transfer-encoding", "content-length", "te", "trailer"),
     *("upgrade", "expect", "proxy-connection"),
 }
-# Bodies have been decompressed here.
+# Bodies are forwarded decompressed.
 _NOT_SENT = frozenset(_HOP | {"content-encoding"})
 _NOT_GIVEN_BACK = frozenset(_HOP | {"date"})
 
 
 class Elsewhere:
-    """The routes of another worker. door: its socket. routes: the requests that it answers."""
+    """Forwards requests to another worker. door: its Unix socket. routes: those that it owns."""
 
     def __init__(self, door: Path, routes: Sequence[Route]) -> None:
         self._door = door
@@ -53,7 +53,7 @@ def _away() -> Refusal:
 
 
 class _Passing(msgspec.Struct, eq=False):
-    """One request, forwarded as it arrives, and its response."""
+    """Forwards one request as it arrives, and passes back its response."""
 
     _exchange: Exchange
     _reader: asyncio.StreamReader
@@ -64,9 +64,10 @@ class _Passing(msgspec.Struct, eq=False):
     _is_over: bool = False
 
     async def run(self) -> None:
-        """Returns when the client has the response.
+        """Returns once the client has the response.
 
-        Raises Refusal before it has begun, and BodyError for a request that cannot be read.
+        If the other worker is lost, raises Refusal, or breaks off a response that has begun. Raises
+        BodyError for a request whose body cannot be read.
         """
         sending = asyncio.ensure_future(self._send())
         answering = asyncio.ensure_future(self._pass_back())
@@ -89,14 +90,14 @@ class _Passing(msgspec.Struct, eq=False):
         lines = [f"{exchange.method} {exchange.target} HTTP/1.1", "connection: close"]
         headers = exchange.headers
         if "host" not in headers:
-            # A request of HTTP/1.0 need not have one, but this one must (RFC 9112, 3.2).
+            # HTTP/1.0 requests may lack this header, but HTTP/1.1 requires it (RFC 9112, 3.2).
             lines.append("host:")
         lines += [f"{name}: {value}" for name, value in headers.items() if name not in _NOT_SENT]
         length = None if "content-encoding" in headers else headers.get("content-length")
         part = await exchange.part()
         if length is not None:
-            # An upload reserves the size that it states, otherwise the maximum, of its tenant's
-            # quota.
+            # For an upload, this size is reserved from the tenant's quota; without a length, the
+            # maximum is.
             lines.append(f"content-length: {length}")
         elif part:
             lines.append("transfer-encoding: chunked")

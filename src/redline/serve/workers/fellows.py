@@ -1,7 +1,7 @@
-"""The figures that each worker publishes, so that any worker can answer a page for all.
+"""Publish the figures of each worker, so that any worker can serve a page with all of them.
 
-Each worker writes its figures into a file once a second. When a worker is lost, the worker that
-replaces it continues its counters.
+Each worker writes its figures to a file once a second. When a worker is lost, its replacement
+continues its counters.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from redline.serve.dashboard import Snapshot
 from redline.serve.workers.summing import added
 from redline.serve.workers.worker import Worker
 
-# If a worker has not written for longer, only its counters that never decrease are used.
+# If a worker has not written for this long, only its metrics that never decrease are used.
 _FRESH_S = 5.0
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker. at_s: monotonic. families: its metrics. snapshot: its part of the dashboard.
+    """The figures of one worker. at_s: monotonic. families: its metrics.
 
-    buckets: durations of the last minute, by the bounds of a histogram.
+    snapshot: its part of the dashboard. buckets: the numbers of calls in the last minute, by
+    duration, in the buckets of a histogram.
     """
 
     at_s: float
@@ -39,12 +40,12 @@ _DECODER = msgspec.msgpack.Decoder(Published)
 
 
 class Fellows:
-    """The workers of the gateway other than this one."""
+    """Reads the figures of the other workers, and publishes those of this worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._others = [Path(worker.folder, f"{one}.figures") for one in range(worker.workers)]
         self._own = self._others.pop(worker.number)
-        # The counts of lost workers that this worker replaces.
+        # The counts of the lost workers that this worker replaces.
         before = _read(self._own)
         self._before = [] if before is None else growing(before.families)
 
@@ -58,11 +59,11 @@ class Fellows:
             beside.write_bytes(_ENCODE(published))
             os.replace(beside, self._own)
         except OSError:
-            # The other workers show their own figures.
+            # The other workers then do without the latest figures of this one.
             return
 
     def added_to(self, own: Sequence[Family]) -> list[Family]:
-        """The metrics of all workers, from those of this one."""
+        """Returns the metrics of all workers. own: the metrics of this worker."""
         horizon_s = SYSTEM.now_s() - _FRESH_S
         others = [
             one.families if one.at_s > horizon_s else growing(one.families) for one in self._read()
@@ -70,7 +71,7 @@ class Fellows:
         return added([self._before, own, *others])
 
     def fresh(self) -> list[Published]:
-        """The figures of the other workers that are serving."""
+        """Returns the figures of the other workers that are serving now."""
         horizon_s = SYSTEM.now_s() - _FRESH_S
         return [one for one in self._read() if one.at_s > horizon_s]
 
@@ -80,7 +81,7 @@ class Fellows:
 
 
 def growing(families: Sequence[Family]) -> list[Family]:
-    """The metrics that never decrease."""
+    """Returns the metrics that never decrease."""
     return [family for family in families if family.kind != "gauge"]
 
 

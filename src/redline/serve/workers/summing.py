@@ -1,4 +1,4 @@
-"""Combines the figures of several workers into those of one gateway."""
+"""Combine the figures of several workers into those of one gateway."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from redline.serve.dashboard import (
 
 V = TypeVar("V", ClassView, EndpointView, TenantView)
 
-# Values that hold for all if they hold in one worker.
+# Metrics whose highest value applies to the whole gateway; all other metrics are added.
 _HIGHEST = frozenset({"redline_endpoint_state", "redline_build_info"})
-# Figures of which the highest holds for all; other numbers are added. Limits of tenants are shared:
-# each worker knows what all of them run and spend.
+# Fields whose highest value applies to the whole gateway; all other numbers are added. Limits of
+# tenants are shared, so each worker knows the calls and the spending of a tenant in all workers.
 _HIGHEST_OF: dict[type, set[str]] = {
     ClassView: {"oldest_s"},
     EndpointView: {"slots"},
     TenantView: {"running", "spent_usd"},
 }
-# Numbers of snapshots that are added.
+# The numbers of a snapshot that are added.
 _ADDED = ("answers_per_s", "tokens_per_s", "running", "waiting")
 _KEPT_EVENTS = 50
-# Each worker samples its seconds at moments of its own, slightly more than a second apart.
+# Each worker samples its seconds at its own times, slightly more than a second apart.
 _NEAR_S = 1.5
 
 
 def added(parts: Iterable[Sequence[Family]]) -> list[Family]:
-    """The metrics of several workers, added sample by sample."""
+    """Returns the metrics of several workers, added sample by sample."""
     found: dict[str, Family] = {}
     sums: dict[str, dict[tuple[tuple[str, str], ...], float | Histogram]] = {}
     for families in parts:
@@ -68,7 +68,7 @@ def _sum(name: str, one: float | Histogram, other: float | Histogram) -> float |
 
 
 def together(snapshots: Sequence[Snapshot]) -> Snapshot:
-    """The first snapshot, with the figures of all added. Its latencies are its own."""
+    """Returns the first snapshot with the figures of all added; latencies are not combined."""
     own = snapshots[0]
     bound = max(snapshots, key=lambda one: (one.binding.cause != "nothing", one.waiting))
     return replace(
@@ -87,12 +87,12 @@ def together(snapshots: Sequence[Snapshot]) -> Snapshot:
 
 
 def joined_classes(parts: Iterable[Sequence[ClassView]]) -> list[ClassView]:
-    """The classes, summed over the parts."""
+    """Returns the classes, summed over the parts."""
     return _joined(parts, _summed)
 
 
 def _joined(parts: Iterable[Sequence[V]], join: Callable[[V, V], V]) -> list[V]:
-    """The parts, with those of the same name joined."""
+    """Returns the views in all parts, with views of the same name joined."""
     found: dict[str, V] = {}
     for one in chain.from_iterable(parts):
         before = found.get(one.name)
@@ -101,7 +101,7 @@ def _joined(parts: Iterable[Sequence[V]], join: Callable[[V, V], V]) -> list[V]:
 
 
 def _endpoint(one: EndpointView, other: EndpointView) -> EndpointView:
-    """The endpoint's state as seen by the worker that has a reason for it."""
+    """Adds two views of an endpoint. The state is from the worker that reports a reason for it."""
     if other.reason and not one.reason:
         one, other = other, one
     latencies = [each.latency_s for each in (one, other) if each.latency_s]
@@ -111,7 +111,7 @@ def _endpoint(one: EndpointView, other: EndpointView) -> EndpointView:
 
 
 def _summed(one: V, other: V) -> V:
-    """The first view, with the numbers of the other one added to its own."""
+    """Returns the first view; each number is the sum of both, or the higher if in _HIGHEST_OF."""
     highest, sums = _HIGHEST_OF[type(one)], {}
     for name in one.__struct_fields__:
         values = (getattr(one, name), getattr(other, name))
@@ -126,7 +126,7 @@ def _latest(parts: Iterable[Sequence[Event]]) -> list[Event]:
 
 
 def _history(snapshots: Sequence[Snapshot]) -> list[Second]:
-    """The seconds of the first snapshot, with the nearest second of each other worker added."""
+    """Returns the first snapshot's seconds, each with the nearest second of the others added."""
     own, *others = (one.history for one in snapshots)
     return [reduce(_with_nearest, others, second) for second in own]
 

@@ -1,13 +1,14 @@
-"""Starts workers, replaces those that are lost, and ends them all.
+"""Start workers, replace those that are lost, and end them all.
 
 a worker  from                    until
-starting  a new process           it has given its base URL, or has ended
-serving   that                    it ends, or is asked to
-lost      its end, unasked        a pause: its counts are cleared at once; then starting again
-ending    SIGTERM                 its calls are over
+starting  a new process           it has reported its base URL, or has ended
+serving   its base URL            it ends, or gets SIGTERM
+lost      its unexpected end      a pause is over; then it is starting again. Its counts of calls
+                                  in flight are cleared at once
+ending    SIGTERM                 its calls in flight have ended
 
-When its standard input ends, which means that this process has ended, a worker ends as after
-SIGTERM.
+When a worker's standard input ends, which means that this process has ended, the worker ends as
+after SIGTERM.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from redline.serve.workers.address import reserved
 from redline.serve.workers.worker import Worker
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
-# A worker that has served for this long was not lost because of its settings.
+# If a worker has served for this long, its settings are not the reason for its end.
 _SETTLED_S = 30.0
 _MOST_URL_BYTES = 4096
 _COMMAND = (sys.executable, "-P", "-m", "redline", "serve")
@@ -47,14 +48,16 @@ async def supervise(
     embedded: Embedded | None,
     flags: dict[str, Any],
 ) -> int:
-    """The exit status of the workers once `stop` is set, or one cannot be started at all.
+    """Runs workers until `stop` is set; returns their highest exit status.
 
-    on_url: called with the base URL once all of them listen. on_note: called with each notice.
-    workers: their number. embedded: a server that all of them use, and this process runs. flags: of
-    the command line. A signal after the first one ends all at once, and this process. Raises
+    Also returns if a worker ends before all of them serve for the first time.
+
+    on_url: called with the base URL once all workers listen. on_note: called with each notice.
+    workers: their number. embedded: a server that this process runs and all workers use. flags: the
+    flags of the command line. A second signal ends all workers and this process at once. Raises
     ConfigError.
     """
-    # Until there are workers, SIGHUP changes nothing: they read the settings when they start.
+    # SIGHUP has no effect before there are workers: they read the settings when they start.
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
     table = SharedTable.make(workers)
     folder = tempfile.mkdtemp(prefix="redline-")
@@ -79,19 +82,19 @@ async def supervise(
 
 
 class _Child:
-    """One worker's process, and its replacement once that is lost."""
+    """Runs one worker's process, and its replacement if the process is lost."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self._process: Process | None = None
         self._is_ending = False
         self._is_serving = False
-        self._is_outdated = False  # the settings have changed since it was begun
+        self._is_outdated = False  # the settings have changed since it was started
 
     async def start(self) -> str:
-        """The worker's base URL once it listens; empty if it ended before that."""
+        """Starts the process; returns its base URL once it listens, "" if it ended before that."""
         self._is_serving = self._is_outdated = False
-        # Not by its standard output, which is that of this process: a served function may print.
+        # The URL does not come on standard output, which is shared: a served function may print.
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -101,7 +104,7 @@ class _Child:
                     stdin=PIPE,
                     env=self.worker.environment(url_fd),
                     pass_fds=(self.worker.fd, url_fd),
-                    # Ctrl-C is for this process, which forwards it to its workers.
+                    # Ctrl-C signals only this process, which then ends its workers.
                     start_new_session=True,
                 )
             if self._is_ending:
@@ -115,29 +118,29 @@ class _Child:
         return url
 
     async def wait(self) -> int:
-        """The worker's exit status; 128 plus the signal's number if a signal ended it."""
+        """Returns the worker's exit status; 128 + the signal's number if a signal ended it."""
         if self._process is None:
             return 0
         status = await self._process.wait()
         if self._is_ending and status == -signal.SIGTERM:
-            # The worker had not started to serve.
+            # The worker had not begun to serve.
             return 0
         return status if status >= 0 else 128 - status
 
     def hang_up(self) -> None:
-        """Makes the worker read its settings again, once it serves: before, SIGHUP ends it."""
+        """Makes the worker reload its settings once it serves; until then, SIGHUP would end it."""
         self._is_outdated = True
         if self._is_serving:
             self.tell(signal.SIGHUP)
 
     def end(self) -> None:
-        """Asks the worker to end, once: a second signal would not let its calls finish."""
+        """Sends SIGTERM only once: a second signal would not let the worker's calls finish."""
         if not self._is_ending:
             self._is_ending = True
             self.tell(signal.SIGTERM)
 
     def tell(self, number: int) -> None:
-        """Sends a signal to the worker, if it runs."""
+        """Sends a signal to the worker if it is running."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
@@ -157,7 +160,7 @@ class _Supervisor:
         self._on_note = on_note
 
     async def run(self, on_url: Callable[[str], None]) -> int:
-        """The highest exit status of the workers."""
+        """Runs the workers until they have ended; returns their highest exit status."""
         on_signals(self._close)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
@@ -179,29 +182,29 @@ class _Supervisor:
         statuses = [await child.wait() for child in self._children]
         for child, status in zip(self._children, statuses, strict=True):
             if not url and status > 128:
-                # Killed by the system, such as for lack of memory. Otherwise the worker has
-                # reported why.
+                # A signal ended the worker, for example for lack of memory. In all other cases,
+                # the worker has reported the reason itself.
                 self._on_note(
                     f"{child.worker.name} ended with status {status} before it could serve"
                 )
         return max(statuses)
 
     async def _start_all(self) -> str:
-        """Starts all workers; returns their base URL, or an empty text if one ended instead."""
+        """Starts all workers; returns their base URL, or "" if one of them ended instead."""
         first, *others = self._children
-        # Resources that only one worker can own are ready before the others need them.
+        # The first worker owns resources that the others need, so it must be ready before them.
         url = await first.start()
         if not url:
             return ""
         return url if all(await asyncio.gather(*(child.start() for child in others))) else ""
 
     async def _keep(self, child: _Child) -> None:
-        """Restarts a worker whenever it ends, until all are to end."""
+        """Restarts a worker whenever it ends, until `stop` is set."""
         pause_s = _FIRST_PAUSE_S
         while True:
             began_s = SYSTEM.now_s()
             status = await child.wait()
-            # All of its calls in flight have ended.
+            # Its calls in flight have ended with it, so clear their counts.
             self._table.forget(child.worker.number)
             if self._stop.is_set():
                 return
@@ -220,7 +223,7 @@ class _Supervisor:
                 self._on_note(f"{child.worker.name} cannot be started: {error.strerror or error}")
 
     def _close(self, number: int) -> None:
-        """Ends all workers; at the second signal, at once."""
+        """Ends all workers; a second signal kills them and ends this process at once."""
         if self._stop.is_set():
             for child in self._children:
                 child.tell(signal.SIGKILL)

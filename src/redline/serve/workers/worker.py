@@ -1,4 +1,4 @@
-"""What one of several workers gets from its parent process, and what the workers share."""
+"""Describe a worker to its process, and share limits and counts among workers."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ _VARIABLE = "REDLINE_WORKER"
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One of the processes that serve an address, as its parent describes it in its environment.
+    """One of several processes that serve an address, as described in its environment.
 
-    number: from 0. fd: of the shared memory table. folder: for the messages between workers.
-    inside: the base URL of the embedded server in the parent, if there is one. flags: of the
-    command line. url_fd: where the worker writes its base URL; -1 in the parent.
+    number: from 0. workers: how many there are. fd: the file descriptor of the shared memory table.
+    folder: for files that the workers exchange. inside: the base URL of the embedded server in the
+    parent; None without one. flags: the flags of the command line. url_fd: the file descriptor to
+    which the worker writes its base URL; -1 in the parent.
     """
 
     number: int
@@ -52,25 +53,25 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     url_fd: int = -1
 
     def environment(self, url_fd: int) -> dict[str, str]:
-        """The environment variables of the process that is to be this worker."""
+        """Returns the environment variables for the process that will be this worker."""
         described = msgspec.structs.replace(self, url_fd=url_fd)
         return {**os.environ, _VARIABLE: msgspec.json.encode(described).decode()}
 
     def tell(self, url: str) -> None:
-        """Tells the parent process the base URL, once."""
-        # Without a parent, the worker is about to end.
+        """Reports the base URL to the parent process; to be called once."""
+        # If the parent has ended, the worker is about to end, too.
         with suppress(OSError):
             os.write(self.url_fd, url.encode())
         os.close(self.url_fd)
 
     @property
     def name(self) -> str:
-        """Its name in notes."""
+        """The worker's name in notices."""
         return f"worker {self.number + 1}"
 
     @property
     def is_first(self) -> bool:
-        """It owns what only one worker can have."""
+        """Whether this worker owns the resources that only one worker can own."""
         return not self.number
 
     @cached_property
@@ -79,27 +80,27 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def door(self) -> Path:
-        """The socket of the first worker for the others."""
+        """The Unix socket on which the first worker serves the others."""
         return Path(self.folder) / "door"
 
     def sharer(self, demand: Callable[[str], Demand]) -> Sharer:
-        """This worker's part in sharing slots. demand: see Sharer."""
+        """Returns this worker's part in sharing slots. demand: see Sharer."""
         return Sharer(self.table, self.number, demand)
 
     def flights(self, name: str) -> Flights:
-        """The calls in flight in all workers. name: equal in all of them."""
+        """Returns a count of calls in flight in all workers. name: the same in all workers."""
         return SharedFlights(self.table, name, self.number)
 
     def sharing(self, endpoint: Endpoint, state: Path) -> Endpoint:
-        """The endpoint with rates that all workers share, by a ledger in `state`.
+        """Returns the endpoint with rates that all workers share through a ledger in `state`.
 
-        Rates that are discovered, and not configured, remain separate in each worker.
+        Rates that are discovered, not configured, stay separate in each worker.
         """
         limits = endpoint.limits
         if limits.share or limits.rate == AUTO or not rated(limits):
             return endpoint
-        # Changed rates get another ledger: while settings change, some workers still use the old
-        # one.
+        # Changed rates get a different ledger: while settings are reloaded, some workers still use
+        # the old rates.
         words = f"{account_of(endpoint)} {described(limits)}"
         name = blake2b(words.encode(), digest_size=8).hexdigest()
         state.mkdir(parents=True, exist_ok=True)
@@ -108,13 +109,16 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def on_orphaned(self, told: Callable[[], object]) -> None:
-        """Makes the running event loop call `told` once the parent process has ended."""
+        """Makes the running event loop call `told` once the parent process has ended.
+
+        The folder of the workers is then removed.
+        """
         loop = asyncio.get_running_loop()
         fd = sys.stdin.fileno()
 
         def ended() -> None:
             loop.remove_reader(fd)
-            # No other process is left to do it.
+            # The parent would have removed the folder.
             shutil.rmtree(self.folder, ignore_errors=True)
             told()
 
@@ -124,10 +128,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 def slots_of(
     sharer: Sharer, endpoint: Endpoint, count: int, *, pool: str, most: int | None
 ) -> Slots:
-    """The slots of an endpoint, shared by all workers.
+    """Returns the slots of an endpoint, shared by all workers.
 
-    pool: its name. most: how many calls may be at all of its endpoints together; None for the sum
-    of what each allows.
+    count: the most calls in flight at the endpoint. pool: the name of its pool. most: the most
+    calls in flight at all endpoints of the pool together; None for no such bound.
     """
     label = endpoint.label
     counts = [SharedCount(sharer, f"endpoint/{account_of(endpoint)}", count, label)]
@@ -137,12 +141,12 @@ def slots_of(
 
 
 def this_worker() -> Worker | None:
-    """The worker that this process is to be, returned once; None if it is not a worker."""
+    """Returns this process's worker, on the first call only; None if it is not a worker."""
     text = os.environ.pop(_VARIABLE, None)
     if text is None:
         return None
     worker = msgspec.json.decode(text, type=Worker)
-    # Processes that it starts do not inherit these.
+    # Processes that the worker starts must not inherit these.
     for fd in (worker.fd, worker.url_fd):
         os.set_inheritable(fd, False)
     return worker

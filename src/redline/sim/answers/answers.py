@@ -1,4 +1,4 @@
-"""The texts of the simulated model: the same for the same question, except for stories."""
+"""Answer as the simulated model: the same question gets the same text, except with stories."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from redline.sim.answers.schema import example
 from redline.sim.answers.stories import Stories
 from redline.sim.answers.tool_calls import ToolCall
 
-# An echo of everything would answer a 50 MB row with 50 MB.
+# An echo of the whole message would answer a row of 50 MB with 50 MB.
 ECHO_CHARACTERS = 1000
 
 
 class Said(msgspec.Struct, frozen=True):
-    """One answer: a text, or calls of tools. is_cut: the token limit cut the text."""
+    """One answer: a text, or calls of tools. is_cut: whether the token limit cut the text."""
 
     text: str
     tokens: int
@@ -47,7 +47,7 @@ def cut(text: str, max_tokens: int | None) -> Said:
 
 
 class Answers:
-    """Answers from the replay, or stories, otherwise an echo; JSON if the request asks for it."""
+    """Answers from a replay, with stories, or with an echo; in JSON if the request wants JSON."""
 
     def __init__(self, replay: Replay | None = None, stories: Stories | None = None) -> None:
         self._replay = replay
@@ -58,9 +58,9 @@ class Answers:
     ) -> str:
         """Returns the answer to the last user message.
 
-        form: the response format. seed: that of the request, on which stories depend. A replayed
-        answer is returned verbatim, whatever the response format. Raises BadCall for a message
-        without a replayed question, and for a schema that cannot be satisfied.
+        form: the response format. seed: the request's seed, on which stories depend. An answer from
+        the replay is returned verbatim, whatever the response format. Raises BadCall for a message
+        that contains no question of the replay, and for a schema that cannot be satisfied.
         """
         if self._replay is not None:
             found = self._replay.answer(question)
@@ -85,7 +85,7 @@ class Answers:
 def embedding(text: str, dimensions: int) -> list[float]:
     """Returns a unit vector that depends on the text alone."""
     raw = shake_256(text.encode(errors="surrogatepass")).digest(4 * dimensions)
-    # The half keeps every coordinate, and so the length, from being zero.
+    # Adding 0.5 keeps every coordinate, and thus the length, from being zero.
     values = [(part + 0.5) / 2**31 - 1 for part in struct.unpack(f"<{dimensions}I", raw)]
     length = sqrt(sum(value * value for value in values))
     return [value / length for value in values]

@@ -1,4 +1,4 @@
-"""Parses request bodies to types, or refuses them with the simulated provider's error texts."""
+"""Parse request bodies into types, or refuse them with the simulated provider's error texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_INPUTS = 2048
 
 
 class BadCall(Exception):
-    """The request itself is invalid; becomes an HTTP reply in OpenAI's error shape."""
+    """The request itself is invalid; this error becomes an HTTP reply in OpenAI's error shape."""
 
     def __init__(self, message: str, *, status: int = 400, code: str | None = None) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ Body = TypeVar("Body")
 
 
 def decode(decoder: msgspec.json.Decoder[Body], raw: bytes) -> Body:
-    """Parses a body. Raises a BadCall that states what is invalid and where."""
+    """Parses a body. Raises BadCall, whose message says what is invalid and where."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -36,16 +36,16 @@ def decode(decoder: msgspec.json.Decoder[Body], raw: bytes) -> Body:
 
 
 def count_tokens(text: str) -> int:
-    """Returns the tokens of a text: its UTF-8 bytes divided by four, rounded up.
+    """Returns the number of tokens of a text: its UTF-8 bytes divided by four, rounded up.
 
-    Used for prompts and answers, for usage and for limits.
+    Usage and limits count prompts and answers this way.
     """
     size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
     return -(-size // BYTES_PER_TOKEN)
 
 
 def texts(given: Inputs, name: str) -> list[tuple[str, int]]:
-    """Returns the inputs, each with its number of tokens; those given as tokens as their numbers.
+    """Returns (text, number of tokens) for each input; token ids become a text of their numbers.
 
     Raises BadCall for an empty list, more than 2,048 inputs, or a mixture.
     """

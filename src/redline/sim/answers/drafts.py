@@ -1,7 +1,7 @@
-"""Replies in the OpenAI API's shapes, drafted before they are admitted.
+"""Draft replies in the OpenAI API's shapes before their requests are admitted.
 
-A draft knows the cost of its reply, so that token limits can charge it on arrival. It is encoded
-only if the request is answered.
+A draft knows the cost of its reply, so token limits can charge the request on arrival. A draft is
+encoded only if its request is answered.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from redline.sim.wire import StreamEvent
 
 DEFAULT_DIMENSIONS = 8
 MAX_DIMENSIONS = 4096
-# About the size of a socket's buffer.
+# About the size of a socket buffer.
 _LONG_BYTES = 64 * 1024
-# More than an event without its text and the model's name takes.
+# An upper bound on the size of an event without its text and the model's name.
 _LONGEST_FRAME_BYTES = 300
 Object = dict[str, Any]
 
@@ -46,8 +46,9 @@ _RESPONSE = msgspec.json.Decoder(responses.Request)
 class Draft(Protocol):
     """A reply that is ready to be encoded.
 
-    completion_tokens: of all choices. most_tokens: those that the request allows for all choices;
-    completion_tokens if it states no bound. is_long: its events may take more than 64 KiB.
+    completion_tokens: those of all choices together. most_tokens: those that the request allows for
+    all choices; completion_tokens if it sets no bound. is_long: whether the events may take more
+    than 64 KiB.
     """
 
     prompt_tokens: int
@@ -62,11 +63,11 @@ class Draft(Protocol):
         """Returns the JSON object of the whole reply to request `number`."""
 
     def events(self, number: int, created_s: int, /) -> Iterator[StreamEvent]:
-        """Yields the events of a stream."""
+        """Yields the events of the streamed reply to request `number`."""
 
 
 class _Generated:
-    """A reply with choices, of a chat or of plain completions."""
+    """A reply with choices, to a chat request or a plain completion request."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class _Generated:
         said: list[Said],
         most: int | None,
     ) -> None:
-        """Drafts the reply. most: the request's bound on a choice's tokens; None without one."""
+        """Drafts the reply. most: the request's bound on a choice's tokens; None for no bound."""
         self._form = form
         self._model = body.model
         self._said = said
@@ -99,7 +100,7 @@ class _Generated:
             for call in said.calls:
                 pieces += call.arguments.count(" ") + 2
                 characters += len(call.tool) + len(call.arguments)
-        # A character takes at most six bytes, as \u0000 does.
+        # A character takes at most six bytes, like \u0000.
         frames_bytes = pieces * (_LONGEST_FRAME_BYTES + 6 * len(self._model))
         return frames_bytes + 6 * characters > _LONG_BYTES
 
@@ -179,7 +180,7 @@ def _chat(raw: bytes, answers: Answers) -> Draft:
     most = body.max_completion_tokens or body.max_tokens
     question = text if question is None else question
     if body.tools and (calls := forced_calls(body, question)):
-        # A token limit does not cut calls.
+        # The token limit does not cut calls.
         tokens = sum(count_tokens(call.arguments) for call in calls)
         said, most = Said("", tokens, is_cut=False, calls=tuple(calls)), None
     else:
@@ -247,7 +248,7 @@ def _embeddings(raw: bytes, _: Answers) -> Draft:
     return _Whole(prompt_tokens, 0, 0, whole)
 
 
-# By path, the function that drafts the reply to a body. It raises BadCall for an invalid one.
+# For each path, the function that drafts the reply to a body, or raises BadCall.
 ENDPOINTS: dict[str, Callable[[bytes, Answers], Draft]] = {
     chat.API.path: _chat,
     completions.API.path: _completion,
@@ -257,7 +258,7 @@ ENDPOINTS: dict[str, Callable[[bytes, Answers], Draft]] = {
 
 
 def _words(text: str) -> Iterator[tuple[int, str]]:
-    """Yields the text word by word with its white space, and the tokens up to each word."""
+    """Yields the number of tokens up to each word, and the word with its white space."""
     size = 0
     words = text.split(" ")
     for index, word in enumerate(words):

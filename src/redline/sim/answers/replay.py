@@ -1,11 +1,11 @@
-"""Answers from a file: a message that contains a question gets that question's answer.
+"""Answer from a file: a message that contains a question gets that question's answer.
 
-A message that equals a question, except for white space at its ends, is found by one table lookup.
-Otherwise every question within the message is found by its pieces: a table has, for each question,
-the pieces of 32 characters that begin at its first eight characters, so that a look at every eighth
-place of the message finds one of them. Questions of fewer than 39 characters have one piece, of at
-most 8 characters, which is looked for at every place. Only questions whose piece is found are
-compared in full. The longest one wins.
+If the message is a question, apart from white space at its ends, one table lookup finds the answer.
+Otherwise the questions within the message are found by their pieces. A table holds, for each
+question, the 8 pieces of 32 characters that begin at its first 8 characters, so looking up the
+piece at every 8th position of the message is enough to find one of them. A question of fewer than
+39 characters has only one piece, of at most 8 characters, so every position is looked up. Only
+questions with a piece in the message are compared in full. The longest question wins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import msgspec
 from redline.errors import ConfigError
 
 MAX_LINES = 1_000_000
-# Width and step. Each call's whole prompt is searched: a look at every place of a long one is slow.
+# Width of pieces, and step between lookups. Each call's whole prompt is searched, so looking up
+# every position of a long prompt would be slow.
 _LONG = (32, 8)
 _SHORT = (8, 1)
 
@@ -29,13 +30,13 @@ class _Line(msgspec.Struct):
 
 
 class Replay:
-    """Questions and their answers. If a question occurs twice, its first answer counts."""
+    """Looks up the answers to questions. If a question occurs twice, its first answer counts."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         self._answers: dict[str, str] = {}
         for question, answer in pairs:
             self._answers.setdefault(question.strip(), answer)
-        # By width and step: the questions of each piece, and where in them it begins.
+        # For each (width, step): each piece's questions, with the piece's offset in the question.
         self._pieces: dict[tuple[int, int], dict[str, list[tuple[str, int]]]] = {}
         for question in self._answers:
             width, step = shape = _shape(len(question))
@@ -64,7 +65,7 @@ class Replay:
 
 
 def _shape(length: int) -> tuple[int, int]:
-    """The width of the pieces of a question of this length, and the step between looks for them."""
+    """Returns the width of the pieces of a question of this length, and the step of its lookups."""
     if length >= sum(_LONG) - 1:
         return _LONG
     width, step = _SHORT
@@ -74,8 +75,8 @@ def _shape(length: int) -> tuple[int, int]:
 def load_replay(path: Path) -> Replay:
     """Loads the replay from a JSONL file whose lines have a `question` and an `answer`.
 
-    Other columns are ignored, so the GSM8K files are read as they are.
-    Raises ConfigError, with file and line, for anything else.
+    Other columns are ignored, so the GSM8K files can be used unchanged.
+    Raises ConfigError, with file and line, for any other line.
     """
     decoder = msgspec.json.Decoder(_Line)
     pairs: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Makes JSON values that satisfy a simple JSON schema, the same one for the same text."""
+"""Make JSON values that satisfy a simple JSON schema: the same value for the same text."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from zlib import crc32
 
 from redline.sim.answers.bodies import BadCall
 
-# A schema may nest and refer to itself. Below this depth, null and empty arrays are preferred.
+# A schema may nest, and refer to itself. Deeper than this, null and empty arrays are preferred.
 _DEEP = 8
 _MAX_DEPTH = 32
 _MAX_VALUES = 10_000
-# The most characters, in all texts together, that are added to reach a minLength.
+# The most characters, in all texts together, that are added to reach minLength.
 _MAX_PADDING = 10_000_000
 # The most schemas that are merged into one.
 _MAX_PARTS = 1_000
 _COMBINING = ("$ref", "anyOf", "oneOf", "allOf")
-# Of two bounds the tighter one applies.
+# Of two bounds, the tighter one applies.
 _BOUNDS = {
     **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems"), max),
     **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems"), min),
@@ -32,7 +32,7 @@ Schema = dict[str, Any]
 
 
 def example(schema: Schema, text: str) -> Any:
-    """Returns a value for the schema, chosen by `text` alone.
+    """Returns a value for the schema; the same `text` gives the same value.
 
     Supports type, enum, const, properties, items, minItems, maxItems, minimum, maximum, their
     exclusive forms, minLength, maxLength, anyOf, oneOf, allOf and `$ref` within the schema.
@@ -42,8 +42,8 @@ def example(schema: Schema, text: str) -> Any:
     try:
         return maker.value(schema, "answer", 0)
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        # The schema is the client's: if one of its words has a value of the wrong kind,
-        # such as a list of properties, using it fails in any of these ways.
+        # The schema comes from the client: if a keyword has a value of the wrong type, such as a
+        # list for `properties`, using it may raise any of these errors.
         raise BadCall(f"The schema is not a valid JSON schema: {error}") from None
 
 
@@ -89,7 +89,7 @@ class _Maker:
         return crc32(name.encode(errors="surrogatepass"), self._seed)
 
     def _resolve(self, schema: Schema, depth: int) -> Schema:
-        """Merges a schema with those that it refers to, includes, and offers as choices."""
+        """Merges a schema with its `$ref`, its `allOf`, and one option of `anyOf` and `oneOf`."""
         merged: Schema = {}
         waiting = [schema]
         for _ in range(_MAX_PARTS):
@@ -160,7 +160,7 @@ class _Maker:
 
 
 def _merge(part: Schema, *, into: Schema) -> None:
-    """Adds the keywords of a part, which must be satisfied as well as those already there."""
+    """Adds the keywords of `part` to `into`, so that a value must satisfy both."""
     for key, value in part.items():
         if key not in into:
             into[key] = value

@@ -1,6 +1,6 @@
-"""Made-up stories: all different, but the same for the same question and seed.
+"""Invent stories: all different, but the same for the same question and seed.
 
-They are assembled from lists of words, so two stories share few runs of words.
+Stories are assembled from lists of words, so two stories have few sequences of words in common.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from random import Random
 
 
 def _listed(words: str) -> list[str]:
-    """Returns the words between white space."""
+    """Splits the words at white space."""
     return words.split()
 
 
@@ -52,7 +52,7 @@ _WORDS = {
     "d": _DEEDS,
     "w": _TIMES,
 }
-# A single letter is replaced by a word of its list.
+# Each single capital letter is replaced by a word from its list.
 _SENTENCES = tuple(
     sentence.split(" ")
     for sentence in (
@@ -66,7 +66,7 @@ _SENTENCES = tuple(
         "under a k t N d the p",
     )
 )
-# Long enough that three changed words leave a similarity of at least 0.83.
+# A story is long enough to keep a similarity of at least 0.83 after three words have changed.
 _LEAST_SENTENCES, _MOST_SENTENCES = 17, 22
 _CHANGED_WORDS = 3
 _REMEMBERED = 10_000
@@ -76,7 +76,7 @@ class Stories:
     """The stories of a simulated model.
 
     near_duplicates: the share of answers, 0 to 1, that repeat one of the last 10,000 stories with
-    three of its words changed. seed: affects all stories.
+    three words changed. seed: with a different seed, all stories are different.
     """
 
     def __init__(self, near_duplicates: float, seed: int) -> None:
@@ -101,7 +101,7 @@ class Stories:
 
 
 def _story(key: str) -> str:
-    """Returns the story that the key alone determines: 100 to 180 words."""
+    """Returns a story of 100 to 180 words, determined by the key alone."""
     rng = Random(f"story {key}")
     sentences = []
     for _ in range(rng.randint(_LEAST_SENTENCES, _MOST_SENTENCES)):
@@ -113,7 +113,7 @@ def _story(key: str) -> str:
 
 
 def _changed(story: str, rng: Random) -> str:
-    """Returns the story with three words replaced by names of things."""
+    """Returns the story with three words replaced by nouns."""
     words = story.split(" ")
     for place in rng.sample(range(len(words)), _CHANGED_WORDS):
         end = "." if words[place].endswith(".") else ""

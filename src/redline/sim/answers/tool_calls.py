@@ -1,9 +1,9 @@
-"""Tool calls of the simulated model: it calls a tool only if the request forces it to.
+"""Make the tool calls of the simulated model, which calls tools only if the request forces it.
 
 tool_choice               calls
 none, auto or not given   none
-required                  each tool once; the first one alone if parallel_tool_calls is false
-a function                that one
+required                  each tool once; only the first if parallel_tool_calls is false
+a function                that function
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from redline.sim.answers.schema import example
 
 
 class ToolCall(NamedTuple):
-    """One call. arguments: JSON that satisfies the parameters' schema."""
+    """One tool call. arguments: JSON that satisfies the schema of the tool's parameters."""
 
     tool: str
     arguments: str

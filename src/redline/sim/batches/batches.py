@@ -1,6 +1,6 @@
-"""The simulated provider's files and batches: plain objects that take the time as an argument.
+"""Keep the simulated provider's files and batches, without a clock: the time is an argument.
 
-  status       meaning                                              turns to
+  status       meaning                                              next status
   validating   it was just created                                  failed, or as in_progress
   in_progress  its lines are answered, each after its own latency   any but validating
   cancelling   a client cancelled it                                cancelled
@@ -41,9 +41,9 @@ from redline.sim.answers import ENDPOINTS, Answers, BadCall, Object, decode
 from redline.sim.batches.lines import BatchLine, LineReader, answered, unanswered
 from redline.sim.settings import SimSettings
 
-# All files together; the server keeps them in memory.
+# The size of all files together; the server keeps them in memory.
 _MOST_BYTES = 1024 * 1024 * 1024
-# Beyond this, the oldest that have ended are forgotten.
+# Beyond this number, the oldest batches that have ended are forgotten.
 _MOST_BATCHES = 10_000
 _MOST_LISTED = 100
 _BYTES_PER_TOKEN = 4
@@ -52,19 +52,19 @@ _CREATION = msgspec.json.Decoder(BatchRequest)
 
 
 class StoredFile(msgspec.Struct):
-    """A file, uploaded or written by a batch. shown: as the API shows it."""
+    """A file, uploaded or written by a batch. shown: the object that the API returns for it."""
 
     shown: FileObject
     data: bytes
 
 
 class _Batch(msgspec.Struct):
-    """A batch. shown: as the API shows it.
+    """A batch. shown: the object that the API returns for it.
 
-    lines: those to answer; empty once it has ended, is being cancelled, or has failed. problems:
-    why it fails. created_s: monotonic. ends_s: when the last line has its answer; monotonic.
-    tokens: those of its lines. files: the ids of its output and errors, which are shown once it has
-    ended.
+    lines: the lines to answer; empty once the batch has ended, is being cancelled, or has failed.
+    problems: the reasons why it fails. created_s: monotonic. ends_s: when the last line has its
+    answer; monotonic. tokens: those of all lines. files: the ids of the output file and the error
+    file, which are shown once the batch has ended; None for a file without lines.
     """
 
     shown: BatchObject
@@ -89,13 +89,13 @@ class _Batch(msgspec.Struct):
 
 
 class Batches:
-    """Keeps files, processes batches as the settings state, and counts the outcomes of lines."""
+    """Keeps files, processes batches according to the settings, and counts outcomes of lines."""
 
     def __init__(self, settings: SimSettings, answers: Answers) -> None:
         self._settings = settings
         self._answers = answers
         self.reader = LineReader(settings)
-        # A generator of its own, so that the order of results does not change the draws for lines.
+        # A separate generator, so that shuffling results does not change the draws for lines.
         self._order_rng = Random(f"{settings.seed} batch order")
         self._files: dict[str, StoredFile] = {}
         self._size_bytes = 0
@@ -106,9 +106,9 @@ class Batches:
     def as_dict(self, now_s: float, wall_s: float) -> dict[str, int]:
         """Returns counts for GET /sim/stats.
 
-        files: uploaded ones. created, cancels: batches. lines: those of all batches that did not
-        fail, which are the sum of `answered`, `failed`, `unfinished` (by an expiry or a cancel) and
-        `waiting`.
+        files: uploaded files. created: batches created. cancels: batches cancelled. lines: those of
+        all batches that did not fail, the sum of `answered`, `failed`, `unfinished` (because
+        the batch expired or was cancelled) and `waiting`.
         """
         for batch_id in self._batches:
             self._looked(batch_id, now_s, wall_s)
@@ -179,13 +179,13 @@ class Batches:
         return _as_object(batch.shown)
 
     def look(self, batch_id: str, now_s: float, wall_s: float) -> Object:
-        """Returns the batch in its present state. Raises BadCall if it does not exist."""
+        """Returns the batch in its current state. Raises BadCall if it does not exist."""
         return _as_object(self._looked(batch_id, now_s, wall_s).shown)
 
     def cancel(self, batch_id: str, now_s: float, wall_s: float) -> Object:
-        """Cancels a batch, which ends at the next query; at once if its results have no room.
+        """Cancels a batch: it ends at the next query, or fails at once without room for results.
 
-        Raises BadCall if it has ended or does not exist.
+        Raises BadCall if the batch has ended or does not exist.
         """
         batch = self._looked(batch_id, now_s, wall_s)
         if batch.is_over:
@@ -240,7 +240,7 @@ class Batches:
             del self._batches[batch_id]
 
     def _looked(self, batch_id: str, now_s: float, wall_s: float) -> _Batch:
-        """Returns a batch in its present state."""
+        """Returns the batch, updated to its current state."""
         batch = self._batch(batch_id)
         if batch.is_over:
             return batch
@@ -263,9 +263,9 @@ class Batches:
         return batch
 
     def _finish(self, batch: _Batch, at_s: float, status: str, wall_s: float) -> bool:
-        """Writes the results available at `at_s`, and errors for the other lines.
+        """Writes the results that are available at `at_s`, and errors for all other lines.
 
-        Returns False if there is no room for these files; the batch has then failed.
+        Returns False if there is no room for these files; the batch is then failed.
         """
         results: list[bytes] = []
         errors: list[bytes] = []
@@ -295,7 +295,7 @@ class Batches:
         self._made.update(answered=len(results), failed=failed, unfinished=unfinished)
         batch.shown.request_counts = counts_object(total, len(results), len(errors))
         batch.shown.usage = response_usage(read, said)
-        # Providers promise no order.
+        # Providers do not guarantee any order.
         self._order_rng.shuffle(results)
         output_id = self._written(batch, "output", results, wall_s)
         batch.files = (output_id, self._written(batch, "error", errors, wall_s))

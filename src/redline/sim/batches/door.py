@@ -1,8 +1,8 @@
-"""The HTTP side of files and batches: /v1/files and /v1/batches.
+"""Serve files and batches over HTTP: /v1/files and /v1/batches.
 
-These requests are not counted as received, and no rate limit applies to them. They meet the faults
-of the settings: 429, 503, 500 and stall before the request is carried out; reset, half and notjson
-afterwards, so that only the answer is lost.
+These requests are not counted as received, and no rate limit applies to them. The faults of the
+settings do: 429, 503, 500 and stall occur before the request is carried out; reset, half and
+notjson occur after it, so that only the reply is lost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BINARY = header_lines({"content-type": "application/octet-stream"})
 class BatchDoor:
     """Answers requests for files and batches.
 
-    refuse_key: raises BadCall if the key is wrong.
+    refuse_key: raises BadCall if the request's key is missing or wrong.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class BatchDoor:
 
     @staticmethod
     def takes(path: str) -> bool:
-        """Returns whether the path is that of a file or a batch."""
+        """Returns whether requests for this path are served here."""
         return f"{path}/".startswith((f"{FILES}/", f"{BATCHES}/"))
 
     def disturb(self, faults: Faults) -> None:
-        """Injects these faults into requests and the lines of new batches."""
+        """Injects these faults from now on: into requests, and into the lines of new batches."""
         self._batches.reader.disturb(faults)
 
     def stats(self) -> dict[str, int]:
-        """Returns the value of `batches` in GET /sim/stats."""
+        """Returns the counters that `GET /sim/stats` shows as `batches`."""
         return self._batches.as_dict(self._clock.now_s(), self._clock.wall_s())
 
     async def serve(self, exchange: Exchange) -> None:

@@ -1,4 +1,4 @@
-"""Reads the lines of a batch from its file, and writes their results."""
+"""Read the lines of a batch from its file, and write their results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_ERRORS = 20
 
 
 class BatchLine(msgspec.Struct, gc=False):
-    """One request. latency_s: from the creation of the batch; inf for a line that stalls."""
+    """One request of a batch. latency_s: from the batch's creation; inf for a line that stalls."""
 
     custom_id: str
     body: bytes
@@ -40,7 +40,7 @@ _NAMED = msgspec.json.Decoder(_Named)
 
 
 class LineReader:
-    """Reads the lines of batches, and draws the latency and the fault of each."""
+    """Reads the lines of batches, and draws a latency and a fault for each line."""
 
     def __init__(self, settings: SimSettings) -> None:
         self._settings = settings
@@ -52,7 +52,7 @@ class LineReader:
         self.faults = faults
 
     def read(self, data: bytes, endpoint: str) -> tuple[list[BatchLine], list[Problem]]:
-        """Returns the lines of a file and their problems; no lines if there are problems."""
+        """Returns the lines of a file and the file's problems; no lines if there are problems."""
         lines: list[BatchLine] = []
         problems: list[Problem] = []
         checker = LineChecker(endpoint)
@@ -88,7 +88,7 @@ class LineReader:
             return Problem("mismatched_model", text, number, "body.model")
         fault = self.faults.draw(self._rng)
         latency_s = self._settings.batch_latency.draw_s(self._rng)
-        # The decoder's view would keep the whole file alive.
+        # The decoder returns a view, which would keep the whole file in memory.
         body = bytes(asked.body)
         return BatchLine(asked.custom_id, body, math.inf if fault == "stall" else latency_s, fault)
 
@@ -96,9 +96,9 @@ class LineReader:
 def answered(
     line: BatchLine, endpoint: str, answers: Answers, number: int, created_s: int
 ) -> tuple[int, bytes, tuple[int, int]]:
-    """Returns the status, result and tokens of an answered line.
+    """Returns the HTTP status, the result's JSON line and the tokens (in, out) of an answered line.
 
-    number: that of the request over all batches. created_s: wall time.
+    number: the number of the request, counted over all batches. created_s: Unix time.
     """
     tokens = (0, 0)
     if line.fault is not None:
@@ -117,7 +117,7 @@ def answered(
 
 
 def unanswered(line: BatchLine, number: int, code: str, message: str) -> bytes:
-    """Returns the result of a line that had no answer when its batch ended."""
+    """Returns the JSON line of the result of a line that had no answer when its batch ended."""
     return _result(line, number, None, {"code": code, "message": message})
 
 

@@ -1,9 +1,10 @@
-"""Answers requests: the path of one through the simulated provider.
+"""Answer requests, each in the same steps.
 
 Read -> jitter -> key -> draft of the reply -> room in the queue -> the key's rate limits -> fault
 drawn -> slot -> latency -> reply. A request that is refused before the rate limits costs nothing.
-An admitted one is charged, and may then meet a fault: providers charge for failed requests, too. If
-answers are charged when they end, a request whose client leaves earlier costs only its prompt.
+An admitted request is charged, and may then meet a fault: providers charge for failed requests,
+too. If answers are charged when they end, a request whose client leaves earlier costs only its
+prompt.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ def _over(message: str, kind: str, headers: Mapping[str, str] = {}) -> Reply:
     return error_reply(429, message, kind, code="rate_limit_exceeded", headers=headers)
 
 
-# These faults need no model: they are answered at once.
+# These faults need no model, so they are sent at once.
 _AT_THE_DOOR = {
     "429": _over("Too many requests (injected fault).", "requests"),
     "503": error_reply(503, "The service is overloaded (injected fault).", "service_unavailable"),
 }
 _FULL = error_reply(503, "The queue is full.", "service_unavailable", code="overloaded")
-# These faults come in place of the answer.
+# These faults replace the answer.
 _AFTER = {
     "500": error_reply(500, "The server had an error (injected fault).", "server_error"),
     "notjson": NOT_JSON,
@@ -78,7 +79,7 @@ MAX_PARK_S = 86_400.0
 
 
 class _NewLimits(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /sim/limits. A kind that is left out keeps its limits."""
+    """The body of POST /sim/limits. An omitted kind keeps its limits."""
 
     requests: list[str] | None = None
     tokens: list[str] | None = None
@@ -87,9 +88,9 @@ class _NewLimits(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _NewFaults(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /sim/faults. A setting that is left out does not change.
+    """The body of POST /sim/faults. An omitted setting does not change.
 
-    park_s: the seconds for which requests with the same key as this one are refused.
+    park_s: the seconds for which requests with the same key as this request are refused.
     """
 
     faults: list[str] | None = None
@@ -102,7 +103,7 @@ _NEW_FAULTS = msgspec.json.Decoder(_NewFaults)
 
 
 class Provider:
-    """Answers requests according to the settings, and counts the result of each."""
+    """Answers requests according to the settings, and counts their outcomes."""
 
     def __init__(self, settings: SimSettings, clock: Clock) -> None:
         self._settings = settings
@@ -112,7 +113,7 @@ class Provider:
             Stories(settings.near_duplicates, settings.seed) if settings.stories else None,
         )
         self._accounts = Accounts(settings.rates, settings.algorithm)
-        # Separate generators, so that faults do not shift the latencies of a seed.
+        # Separate generators, so that drawing faults does not change the latencies of a seed.
         self._jitter_rng = Random(f"{settings.seed} jitter")
         self._latency_rng = Random(f"{settings.seed} latency")
         self._fault_rng = Random(f"{settings.seed} fault")
@@ -130,15 +131,15 @@ class Provider:
     def serve(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """Answers one request, which ends in exactly one class of the statistics.
 
-        It answers at once if no part of it can take time, and otherwise by the coroutine that it
-        returns, which is cancelled when the client leaves.
+        Answers at once and returns None if no step can take time. Otherwise returns a coroutine
+        that answers, to be cancelled if the client leaves.
         """
         if not self._is_immediate or not exchange.is_complete:
             return self._serve(exchange, None)
         raw = exchange.received()
         draft = self._draft(exchange, raw)
         if not isinstance(draft, BadCall) and draft.is_stream and draft.is_long:
-            # Its coroutine waits for the reader.
+            # The coroutine waits while the client reads.
             return self._serve(exchange, raw)
         ticket = self.stats.receive(self._clock.now_s())
         try:
@@ -158,7 +159,7 @@ class Provider:
             raise BadCall("Incorrect API key provided.", status=401, code="invalid_api_key")
 
     async def _serve(self, exchange: Exchange, raw: bytes | None) -> None:
-        """Answers one request. raw: its body; None if it has not been read."""
+        """Answers one request. raw: the body; None if it has not been read yet."""
         ticket = self.stats.receive(self._clock.now_s())
         try:
             if raw is None:
@@ -188,7 +189,7 @@ class Provider:
             self.stats.settle(ticket, "abandoned", None, self._clock.now_s())
 
     def _admitted(self, exchange: Exchange, ticket: Ticket, draft: Draft | BadCall) -> Draft | None:
-        """Returns the draft if the limits admit the request; None if it was refused."""
+        """Returns the draft of an admitted request; refuses any other request and returns None."""
         if isinstance(draft, BadCall):
             self._reply(exchange, ticket, refusal(draft), "refused")
             return None
@@ -216,7 +217,7 @@ class Provider:
     async def _perform(
         self, exchange: Exchange, ticket: Ticket, draft: Draft, first_s: float, fault: str | None
     ) -> None:
-        """Answers a request that has its slot. first_s: its latency without tokens."""
+        """Answers a request that holds a slot. first_s: the latency without tokens, in seconds."""
         if fault == "stall":
             try:
                 await asyncio.sleep(MAX_STALL_S)
@@ -255,7 +256,7 @@ class Provider:
             return error
 
     def _charge(self, draft: Draft) -> Charge:
-        """Returns the amounts that the request counts for on arrival."""
+        """Returns the amounts that the request is charged on arrival."""
         if self._settings.charge == "actual":
             return Charge(draft.prompt_tokens, draft.completion_tokens)
         if self._settings.charge == "answered":
@@ -268,11 +269,11 @@ class Provider:
             self._account(exchange).count(answer, self._clock.now_s())
 
     async def answer_limits(self, exchange: Exchange) -> None:
-        """Answers a request that shows or changes the limits; it is not counted as received."""
+        """Answers a request that shows or changes the limits; not counted as received."""
         await self._answer_page(exchange, self._change_limits, self._shown_limits)
 
     async def answer_faults(self, exchange: Exchange) -> None:
-        """Answers a request that shows or changes faults and latency; it is not counted."""
+        """Answers a request that shows or changes faults and latency; not counted as received."""
         await self._answer_page(exchange, self._change_faults, self._shown_faults)
 
     async def _answer_page(
@@ -281,7 +282,7 @@ class Provider:
         change: Callable[[Exchange, bytes], None],
         shown: Callable[[], object],
     ) -> None:
-        """Shows settings, after changing them if the request is a POST."""
+        """Changes settings if the request is a POST, then shows them."""
         method = exchange.method
         try:
             self.refuse_key(exchange)
@@ -350,7 +351,7 @@ class Provider:
         style = self._settings.headers
         readings = account.readings(now_s)
         if style != "anthropic":
-            # Only Anthropic's headers have names for input and output apart.
+            # Only Anthropic's headers have separate names for input and output.
             readings = [each for each in readings if each.what in ("requests", "tokens")]
         return limit_headers(style, readings, self._clock.wall_s())
 
@@ -364,7 +365,7 @@ class Provider:
     ) -> None:
         if exchange.is_gone:
             return
-        # Settled just before it is written: once a client has its reply, it is not in flight.
+        # Settled just before the reply is written: a request whose client has it is not in flight.
         self.stats.settle(ticket, outcome, reply.status, self._clock.now_s(), detail)
         send(exchange, reply, ticket.number)
 
@@ -380,7 +381,7 @@ class Provider:
         return fields
 
     def _answer(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> None:
-        """Sends the whole answer at once, as one chunk if a stream was asked for."""
+        """Sends the whole answer at once, as one chunk if the request wants a stream."""
         if exchange.is_gone:
             return
         fields = self._fields(exchange, ticket, draft)

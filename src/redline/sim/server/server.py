@@ -1,4 +1,4 @@
-"""The simulated provider as a real HTTP server, for an `async with` block or until Ctrl-C."""
+"""Run the simulated provider as a real HTTP server, in an `async with` block or until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _MODELS = json_reply(
 class Sim(HttpServer):
     """A simulated provider that serves in an `async with` block, or from `start` to `aclose`.
 
-    It runs in the event loop that starts it, and starts once. Raises ConfigError for a replay file
-    that it cannot read and, from `start`, for an address on which it cannot listen.
+    It runs in the event loop that starts it, and can start only once. Raises ConfigError for a
+    replay file that cannot be read and, from `start`, for an address on which it cannot listen.
     """
 
     def __init__(self, settings: SimSettings | None = None, clock: Clock = SYSTEM) -> None:
@@ -41,7 +41,7 @@ class Sim(HttpServer):
         super().__init__("the simulated provider", address, bounds=bounds)
 
     def stats(self) -> dict[str, Any]:
-        """Returns the counters of `GET /sim/stats`, which redline.sim.stats explains."""
+        """Returns the counters of `GET /sim/stats`; redline.sim.stats explains them."""
         stats = self._provider.stats.as_dict()
         batches = self._provider.batches.stats()
         return {**stats, "waiting": self._provider.waiting, "batches": batches}
@@ -67,16 +67,16 @@ class Sim(HttpServer):
         return self._provider.serve(exchange)
 
     async def _drain(self) -> None:
-        """Cuts off requests in flight, like a provider that goes down."""
+        """Does not wait: requests in flight are cut off, as when a provider goes down."""
 
     def _metrics(self) -> Reply:
-        """Returns the metrics that a pool reads from one of its servers."""
+        """Returns the metrics that a pool reads from each of its servers."""
         running, waiting = self._provider.stats.serving, self._provider.waiting
         page = _page({"redline_requests_running": running, "redline_requests_waiting": waiting})
         return Reply(200, page, PROMETHEUS)
 
     def _show(self, exchange: Exchange) -> Reply | None:
-        """Returns a page that can be read without being counted; None for any other path."""
+        """Returns the page of a path whose requests are not counted; None for any other path."""
         if exchange.path in ("/health", "/healthz"):
             return _HEALTHY
         if exchange.path == "/metrics":
@@ -100,7 +100,7 @@ class Sim(HttpServer):
 
 
 def _page(gauges: Mapping[str, int]) -> bytes:
-    """Returns gauges in Prometheus' text format."""
+    """Returns the gauges, by name, in Prometheus' text format."""
     lines = (f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items())
     return "".join(lines).encode()
 
@@ -110,8 +110,8 @@ def serve_forever(
 ) -> None:
     """Serves until SIGINT or SIGTERM, then returns.
 
-    on_url: called with the base URL when connections are accepted. on_note: called with one line on
-    what is simulated, and at the end with one on what was received. Raises ConfigError if the
+    on_url: called with the base URL once connections are accepted. on_note: called with a line that
+    describes what is simulated, and at the end with a line of counters. Raises ConfigError if the
     replay file or the address cannot be used.
     """
 

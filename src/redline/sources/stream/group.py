@@ -1,16 +1,16 @@
-"""One consumer of one group of a Redis stream: its turns, each of them atomic in Redis.
+"""Acts as one consumer of a consumer group of a Redis stream, in steps that are atomic in Redis.
 
-A message's way, as Redis sees it:
+The states of a message in Redis:
 
   new        no consumer of the group has it
-  pending    it was handed to a consumer, which keeps it from becoming idle while it lives
-  marked     pending, and its consumer has begun to write its outcome. No other may claim it: the
-             outcome may be on that consumer's disk, and only its file can show
+  pending    it was delivered to a consumer, which keeps it from becoming idle while it is alive
+  marked     pending, and its consumer has begun to write its outcome. No other consumer may claim
+             it: the outcome may be on that consumer's disk, and only the file there can show it
   gone       acknowledged: its outcome is durable
 
-A turn is one Lua script (group.lua), so that no message changes hands between the check whose it is
-and what follows. A turn may be repeated with the same effect, except that messages that are handed
-out count as delivered once more.
+A step, called a turn, is one call of a Lua script (group.lua), so no message changes its consumer
+between the check of its consumer and the action. A turn may be repeated with the same effect,
+except that messages that it delivers again count as delivered once more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 PATIENCE_S = 60.0
 _SCRIPT = Path(__file__).with_suffix(".lua").read_text("utf-8")
-# Redis names scripts by SHA-1; nothing is kept secret by it.
+# Redis names scripts by their SHA-1, which protects nothing here.
 _SHA = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _TIMEOUT_S = 5.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
@@ -46,13 +46,14 @@ _MOST_IDS = 1000
 
 
 class Away(ConfigError):
-    """Redis does not answer."""
+    """Raised if Redis does not answer."""
 
 
 class Entry(NamedTuple):
     """One message of the stream.
 
-    deliveries: how many times it was delivered, this time included. fields: names and values.
+    deliveries: how many times it was delivered, including this time. fields: its names and values,
+    alternating.
     """
 
     id: bytes
@@ -63,8 +64,8 @@ class Entry(NamedTuple):
 class Left(NamedTuple):
     """The unfinished messages of a group.
 
-    pending: messages that wait for an acknowledgement. orphans: those of them that were marked
-    by a consumer that has gone silent; whose: one such consumer.
+    pending: the number of messages without an acknowledgement. orphans: how many of them were
+    marked by a consumer that has gone silent. whose: the name of one such consumer.
     """
 
     pending: int
@@ -73,9 +74,9 @@ class Left(NamedTuple):
 
 
 class Group:
-    """The turns of one consumer. Raises ConfigError if Redis is unreachable for 60 s, or refuses.
+    """Makes the turns of one consumer. Call `open` first.
 
-    Call `open` first.
+    Methods raise ConfigError if Redis refuses, or is unreachable for 60 s.
     """
 
     def __init__(self, url: StreamUrl) -> None:
@@ -97,7 +98,7 @@ class Group:
         try:
             self._client = Redis.from_url(
                 self._url.server,
-                # Responses in one form, whatever redis-py makes of them by default.
+                # So that responses have the same form with every version of redis-py.
                 protocol=2,
                 socket_timeout=_TIMEOUT_S,
                 socket_connect_timeout=_TIMEOUT_S,
@@ -113,31 +114,32 @@ class Group:
             raise
 
     async def aclose(self) -> None:
-        """Closes the connections. May be repeated."""
+        """Closes the connections. May be called repeatedly."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
 
     async def new(self, count: int, wait_s: float) -> list[Entry]:
-        """Up to `count` messages never delivered, immediately if there are some.
+        """Returns up to `count` messages that were never delivered, at once if there are any.
 
-        wait_s: how long to wait for the first, below 5. Messages whose delivery was lost on its way
-        belong to this consumer, and are returned by `own`.
+        wait_s: how long to wait for the first message, below 5 s. Raises Away if Redis does not
+        answer. Messages whose delivery was lost on the way belong to this consumer: `own` returns
+        them.
         """
         url = self._url
         words: list[Any] = ["XREADGROUP", "GROUP", url.group, self._consumer, "COUNT", count]
         words += ["BLOCK", max(1, round(1000 * wait_s)), "STREAMS", url.stream, ">"]
         answer = await self._asked(lambda: self._once(words), patience_s=0.0)
         entries = answer[0][1] if answer else []
-        # A message that was deleted meanwhile has no fields.
+        # A message that was deleted in the meantime has no fields.
         return [Entry(id, 1, fields) for id, fields in entries if fields]
 
     async def own(self, count: int, held: Sequence[bytes]) -> list[Entry]:
-        """Up to `count` messages of this consumer, except those in `held`."""
+        """Returns up to `count` messages of this consumer, except the ids in `held`."""
         return await self._messages("own", count, *held)
 
     async def idle(self, count: int) -> list[Entry]:
-        """Up to `count` messages of silent consumers, which now belong to this one."""
+        """Claims up to `count` messages of silent consumers for this consumer, and returns them."""
         url = self._url
         idle_ms = round(1000 * url.idle_s)
         return await self._messages("claim", count, idle_ms, int(url.claims_orphans))
@@ -145,7 +147,7 @@ class Group:
     async def mark(self, ids: Sequence[bytes]) -> list[bool]:
         """Marks messages as being written; returns for each whether it is still this consumer's.
 
-        Only the outcomes of those that do may be written.
+        Only the outcomes of messages that are still this consumer's may be written.
         """
         return [bool(one) for found in await self._turns("mark", ids) for one in found]
 
@@ -154,17 +156,20 @@ class Group:
         await self._turns("ack", ids)
 
     async def keep(self, ids: Sequence[bytes]) -> None:
-        """Refreshes the messages, so that other consumers do not claim them."""
+        """Resets the idle time of the messages, so that other consumers do not claim them."""
         await self._turns("keep", ids)
 
     async def release(self) -> None:
-        """Releases unmarked messages for other consumers at once."""
+        """Releases the unmarked messages, so that other consumers can claim them at once."""
         start: bytes | None = b"-"
         while start is not None:
             start = await self._turn("release", round(1000 * MOST_IDLE_S), start)
 
     async def left(self) -> Left:
-        """The unfinished messages. An orphan's consumer has been silent for ten times `idle_s`."""
+        """Counts the unfinished messages.
+
+        An orphan is a marked message whose consumer has been silent for ten times `idle_s`.
+        """
         return Left(*await self._turn("left", round(10_000 * self._url.idle_s)))
 
     async def _make(self) -> None:
@@ -178,7 +183,7 @@ class Group:
                 raise
 
     async def _turns(self, name: str, ids: Sequence[bytes]) -> list[Any]:
-        """The answers to a turn with these messages, of which Lua takes a part at a time."""
+        """Makes a turn for these messages, at most 1,000 at a time; returns the answers."""
         starts = range(0, len(ids), _MOST_IDS)
         return [await self._turn(name, *ids[start : start + _MOST_IDS]) for start in starts]
 
@@ -195,19 +200,22 @@ class Group:
             try:
                 return await self._once(["EVALSHA", _SHA, *words])
             except NoScriptError:
-                # A Redis that was restarted has forgotten the script. Loading it beforehand would
-                # take another command, which this Redis user may not be allowed.
+                # Redis does not have the script yet, or lost it in a restart. SCRIPT LOAD would be
+                # another command, which this Redis user may not be permitted to use.
                 return await self._once(["EVAL", _SCRIPT, *words])
 
         return await self._asked(ask)
 
     async def _once(self, words: Sequence[Any]) -> Any:
-        # redis-py types only some of its clients' methods, and not this one.
+        # redis-py has no type annotations for this method.
         client: Any = self._client
         return await client.execute_command(*words)
 
     async def _asked(self, ask: Callable[[], Awaitable[T]], *, patience_s: float = PATIENCE_S) -> T:
-        """The answer; retries while Redis is unreachable, for at most patience_s."""
+        """Returns the answer of `ask`; retries while Redis is unreachable, for up to patience_s.
+
+        Raises Away after that, and ConfigError if Redis refuses.
+        """
         from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError
         from redis.exceptions import ConnectionError as Unreachable
         from redis.exceptions import TimeoutError as Late
@@ -235,9 +243,10 @@ def _said(error: Exception) -> str:
 
 
 def consumer_of(path: Path) -> bytes:
-    """The consumer's name stored at `path`: `HOST-PROCESS-RANDOM` of its first process. Blocks.
+    """Returns the consumer's name stored at `path`; makes and stores one if there is none. Blocks.
 
-    The caller holds the lock. Raises JournalError if it cannot be stored.
+    The name is `HOST-PROCESS-RANDOM`, of the process that made it. The caller holds the output's
+    lock. Raises JournalError if the name cannot be read or stored.
     """
     try:
         kept = path.read_bytes().strip()

@@ -1,16 +1,16 @@
-"""Rows from a Redis stream. A message is acknowledged once its outcome is durable, and not before.
+"""Reads rows from a Redis stream, and acknowledges a message only once its outcome is durable.
 
-A message's way through one process, which is one consumer of the group:
+The states of a message in one process, which is one consumer of the group:
 
-  new, or idle       it is read, as far as there is room: twice as many as calls in flight
-  held               a heartbeat keeps it from becoming idle, so it is not claimed
+  new, or idle       it is read if there is room: for twice as many messages as calls in flight
+  held               a heartbeat keeps it from becoming idle, so no other consumer claims it
   permitted          it has its outcome, is still this consumer's, and is marked: now its line may
-                     be written, and it is no longer claimed
+                     be written, and no other consumer claims it any more
   durable            the journal has synced its line: it is acknowledged
 
-A process that dies at any of these steps leaves the message pending. Before the mark, others claim
-it when it has been idle for long enough. After the mark, the next run of the same output is given
-it first, and finds its line in the file, or does it.
+If a process dies in any of these states, the message stays pending. Before the mark, another
+consumer claims it once it has been idle for long enough. After the mark, the next run with the same
+output gets it first; it finds the message's line in the file, or processes the message.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from redline.sources.row import (
 from redline.sources.stream.group import Away, Entry, Group, consumer_of
 from redline.sources.stream_url import StreamUrl, message_key
 
-# How long a read waits for the next message: it may be cancelled meanwhile, and an empty stream is
-# noticed only when the wait ends.
+# How long a read waits for the next message; the short wait is for `until_empty`, because an empty
+# stream is noticed only when the wait ends.
 _WAIT_S, _SHORT_WAIT_S = 1.0, 0.1
-# A process that ends has this long for its last acknowledgements; the rest is acknowledged when it
-# is started again.
+# A process that ends has this long for its last acknowledgements; the next run with the same output
+# makes the others.
 _LAST_S = 10.0
 _ASK_AGAIN_S = 0.1
 _decode = msgspec.json.Decoder().decode
@@ -52,9 +52,9 @@ _decode = msgspec.json.Decoder().decode
 class StreamRows(AsyncRows):
     """The messages of a stream as rows.
 
-    consumer_path: the file that keeps the consumer's name. most: how many messages may be without
-    an outcome at a time. limit: read at most this many messages. until_empty: end when the group is
-    done with all messages.
+    consumer_path: the file that stores the consumer's name. most: the most messages that may be
+    without an outcome at a time. limit: read at most this many messages. until_empty: end when the
+    group has acknowledged all messages.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class StreamRows(AsyncRows):
         self._until_empty = until_empty
         self._most = most
         self._group = Group(url)
-        # Messages handed out here and not acknowledged: their ids by the keys of their rows.
+        # Messages that have become rows but are not acknowledged: their ids, by their rows' keys.
         self._held: dict[int, bytes] = {}
         self._without_outcome = 0
         self._has_room = asyncio.Event()
@@ -95,9 +95,9 @@ class StreamRows(AsyncRows):
         self._tasks = [asyncio.create_task(self._watched(work())) for work in works]
 
     async def batches(self) -> AsyncIterator[list[Row]]:
-        """Lists of 1 to 256 rows: first those delivered to an earlier process of this output.
+        """Yields lists of 1 to 256 rows; first those delivered to an earlier run of this output.
 
-        They end at the job's limit, and with `until_empty` when the stream is empty.
+        Ends at the limit and, with `until_empty`, when all messages are acknowledged.
         """
         async for rows in self._own():
             yield rows
@@ -112,7 +112,7 @@ class StreamRows(AsyncRows):
                 try:
                     messages = await self._group.new(count, self._wait_s)
                 except Away:
-                    # Messages may have been delivered, and the answer lost.
+                    # Messages may have been delivered, but the response was lost.
                     async for rows in self._own():
                         yield rows
                     continue
@@ -127,16 +127,17 @@ class StreamRows(AsyncRows):
         self._has_room.set()
 
     def skip(self, key: int) -> None:
-        """Leaves out a row whose outcome the output has: its message is only acknowledged."""
+        """Skips a row whose outcome the output has already; only acknowledges its message."""
         self._settle()
         self._durable.append(key)
         self._acknowledging.set()
 
     async def permit(self, key: int, outcome: Outcome) -> bool:
-        """Whether the row's outcome may be written: its message is this consumer's for good.
+        """Marks the row's message; returns whether the row's outcome may be written.
 
-        False if another consumer has claimed it, whose outcome will count. Raises ConfigError if
-        Redis is unreachable for too long.
+        Returns False if another consumer has claimed the message: that consumer's outcome will
+        count. Adds the message's id to the fields of the outcome. Raises ConfigError if Redis
+        refuses, or is unreachable for too long.
         """
         if self._failure is not None:
             raise self._failure
@@ -158,15 +159,15 @@ class StreamRows(AsyncRows):
         self._acknowledging.set()
 
     async def aclose(self) -> None:
-        """Acknowledges durable outcomes, and leaves messages without one to the next consumer."""
+        """Acknowledges messages with durable outcomes, and releases those without an outcome."""
         pending = set(self._tasks)
         while pending:
             for task in pending:
                 task.cancel()
-            # Cancelled again: redis-py may lose a cancellation that coincides with an answer.
+            # Cancelled in a loop: redis-py may lose a cancellation that coincides with a response.
             _, pending = await asyncio.wait(pending, timeout=_ASK_AGAIN_S)
         if not self._tasks:
-            # It has not joined the group.
+            # This consumer has not joined the group.
             return
         try:
             async with asyncio.timeout(_LAST_S):
@@ -184,12 +185,12 @@ class StreamRows(AsyncRows):
         return min(longest_s, self.url.idle_s / 2)
 
     def _settle(self) -> None:
-        """Counts a row that has its outcome, or needs none."""
+        """Records that one more row has its outcome, or needs none."""
         self._without_outcome -= 1
         self._has_room.set()
 
     async def _room(self) -> int:
-        """Waits until messages may be read. Their number; 0 at the limit and once closed."""
+        """Waits until messages may be read; returns how many. 0 at the limit and once closed."""
         while self._without_outcome >= self._most and not self._is_closed:
             self._has_room.clear()
             await self._has_room.wait()
@@ -201,7 +202,7 @@ class StreamRows(AsyncRows):
         return room if self._limit is None else min(room, self._limit - self._number)
 
     async def _own(self) -> AsyncIterator[list[Row]]:
-        """Messages delivered to this consumer but not held here, as after a process died."""
+        """Yields messages of this consumer that are not held, such as those of a dead process."""
         while count := await self._room():
             messages = await self._group.own(count, list(self._held.values()))
             if not messages:
@@ -223,7 +224,7 @@ class StreamRows(AsyncRows):
         return not left.pending
 
     async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs `work`, and keeps the error that ends it, so that reading ends with it."""
+        """Runs `work`; an error that ends it also ends reading and all waits for a mark."""
         try:
             await work
         except ConfigError as error:
@@ -254,7 +255,7 @@ class StreamRows(AsyncRows):
         durable = list(self._durable)
         if durable:
             await self._group.acknowledge([self._held[key] for key in durable])
-            # Not before: an acknowledgement that is cut short is made again.
+            # Removed only now, so that an acknowledgement that is interrupted is made again.
             del self._durable[: len(durable)]
             for key in durable:
                 del self._held[key]
@@ -269,7 +270,7 @@ class StreamRows(AsyncRows):
         for message in messages:
             content = _content(message)
             key = message_key(self.url.stream, content)
-            # Another consumer had claimed it, and it came back while it is still being done here.
+            # Another consumer claimed it, and it came back, while its row is in progress here.
             if key in self._held:
                 continue
             self._held[key] = message.id
@@ -296,13 +297,16 @@ class StreamRows(AsyncRows):
 
 
 def _content(message: Entry) -> bytes:
-    """The bytes that identify a message: its id and fields, or their digest if they are long."""
+    """Returns the bytes that identify a message: its id, then its fields or a digest of them."""
     fields = b" ".join(message.fields)
     return message.id + b" " + (fields if len(fields) <= MAX_ROW_BYTES else digest(fields))
 
 
 def _columns(fields: list[bytes], json_field: bytes) -> tuple[dict[str, object] | None, str | None]:
-    """The row of a message, or what is wrong with it."""
+    """Returns the data of a message's row and None, or None and what is wrong with the message.
+
+    fields: names and values, alternating. json_field: if it is the only field, it holds the row.
+    """
     names, texts = fields[::2], fields[1::2]
     if names == [json_field]:
         try:
