@@ -1,4 +1,4 @@
-"""Calls to an endpoint: HTTP, retry, token estimates, prices and the answer cache."""
+"""Calls endpoints: HTTP, retry, token estimates, prices and the answer cache."""
 
 from redline.calls.batching import BatchBounds, BatchFigures, DynamicBatcher
 from redline.calls.cache import Cache

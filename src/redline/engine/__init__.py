@@ -1,7 +1,7 @@
 """The local engine: a causal LM on this machine, batched, with speculative decoding.
 
-Importing this package does not import torch; the modules that compute do, and are imported only
-when an engine starts.
+Importing this package does not import torch. The modules that compute import it, and they are
+imported only when an engine starts.
 """
 
 from redline.engine.settings import DTYPES, LEAST, LONGEST_WAIT_S, EngineSettings

@@ -9,7 +9,7 @@ import msgspec
 from redline.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-# The minimum of each number.
+# The minimum of each numeric setting.
 LEAST = {
     "threads": 1,
     "draft_tokens": 0,
@@ -28,18 +28,19 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one local model.
 
     model: a folder, or a name on the Hugging Face hub. dtype: one of DTYPES; `auto` for the model's
-    own. draft_model: the folder or name of a smaller model with the same vocabulary. draft_tokens:
-    the most tokens drafted at once, 0 for none; fewer are drafted when that is faster. has_lookup:
-    without a draft model, draft the tokens that followed an earlier occurrence of the last tokens
-    in the sequence. max_batch_size: the most sequences computed at once. max_step_tokens: the most
-    tokens that one step computes. max_wait_s: seconds for which an idle engine waits for more
-    requests before it begins, 0 to 60. max_model_len: the most tokens of a sequence, prompt and
-    answer; None for the model's own maximum, but at most 4,096. max_cache_tokens: the tokens that
-    the cache has room for; each sequence reserves max_model_len of them, so fewer than
-    max_batch_size may be computed at once; None for room for max_batch_size. max_waiting: the most
-    requests in the queue. reuses_prefixes: keep keys and values for later prompts with the same
-    beginning. threads: PyTorch's threads in each process. tensor_parallel: the number of processes
-    that share each layer. pipeline_parallel: the number of stages into which the layers are split.
+    own, but float32 for float16 on a CPU. threads: PyTorch's threads in each process. draft_model:
+    the folder or name of a smaller model with the same vocabulary. draft_tokens: the most tokens
+    drafted at once, 0 for none; fewer are drafted when that is faster. has_lookup: instead of using
+    a draft model, draft the tokens that followed an earlier occurrence of the sequence's last
+    tokens. max_batch_size: the most sequences computed at once. max_step_tokens: the most tokens
+    that one step computes. max_wait_s: how long an idle engine waits for more requests before it
+    begins, 0 to 60 seconds. max_model_len: the most tokens of a sequence, prompt and answer
+    together; None for the model's own maximum, but at most 4,096. max_cache_tokens: the size of the
+    cache in tokens; each sequence reserves max_model_len of them, so fewer than max_batch_size
+    sequences may be computed at once; None for room for max_batch_size sequences. max_waiting: the
+    most sequences in the queue; each answer to a request is one. reuses_prefixes: keep keys and
+    values for later prompts with the same beginning. tensor_parallel: the number of processes that
+    share each layer. pipeline_parallel: the number of stages into which the layers are split.
     Raises ConfigError for values that are not valid.
     """
 
@@ -61,7 +62,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The model's name for clients: that of its folder, or its name on the hub."""
+        """The model's name for clients: the name of its folder, or its name on the hub."""
         folder = Path(self.model)
         if not folder.is_dir():
             return self.model

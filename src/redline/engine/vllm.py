@@ -1,7 +1,7 @@
 """Runs vLLM in place of the engine, with the engine's settings, for a fleet of GPUs.
 
 vLLM is a separate command in its own process group and ends with redline. The flags are those of
-vLLM 0.32; /health, /metrics, the API and the log are also vLLM's.
+vLLM 0.32. vLLM itself serves the API, /health and /metrics, and writes the log.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from redline.errors import ConfigError, RedlineError
 
 # Before vLLM is ready, a large model may have to be downloaded, loaded and compiled.
 START_S = 1800.0
-# vLLM ends its own processes when it is asked to; those left after this time are killed.
+# vLLM ends its own processes on a signal; processes left after this many seconds are killed.
 _GRACE_S = 15
 _POLL_S = 0.2
 _NOTHING, _STDERR = subprocess.DEVNULL, 2
-# Settings that vLLM lacks: it sizes its cache by the free memory, and bounds no queue.
+# Settings that vLLM lacks: it sizes its cache by the free memory, and does not bound its queue.
 _OWN_SETTINGS = {
     "threads": "--threads",
     "max_wait_s": "--max-wait-time",
     "max_cache_tokens": "--max-cache-tokens",
     "max_waiting": "--max-waiting",
 }
-# As in Lookup: by default vLLM looks for exactly five tokens.
+# The lengths of a match, as in Lookup: by default, vLLM looks for exactly five tokens.
 _NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 8}
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-# A shell that outlives redline if redline is killed: its input then ends, and it ends vLLM's group.
+# A shell that ends vLLM's process group when its input ends, as happens when redline is killed.
 # vLLM's workers do not notice that they are orphans (vllm issue 55510).
 _GUARD = 'read -r _; kill -TERM "-$1"; sleep "$2"; kill -KILL "-$1"'
 
@@ -57,7 +57,7 @@ def launch(
     ConfigError if vLLM cannot be started with these settings, and RedlineError if it ends by itself
     or is not ready in time.
     """
-    # Imported here, as it imports modules for archives and `import redline` imports this module.
+    # Imported here, since `import redline` imports this module, and shutil imports archive modules.
     import shutil
 
     port = _free(host, port)
@@ -86,7 +86,10 @@ def launch(
 
 
 def command(settings: EngineSettings, host: str, port: int) -> list[str]:
-    """Returns vLLM's command line for these settings. Raises ConfigError for one that it lacks."""
+    """Returns vLLM's command line for these settings.
+
+    Raises ConfigError for a setting that vLLM lacks.
+    """
     defaults = EngineSettings(model=settings.model)
     for name, flag in _OWN_SETTINGS.items():
         if getattr(settings, name) != getattr(defaults, name):
@@ -114,10 +117,11 @@ def command(settings: EngineSettings, host: str, port: int) -> list[str]:
 
 @contextmanager
 def _group(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
-    """Runs a command in its own process group; yields it, and the SIGINT and SIGTERM received.
+    """Runs a command in its own process group; yields its process and a list of signals.
 
-    At the end of the block it is sent the first of these signals, or SIGTERM. Its group is killed
-    as soon as it has ended, after a second signal, or after _GRACE_S seconds.
+    Each SIGINT and SIGTERM that redline receives is appended to the list. At the end of the block,
+    the process receives the first of them, or SIGTERM if there is none. Its group is killed as soon
+    as the process has ended, after a second signal, or after _GRACE_S seconds.
     """
     signals: list[int] = []
     before = {
@@ -147,14 +151,14 @@ def _group(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], list
 
 
 def _is_running(process: subprocess.Popen[bytes]) -> bool:
-    """Returns whether the process runs, after waiting up to _POLL_S seconds for its end."""
+    """Returns whether the process is running, after waiting up to _POLL_S seconds for its end."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(_POLL_S)
     return process.returncode is None
 
 
 def _free(host: str, port: int) -> int:
-    """Returns a port that can be listened on: this one, or any for 0. Raises ConfigError."""
+    """Returns `port` if it is free, or any free port if it is 0. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family) as listener:
@@ -171,7 +175,7 @@ def url_host(host: str) -> str:
 
 
 def _is_healthy(address: str) -> bool:
-    import http.client  # takes longer than the rest of this module
+    import http.client  # takes longer to import than the rest of this module
 
     connection = http.client.HTTPConnection(address, timeout=5)
     with closing(connection), suppress(OSError, http.client.HTTPException):

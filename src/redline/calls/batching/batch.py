@@ -1,11 +1,11 @@
-"""One batch in flight: its calls, and the outcomes of its members.
+"""Runs one batch: makes its calls, and gives each member its outcome.
 
 the outcome of a call                  the outcomes of the members
-an answer with one part for each       each gets its own part
+an answer with a part per member       each gets its own part
 an answer that cannot be split         BadReply for all
 400, 413, 422 or OverLimit, or a       the batch is split into halves, each sent by itself, until
-function that raises                   the members at fault are alone: they get the error
-any other error                        all get the error: no single member is to blame
+function that raises                   each member at fault is alone and gets the error
+any other error                        all get the error, since no single member is to blame
 a member's own `on_write` refuses      that member gets the error; the others are sent again
 
 A batch of n members makes at most 2n - 1 calls for its answers, and at most 1 + 2 log2(n) if one of
@@ -32,7 +32,7 @@ _OF_ITEMS = frozenset({400, 413, 422, None})
 
 
 class Batch:
-    """Members that are sent together. figures: counts its calls after the first."""
+    """Members that are sent together. figures: counts the batch's calls after the first."""
 
     def __init__(
         self, members: list[Member], lists: Lists, clock: Clock, figures: BatchFigures
@@ -52,7 +52,7 @@ class Batch:
         self._task.add_done_callback(lambda task: self._end(task, on_end))
 
     def leave(self) -> None:
-        """Counts a member that no longer waits; cancels the call when the last one leaves."""
+        """Records that a member no longer waits; cancels the call when the last member leaves."""
         self._left -= 1
         if not self._left:
             self.cancel()
@@ -137,7 +137,7 @@ class Batch:
 
 
 class _Writing:
-    """The hooks of a joint call, run for each member. refused: members whose `on_write` raised."""
+    """Runs the members' hooks for a joint call. refused: members whose `on_write` raised."""
 
     def __init__(self, members: list[Member], clock: Clock) -> None:
         self._members = members
@@ -154,7 +154,7 @@ class _Writing:
             except CallError as error:
                 self.refused.append((member, error))
         if self.refused:
-            # The error must be final: a pool would resend a withdrawn call, with the same members.
+            # The error must be final: a pool would resend a withdrawn call with the same members.
             raise BudgetSpent("a member of the batch must not be sent")
         sent_s = self._clock.now_s()
         for member in self._waiting():
@@ -175,7 +175,7 @@ class _Writing:
             member.call.refused += call.refused
 
     def _waiting(self) -> list[Member]:
-        """Returns the members that still wait: the Call of one that left may be used elsewhere."""
+        """Returns the members that still wait; other members' Calls may be in use elsewhere."""
         return [member for member in self._members if not member.answer.done()]
 
 
@@ -205,8 +205,8 @@ def _is_of_items(error: CallError | NoEndpoint) -> bool:
 def _copy_of(error: CallError | NoEndpoint, *, for_any: bool) -> CallError | NoEndpoint:
     """Returns a copy of the error for one member, whose caller may change it.
 
-    for_any: True if the batch has members of several tenants: the endpoint's message, which may
-    quote another tenant's request, is then left out.
+    for_any: True if the batch has members of several tenants. The endpoint's message is then left
+    out, since it may quote another tenant's request.
     """
     own = copy.copy(error)
     if not for_any:
@@ -247,14 +247,14 @@ class _Share:
         shares.add(self)
 
     def release(self) -> None:
-        """Releases the share; may be called again."""
+        """Releases the share; may be called more than once."""
         self._shares.discard(self)
         if not self._shares:
             self._release_all()
 
 
 def _share_held(members: Sequence[Member], call: Call) -> None:
-    """Shares the answer's memory among the members; it is freed once all have released it."""
+    """Shares the answer's memory among the members; it is freed once all release their shares."""
     waiting = [member for member in members if not member.answer.done()]
     if call.held is None or not waiting:
         call.let_go()

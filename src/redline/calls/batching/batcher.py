@@ -1,4 +1,4 @@
-"""Single requests in, lists out: a backend in front of another one that takes lists."""
+"""Collects single requests and sends them as lists to a backend that takes lists."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class DynamicBatcher:
     """A backend that collects single requests and sends them as one list.
 
     answers: a function that takes a list and returns one answer per item; or an Endpoint, its base
-    URL, or a backend, whose requests may have lists of inputs. The backend is closed with the
-    batcher. max_batch_size: the most items in a call; a request with a longer list is sent alone,
-    unchanged. max_wait_s: how long a request waits for others, in seconds. max_in_flight: the most
-    batches at once; None for 8, or 1 for a plain function. executor: runs a plain function; None
-    for the batcher's own threads.
+    URL, or a backend, if its API takes lists of inputs. The backend is closed with the batcher.
+    max_batch_size: the most items in a call; a request with a longer list is sent alone, unchanged.
+    max_wait_s: the longest time that a request waits for others, in seconds. max_in_flight: the
+    most batches at once; None for 8, or 1 for a plain function. executor: runs a plain function;
+    None for the batcher's own threads.
 
     Each request gets its own part of the answer; see batch.py for failures. Put retries around the
-    batcher: a transient error is returned to every member of the batch.
+    batcher: it returns a transient error to every member of the batch.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class DynamicBatcher:
         self._numbers = itertools.count()
         # The counts so far; `figures` adds the current state.
         self._figures = BatchFigures()
-        # The next call of `_send_due`, and its time by the loop.
+        # The scheduled call of `_send_due`, and its time by the loop's clock.
         self._turn: asyncio.TimerHandle | None = None
         self._turn_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -92,8 +92,8 @@ class DynamicBatcher:
     async def __call__(self, item: Any) -> Any:
         """Returns the answer to one item, for `redline.run(rows, call=batcher)`.
 
-        item: one element of the lists that the function takes, or a Request; only a Request if the
-        batcher has no function. Raises the error of the call if it fails.
+        item: an element of the lists that the function takes, or a Request; without a function,
+        only a Request. Raises the call's error if the call fails.
         """
         if not isinstance(item, Request):
             if not self._is_function:
@@ -163,8 +163,9 @@ class DynamicBatcher:
     async def send_all(self, requests: Sequence[Request], calls: Sequence[Call]) -> list[Outcome]:
         """Answers requests that are useful only together; each must be one item for a function.
 
-        Returns their outcomes in order, up to the first failure: later requests are cancelled.
-        Raises RateLimited before any request is queued if the queue has no room for all.
+        Returns their outcomes in order, up to the first failure; later requests are cancelled.
+        Queues none of them and raises RateLimited if the queue has no room for all, or TimedOut if
+        the deadline of the first call has passed.
         """
         if self._is_closed:
             return [ended_early()]
@@ -203,7 +204,10 @@ class DynamicBatcher:
             await self._inner.aclose()
 
     def _check_room(self, parts: Sequence[Part], call: Call) -> None:
-        """Raises RateLimited if not all parts have room, TimedOut after the call's deadline."""
+        """Raises RateLimited if the parts do not fit in the queue, TimedOut after the deadline.
+
+        An empty queue takes parts of any size.
+        """
         if self._clock.now_s() >= call.deadline_s:
             raise TimedOut("row")
         queue, bounds = self._queue, self._bounds
@@ -226,7 +230,7 @@ class DynamicBatcher:
             self._turn, self._loop = None, loop
         member = Member(part, call, next(self._numbers), now_s, loop.create_future())
         self._queue.add(member)
-        # Not now: requests that arrive in the same turn of the loop should join the batch.
+        # Not at once, so that requests that arrive in the same turn of the loop join the batch.
         self._come_back(0.0)
         return member
 
@@ -272,7 +276,7 @@ class DynamicBatcher:
     def _come_back(self, after_s: float) -> None:
         """Schedules `_send_due` in `after_s` seconds, unless it is scheduled for an earlier time.
 
-        0 means the loop's next turn.
+        after_s: 0 for the loop's next turn.
         """
         loop = asyncio.get_running_loop()
         due_s = loop.time() + after_s

@@ -1,4 +1,4 @@
-"""Figures of a batcher, for metrics and displays."""
+"""Counts the batches and items of a batcher, for metrics and displays."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ class BatchFigures(msgspec.Struct, kw_only=True):
     """The current state of a batcher, and its counts since it was created.
 
     waiting: queued items. in_flight: batches in flight. batches: batches sent, each counted once.
-    items: the items in these batches. places: the items for which they had room. sizes: batches by
-    their number of items; a longer list, which is sent alone, counts as a full batch. closed:
-    batches by reason: `full`, `waited` or `idle`. waited_s: seconds that the items of all batches
-    have waited, in total. divided: calls of a batch after its first, made to find the requests for
-    which it was refused. alone: calls that cannot share a batch, passed on unchanged. refused:
-    requests for which the queue had no room.
+    items: the items in these batches. places: the items for which these batches had room. sizes:
+    batches by their number of items; a longer list, which is sent alone, counts as a full batch.
+    closed: batches by the reason for sending them: `full`, `waited` or `idle`. waited_s: seconds
+    that items have waited for their batches, in total. divided: calls of a batch after its first
+    one, mostly to find the requests at fault. alone: calls that cannot share a batch, passed on
+    unchanged. refused: requests for which the queue had no room.
     """
 
     waiting: int = 0
@@ -43,5 +43,5 @@ class BatchFigures(msgspec.Struct, kw_only=True):
 
     @property
     def mean_wait_s(self) -> float | None:
-        """The mean seconds that an item waited for its batch to be sent; None before the first."""
+        """The mean time that an item waited for its batch, in seconds; None before the first."""
         return self.waited_s / self.items if self.items else None

@@ -1,4 +1,4 @@
-"""A user's function that takes a list, as a backend.
+"""Makes a backend of a user's function that takes a list.
 
 what the function does             the outcome
 returns one answer for each item   each item gets its own answer
@@ -6,7 +6,7 @@ returns an Exception for an item   only that item fails, with this exception
 raises a Retryable, TimeoutError,  all may be retried
 or ConnectionError
 raises anything else               Rejected: the batch is split until the items at fault are found
-returns another number of answers  BadReply for all: the answers cannot be matched to the items
+returns too few or too many        BadReply for all: the answers cannot be matched to the items
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from redline.waist import Attempt, Call, Load, Outcome, Reply, Request, Sink, fa
 
 
 class Item(msgspec.Struct, frozen=True):
-    """One item for a function, as the body of a request. Items with equal options share a call.
+    """One item for a function, as a request's body. Items with equal options may share a call.
 
     value: the element of the list. options: keyword arguments of the function. size: the item's
     bytes; 0 if unknown.
@@ -95,7 +95,7 @@ class ListFunction:
         return outcome
 
     async def aclose(self) -> None:
-        """Ends the threads that it started; one whose function does not return is abandoned."""
+        """Ends the threads started here; a thread whose function does not return is abandoned."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -127,7 +127,7 @@ class ListFunction:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether it is a coroutine function, or an object whose `__call__` is one."""
+    """Whether `function` is a coroutine function, or an object whose `__call__` is one."""
     if isinstance(function, partial):
         return is_async(function.func)
     method = function if inspect.isroutine(function) else type(function).__call__
@@ -137,7 +137,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 def _in_thread(
     function: Callable[..., Any], items: list[Any], options: dict[str, Any], label: str
 ) -> Any:
-    """Returns the answers as a list, or an awaitable of them."""
+    """Calls the function; returns its answers as a list, or an awaitable of its result."""
     count = len(items)
     try:
         result = function(items, **options)
@@ -148,7 +148,7 @@ def _in_thread(
 
 
 def listed(result: Any, count: int, label: str) -> list[Any]:
-    """Returns the answers as a list of `count`; arrays and tensors become plain numbers.
+    """Returns the result as a list of `count` answers; arrays and tensors become plain numbers.
 
     Raises BadReply for anything but a sequence of that length.
     """
@@ -196,7 +196,7 @@ def joined(parts: Sequence[Part]) -> Request:
 
 
 def split(parts: Sequence[Part], outcome: Outcome) -> list[Outcome]:
-    """Returns the outcome of each part, in their order."""
+    """Returns the outcome of each part, in order."""
     assert outcome.reply is not None
     return [_of_answer(outcome, answer) for answer in outcome.reply.output]
 

@@ -1,9 +1,9 @@
 """Joins requests whose items may share one call, and splits their answer.
 
 a request                                   is sent
-to an API below, with a text or a list      with others that have the same url, headers and fields,
+to an API of FORMS, with a text or a list   with others that have the same url, headers and fields,
                                             and items of the same kind
-for a stream, or of any other API or form   alone, unchanged
+for a stream, or with anything else         alone, unchanged
 
 Values keep their bytes: a request's other fields are sent as they were written, and an item's part
 of an answer is returned as the endpoint sent it, except for its index.
@@ -60,7 +60,7 @@ _DIGITS = b"-0123456789"
 
 @lru_cache(maxsize=1024)
 def form_of(url: str) -> ListForm | None:
-    """Returns the form of lists at this URL; None if its API is not known to take lists."""
+    """Returns the ListForm of the API at this URL; None if it is not known to take lists."""
     if api_of(url) is chat.API:
         return None
     path = url.partition("?")[0].rstrip("/")
@@ -107,9 +107,9 @@ def joined(parts: Sequence[Part]) -> Request:
 
 
 def split(parts: Sequence[Part], outcome: Outcome) -> list[Outcome]:
-    """Returns the outcome of each part, in their order, from the successful joint call.
+    """Returns the outcome of each part, in order, from that of the successful joint call.
 
-    Raises BadReply if the number of answers is not the number requested for all items.
+    Raises BadReply if the answers do not match the requested items, in number or by index.
     """
     reply = outcome.reply
     assert reply is not None
@@ -127,9 +127,9 @@ def _of_part(outcome: Outcome, found: Reply | CallError | NoEndpoint) -> Outcome
 
 
 def _length(part: Part) -> int:
-    """Returns the length of the part's items, in tokens or bytes."""
+    """Returns the total length of the part's items, in tokens or bytes."""
     items = [bytes(item) for item in part.items]
-    # A text is in quotation marks.
+    # Without the quotation marks around a text.
     return sum(item.count(b",") + 1 if item[:1] == b"[" else len(item) - 2 for item in items)
 
 
@@ -235,7 +235,7 @@ def _usage_of(answer: Fields) -> dict[str, Any] | None:
 
 
 def _read(request: Request, body: bytes, reply: Reply) -> Reply | CallError | NoEndpoint:
-    """Reads the body made for one part as its reply; returns the error that it contains, if any."""
+    """Returns the reply in the body made for one part, or the error that this body contains."""
     try:
         own = apis.read(request.url, body, request.output_path, request.asked)
     except (CallError, NoEndpoint) as error:

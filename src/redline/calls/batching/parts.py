@@ -1,4 +1,4 @@
-"""Types for requests as parts of a list, and for backends that answer lists."""
+"""Defines requests as parts of a list, and backends that answer lists."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from redline.waist import Backend, Call, Outcome, Request
 class Part(msgspec.Struct, frozen=True):
     """A request as a part of a batch. key: equal for requests that may share a call.
 
-    count: the number of its items, 1 or more. size: its bytes. items: the items in the form in
-    which they are sent. answers: the number of answers requested for each item.
+    count: the number of its items, 1 or more. size: the bytes of its body. items: the items in the
+    form in which they are sent. answers: the number of answers requested for each item.
     """
 
     request: Request
@@ -50,8 +50,8 @@ class Lists(msgspec.Struct, frozen=True):
     """A backend that answers lists, and functions that join its requests and split its answers.
 
     part_of: returns a request as a part, None if it must be sent alone. joined: returns one request
-    for several parts. split: returns the outcome of each part from that of the successful joint
-    call; raises CallError if the answer cannot be split.
+    for several parts. split: returns the outcome of each part from the outcome of a successful
+    joint call; raises CallError if the answer cannot be split.
     """
 
     backend: Backend

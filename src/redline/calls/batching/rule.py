@@ -1,17 +1,17 @@
-"""The rule that closes batches and chooses their requests; it only decides, and never waits.
+"""Decides when a batch is closed and which requests it has; never waits.
 
 A batch here is one call with a list of items. Requests that may share a call form a group.
 
   the reason to send a group   applies when
   full                         the group has the items or bytes of a full batch
-  waited                       its first request has waited for `wait_s`, or for a tenth of the
-                               time until the request's deadline
+  waited                       one of its requests has waited for `wait_s`, or for a tenth of the
+                               time from the request's arrival to its deadline
   idle                         no batch is in flight, and most recent requests that found an idle
                                backend were not followed by another one within `wait_s`
 
-Among groups that are due, the one with the most urgent request goes first; within a group, requests
-are ordered by priority and arrival. A request whose items no longer fit waits for the next batch; a
-request with more items than a batch may have is sent alone, unchanged.
+Of the groups that are due, the one with the most urgent request is sent first; within a group,
+requests are ordered by priority and arrival. A request whose items no longer fit waits for the next
+batch; a request with more items than a batch may have is sent alone, unchanged.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Why = Literal["full", "waited", "idle"]
 
 # A request waits for others for at most this share of the time until its deadline.
 _PATIENCE = 0.1
-# The weight of the newest observation in _Company: about the last four determine its estimate.
+# The weight of the newest observation in _Company: about the last four determine the estimate.
 _NEWS = 0.25
-# A timer may fire early by a rounding error, and if set again, it would fire just as early.
+# Because of rounding, a timer may fire slightly early; set again, it would fire just as early.
 _SLACK_S = 1e-6
 _MOST_SIZE = 65_536
 _MOST_WAIT_S = 60.0
@@ -41,8 +41,9 @@ class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds of a batcher, all above 0.
 
     max_batch_bytes: the bytes of all bodies that are sent as one list. max_waiting,
-    max_waiting_bytes: queued items, and the bytes of their requests; a request that exceeds one of
-    them fails with RateLimited. call_s: the timeout of one function call, in seconds.
+    max_waiting_bytes: queued items, and the bytes of their requests; a request that would exceed
+    one of these bounds fails with RateLimited, unless the queue is empty. call_s: the timeout of
+    one function call, in seconds.
     """
 
     max_batch_bytes: int = 8 * 2**20
@@ -75,7 +76,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class _Group:
-    """The queued requests with one key. due_s: when the first one will have waited long enough."""
+    """The queued requests with one key. due_s: the time at which the first of them is due."""
 
     def __init__(self) -> None:
         self.members: dict[int, Member] = {}
@@ -116,9 +117,9 @@ class _Group:
 class _Company:
     """Estimates whether a request that finds the backend idle is soon followed by another one.
 
-    It observes requests that were sent at once as well as those that waited. So the requests of
-    several users, who each ask again once they get an answer, wait for each other, while those of a
-    single user do not wait.
+    It observes requests that were sent at once as well as requests that waited. So if several users
+    each send a request after every answer, their requests wait for each other, but the requests of
+    a single user do not wait.
     """
 
     def __init__(self, wait_s: float) -> None:
@@ -161,7 +162,7 @@ class Queue:
         self.waiting = 0
 
     def add(self, member: Member) -> None:
-        """Queues a request. member: its `at_s` is the current time."""
+        """Queues a request. member: with the current time as its `at_s`."""
         self._company.came(member.at_s)
         group = self._groups.get(member.part.key)
         if group is None:
@@ -172,7 +173,7 @@ class Queue:
         self.waiting += 1
 
     def remove(self, member: Member) -> bool:
-        """Removes a request; False if it is not queued, since its batch has been sent."""
+        """Removes a request; False if it is no longer queued, because its batch has been sent."""
         group = self._groups.get(member.part.key)
         if group is None or member.number not in group.members:
             return False
@@ -185,7 +186,7 @@ class Queue:
         return sorted(members, key=lambda member: member.number)
 
     def take(self, now_s: float, in_flight: int, free: int) -> list[tuple[list[Member], Why]]:
-        """Takes the batches to send now: at most `free` beside the `in_flight` ones.
+        """Takes the batches to send now: at most `free`, in addition to the `in_flight` ones.
 
         Returns the requests of each batch, and why it is sent.
         """
@@ -240,7 +241,7 @@ class Queue:
 
 
 def _rank(member: Member) -> tuple[int, int]:
-    """The sort key within a group, and of groups by their first requests."""
+    """Returns the sort key of requests in a group, and of groups by their first requests."""
     return member.call.priority, member.number
 
 

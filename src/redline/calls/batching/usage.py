@@ -1,9 +1,9 @@
-"""Splits the usage of a call with many items between the requests that shared the call.
+"""Splits the usage of a call with many items among the requests that shared the call.
 
-If the answer has counts for each item, they are added up. Otherwise each count is apportioned:
-input tokens by the length of the inputs, output tokens by the length of the answers. Lengths are in
-tokens for inputs that are given as tokens, and in bytes for texts. Shares are whole numbers, and
-their sum is the count in the answer.
+If the answer has a usage for each item, `added_usage` adds these up for each request. Otherwise
+each count is apportioned: input tokens by the length of the inputs, output tokens by the length of
+the answers. Lengths are in tokens for inputs that are given as tokens, and in bytes for texts.
+Shares are whole numbers, and their sum is the count in the answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_ADDED = 10**300
 
 
 def apportioned(total: int, weights: Sequence[int]) -> list[int]:
-    """Divides `total`, 0 or more, into whole shares by weight (largest remainder method)."""
+    """Returns `total`, 0 or more, divided into integers by weight (largest remainder method)."""
     weight = sum(weights)
     if not weight:
         weights, weight = [1] * len(weights), len(weights)
@@ -85,7 +85,7 @@ def _shares(value: Any, weights: Sequence[int]) -> list[Any]:
 
 
 def _add_up(usage: Mapping[str, Any], parts: list[dict[str, Any]]) -> None:
-    """Sets each part's total_tokens to the sum of its counts, if that holds for `usage` itself."""
+    """Sets each part's total_tokens to the sum of its counts, if `usage` itself has that sum."""
     names = [
         name for name in usage if name.startswith(_WRITTEN + _READ) and type(usage[name]) is int
     ]

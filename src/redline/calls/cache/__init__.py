@@ -1,4 +1,4 @@
-"""The answer cache: keys, SQLite files, and single flight for identical requests."""
+"""Caches answers: keys, SQLite files, and single flight for identical requests."""
 
 from redline.calls.cache.backend import Cached
 from redline.calls.cache.file import Database

@@ -1,7 +1,7 @@
-"""Cached answers, and single flight for identical requests.
+"""Caches answers, and lets identical requests in flight share one call (single flight).
 
   a request that                      is
-  may be answered differently         passed on, unless sampled answers are also cached
+  may get a new answer each time      passed on, unless sampled answers are also cached
   asks for a stream                   passed on
   was answered before                 a hit: answered from the store, no attempt, no limit
   is being sent by another call       shared: it waits for that call's answer
@@ -9,7 +9,7 @@
 
 Identical requests of one priority are sent one at a time. If the leading call fails, is cancelled,
 or gets no complete answer, the next waiting call sends its own request; if the leading call was not
-admitted (see CallError), all waiting calls send theirs at once. Each call waits until its own
+admitted (see CallError), all waiting calls send theirs at once. No call waits past its own
 deadline.
 """
 
@@ -42,7 +42,7 @@ class _Kept(msgspec.Struct, array_like=True):
     status: int
     request_id: str | None
     endpoint: str
-    # By the wall clock; 0 if stored before this field existed.
+    # When the answer was stored, by the wall clock; 0 if that was before this field existed.
     at_s: float = 0.0
 
 
@@ -55,14 +55,14 @@ class _Found(NamedTuple):
 
 # The answer that the followers of a call in flight wait for; None if one of them must lead next.
 _Flight = asyncio.Future[_Found | None]
-# Every follower must send its own request.
+# The result of a flight if every follower must send its own request.
 _NONE_FOR_ALL = _Found(b"", "shared")
 
 
 class Cached(Around):
-    """A backend that caches answers. It is the outermost: a hit costs no attempt and no limit.
+    """A backend that caches answers. It is the outermost one: a hit uses no attempt and no limit.
 
-    identity: the identity of the endpoints, see key.py. use: counts requests by the table above.
+    identity: the identity of the endpoints, see key.py. use: counts requests as in the table above.
     ttl_s: seconds after which a stored answer is no longer used; with 0, stored answers are never
     used, only replaced, and only calls in flight share an answer.
     """
@@ -85,7 +85,7 @@ class Cached(Around):
         self._includes_sampled = includes_sampled
         self._clock = clock
         self._use = use or CacheUse()
-        # The key includes the priority: no call must wait for one that starts later than it would.
+        # The key includes the priority, so that no call waits for a less urgent one.
         self._flights: dict[tuple[int, bytes], _Flight] = {}
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
@@ -98,7 +98,7 @@ class Cached(Around):
                 # Shielded: cancelling a task also cancels the future that it waits for.
                 found = await call.in_time(asyncio.shield(flight), self._clock, _LATE)
                 if found is _NONE_FOR_ALL:
-                    # One after the other, the followers' queueing times would add up.
+                    # One at a time, each would begin to queue only after the one before has failed.
                     return (await self._ask(key, request, call))[0]
                 if found is not None and (outcome := _again(request, found.value)) is not None:
                     self._use.count(found.how)
@@ -129,7 +129,7 @@ class Cached(Around):
         return key_of(request, call, self._identity) if is_kept else None
 
     async def _lead(self, key: bytes, request: Request, call: Call) -> Outcome:
-        """Looks up or sends the request, also for all identical requests that arrive meanwhile."""
+        """Looks up or sends the request, for this call and for those that join it meanwhile."""
         flight: _Flight = asyncio.get_running_loop().create_future()
         self._flights[call.priority, key] = flight
         found: _Found | None = None
@@ -165,7 +165,7 @@ class Cached(Around):
 
 
 def _again(request: Request, value: bytes, after_s: float = -math.inf) -> Outcome | None:
-    """Decodes a stored answer as an outcome; None if unreadable or not stored after `after_s`."""
+    """Returns a stored answer's outcome; None if unreadable or not stored after `after_s`."""
     try:
         kept = _DECODE(value)
         if kept.at_s <= after_s:

@@ -1,7 +1,7 @@
-"""The SQLite files in a cache folder: the one in use, and a thread's connection to it.
+"""Manages the SQLite files in a cache folder, and a thread's connection to the one in use.
 
-A file is never renamed or replaced: SQLite finds a journal by the name of its file, and would apply
-it to the new file of that name (sqlite.org/howtocorrupt.html). Files are numbered instead: a
+A file is never renamed or replaced: SQLite finds a file's journal by the file's name, and would
+apply it to a new file of that name (sqlite.org/howtocorrupt.html). Files are numbered instead: a
 damaged file is left as it is, and the first process that finds the damage creates the file with the
 next number.
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 # The format's version is in the name, so that older and newer versions of redline use separate
 # files.
 _NAME = re.compile(r"answers-v1\.(\d{1,9})\.sqlite3")
-# Returns free pages to the file system; auto_vacuum takes effect only in a file without tables.
+# auto_vacuum makes free pages returnable to the file system. It must come before the first table.
 _SCHEMA = """
     PRAGMA auto_vacuum = INCREMENTAL;
     CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, value BLOB, used INTEGER);
@@ -57,7 +57,7 @@ class Files:
         return self.folder / f"answers-v1.{number}.sqlite3"
 
     def give_up(self, number: int, error: sqlite3.Error) -> bool:
-        """Replaces the damaged file `number` with the next one; False after 3 such files."""
+        """Switches from the damaged file `number` to the next one; False after 3 such files."""
         with self._lock:
             if self.number != number:
                 return True
@@ -100,7 +100,7 @@ class Database:
     def do(self, work: Callable[[sqlite3.Connection], T], otherwise: T, what: str) -> T:
         """Returns the result of `work`; after an SQLite error, notes it and returns `otherwise`.
 
-        If the file is damaged, `work` is repeated on the next file. what: the note's beginning.
+        If the file is damaged, `work` is repeated on the next file. what: the note's first words.
         """
         import sqlite3
 
@@ -164,7 +164,7 @@ def _opened(path: Path) -> sqlite3.Connection:
             database.execute("PRAGMA synchronous = NORMAL")
             # Also for a file from an older version of redline, which used a write-ahead log.
             database.execute("PRAGMA journal_mode = DELETE").fetchone()
-            # A reader must not wait for a writer.
+            # Only if needed: creating tables would wait for a writer, which a reader must not do.
             if database.execute(_IS_MADE).fetchone() is None:
                 database.executescript(_SCHEMA)
             return database
@@ -191,7 +191,7 @@ def number_of(database: sqlite3.Connection, name: str) -> int:
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """Whether the error means that the file is no valid cache file; others may be transient."""
+    """Whether the error shows that the file is not a valid cache file."""
     import sqlite3
 
     damages = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)

@@ -1,10 +1,10 @@
-"""Cache keys: what determines an answer, and whether anything outside the request does.
+"""Makes cache keys, and decides whether a request alone determines its answer.
 
 Two requests have the same key if everything that determines the answer is equal: the endpoints, the
 method, the path, the JSON of the body in any order of its keys (1 and 1.0 differ), the output path,
-the headers, and the tenant. Credentials are left out: some expire after an hour, and their
-successors get the same answers. If two accounts get different answers from the same address, they
-need two folders.
+the headers, and the tenant. Credentials are left out: some expire after an hour, and the next ones
+get the same answers. If two accounts get different answers from the same address, each needs a
+cache folder of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from redline.calls.wire import Endpoint
 from redline.waist import Call, Request
 
 KEY_BYTES = 32
-# Increment it when requests must get keys other than those stored so far.
+# Increment this number when the answers that are already stored must no longer be found.
 _VERSION = 1
 _CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})
 # These headers identify a single request: if they counted, no two requests would be identical.
@@ -38,9 +38,9 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 def identity(*endpoints: Endpoint, embedded: str = "") -> str:
     """Returns the identity of the endpoints, which is part of cache keys; it has no credentials.
 
-    It is their group if all have the same one, otherwise their addresses, headers and model names,
-    so that two API keys of one endpoint share answers. embedded: the identity of an embedded
-    server, used instead of its address, whose port changes from run to run.
+    The identity is their group if all are in the same one, otherwise their addresses, headers and
+    model names, so that two API keys of one endpoint share answers. embedded: the identity of an
+    embedded server, used instead of its address, whose port changes from run to run.
     """
     groups = {endpoint.group for endpoint in endpoints}
     if len(groups) == 1 and (group := groups.pop()):
@@ -88,7 +88,7 @@ def is_determined(request: Request) -> bool:
     """Whether the request alone determines its answer, so that the answer is not sampled at random.
 
     This holds for embeddings, and for temperature 0 or a seed, unless the answer depends on a
-    search, on a tool that the server runs, or on earlier turns. Otherwise providers sample.
+    search, on a tool that the server runs, or on earlier turns. Providers sample all others.
     """
     body = request.body
     if request.method != "POST" or not isinstance(body, dict):

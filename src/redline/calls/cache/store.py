@@ -1,4 +1,4 @@
-"""Answers on disk: an SQLite file that several processes may use at once.
+"""Stores answers on disk, in an SQLite file that several processes may use at once.
 
   lookups      the lookups of one turn of the event loop go to a thread together; those that arrive
                while the thread reads form the next group
@@ -8,8 +8,8 @@
   damage       an answer with a wrong checksum counts as absent; for a damaged file see file.py
   failures     if the disk is full or unreachable, nothing is stored or found, and a note says so
 
-Nothing blocks the event loop. A lookup takes 10 us if the file is in memory and an unknown time if
-it is not, so it runs in a thread.
+Only `AnswerStore.open` blocks the event loop. A lookup takes 10 us if the file is in memory, but an
+unknown time if it is not, so it runs in a thread.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class AnswerStore:
             raise _unusable(self.folder, self.notes[-1])
 
     def look_up(self, key: bytes) -> Lookup:
-        """Looks up the answer under `key`; None if it is absent or the store is closed."""
+        """Returns a future of the answer under `key`: None if absent, or if the store is closed."""
         future: Lookup = asyncio.get_running_loop().create_future()
         value = self._pending.get(key)
         if value is not None or self._is_closed:
@@ -161,7 +161,7 @@ class AnswerStore:
             await asyncio.wait([self._writing])
 
     async def _read_on(self) -> None:
-        """Completes lookups until none is left, all that wait at the same time together."""
+        """Completes lookups until none is left; those that wait together are read together."""
         try:
             while self._wanted:
                 wanted, self._wanted = self._wanted, []
@@ -276,7 +276,7 @@ class AnswerStore:
 
 
 def _sealed(key: bytes, value: bytes) -> bytes:
-    """Returns the value with a checksum before it that is valid only under this key."""
+    """Returns a checksum that is valid only under this key, followed by the value."""
     return blake2b(value, digest_size=_CHECK_BYTES, key=key).digest() + value
 
 

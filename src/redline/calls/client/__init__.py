@@ -1,4 +1,4 @@
-"""Backends around an endpoint: retry, user functions, the Batch API; and `Client`."""
+"""Provides `Client`, retries, user functions as backends, and the Batch API."""
 
 from redline.calls.client.batch_api import BatchApi
 from redline.calls.client.bounded import Bounded

@@ -1,9 +1,9 @@
-"""The Batch API, in OpenAI's form: uploads files, creates batches, and downloads results.
+"""Calls the Batch API in OpenAI's form: uploads files, creates batches, downloads results.
 
 Providers count these requests separately from requests to models, so the endpoint's limits do not
 apply. They are retried like a row's requests, except the deletion of a file and the creation of a
-batch. If the response to the latter is lost, the batch may exist, and a second batch would cost as
-much again, so the caller first looks for the batch.
+batch. If the response to a creation is lost, the batch may exist, and a second batch would cost as
+much again, so the caller looks for the batch before creating another.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Page(msgspec.Struct):
 
 
 class BatchApi:
-    """Files and batches of one endpoint. Every method raises CallError or NoEndpoint."""
+    """Files and batches of one endpoint. A failed request raises CallError or NoEndpoint."""
 
     def __init__(self, endpoint: Endpoint, retry: RetryPolicy) -> None:
         own = msgspec.structs.replace(endpoint, limits=Limits(), max_reply_bytes=_MOST_RESULT_BYTES)
@@ -61,7 +61,7 @@ class BatchApi:
         self._patient_large: Backend = Retry(self._large, retry)
 
     async def aclose(self) -> None:
-        """Closes its connections."""
+        """Closes all connections."""
         await self._small.aclose()
         await self._large.aclose()
 
@@ -74,7 +74,7 @@ class BatchApi:
         return (await self._asked(self._patient_large, request, _File)).id
 
     async def make(self, file_id: str, url: str, metadata: Mapping[str, str]) -> Batch:
-        """Creates a batch in one attempt; after a Retryable error, it may or may not exist."""
+        """Creates a batch in one attempt; after a Retryable error, the batch may exist."""
         body = asdict(BatchRequest(file_id, url, WINDOW, dict(metadata)))
         call = Call(once=True)
         return await self._asked(self._small, Request(url=BATCHES, body=body), Batch, call)
@@ -94,7 +94,7 @@ class BatchApi:
             except Retryable as error:
                 if error.status != 409:
                     raise
-                # OpenAI sends 409 for a batch that has ended, and not for a temporary conflict.
+                # OpenAI sends 409 for a batch that has ended, not for a temporary conflict.
                 raise Rejected(error.what, where=error.where, status=409) from error
 
         return await self._patiently(ask)
@@ -135,7 +135,7 @@ class BatchApi:
         return max(error.retry_after_s or 0.0, self._retry.pause_s(attempt))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Calls `ask` until it succeeds or all retries are used."""
+        """Returns the result of `ask`; repeats it after a Retryable error while retries remain."""
         attempt = 0
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Single calls and streams through one endpoint, for your own code."""
+"""Makes single calls and streams through one endpoint, for your own code."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _CHUNKS_AHEAD = 64
 
 
 class Client:
-    """A client of one endpoint within its limits, for any number of tasks of one event loop.
+    """Calls one endpoint within its limits, for any number of tasks of one event loop.
 
     endpoint: an Endpoint or its base URL; or a backend, such as a Pool of several endpoints, which
-    is closed with the client. Raises ConfigError for anything else.
+    is closed with the client. retry: None for the default policy. Raises ConfigError for any other
+    object as `endpoint`.
     Use the client in `async with`, or close it with `aclose`. As in a run, each call waits for the
     limits, has timeouts and is retried.
     """
@@ -67,10 +68,10 @@ class Client:
     ) -> ChunkStream:
         """Returns an async iterator over the answer's chunks. Arguments: as for `call`.
 
-        A failed call is retried only before its first chunk. Its error is raised, even in the
-        middle, so that an incomplete answer is never taken for a whole one. Leaving an `async for`
-        over the stream early ends the call, unless something still refers to the stream: then call
-        its `aclose`.
+        A failed call is retried only before its first chunk. Its error is raised, even after some
+        chunks, so that an incomplete answer is never mistaken for a complete one. Leaving an
+        `async for` loop early ends the call if nothing else refers to the stream; otherwise call
+        the stream's `aclose`.
         """
         return ChunkStream(self._chunks(request, deadline_s))
 
@@ -133,7 +134,7 @@ class ChunkStream:
 
 
 class _QueueSink(Sink):
-    """A sink that another task reads. None in the queue marks the end."""
+    """A sink from which another task reads. None in the queue marks the end."""
 
     def __init__(self) -> None:
         self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""A user's own coroutine function as a backend."""
+"""Makes a backend of a user's own coroutine function."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class _Waits(msgspec.Struct):
 class FunctionBackend:
     """A backend that calls `function(row)` within limits; the function's result is the output.
 
-    A CallError that the function raises determines whether the row is retried; after a TimeoutError
-    or ConnectionError it is retried; any other exception rejects the row, and the outcome's error
-    quotes it. timeout_s: the timeout of one call, above 0 and at most 86,400 s. shared: the
-    limiter, and the store of its sends. before_write: called before each call begins. attempts:
+    If the function raises a CallError, this error determines whether the row is retried. A
+    TimeoutError or ConnectionError is retried. Any other exception rejects the row and is quoted in
+    the outcome's error. timeout_s: the timeout of one call, above 0 and at most 86,400 s. shared:
+    the limiter, and the store of its sends. before_write: called before each call begins. attempts:
     counts the attempts.
     """
 

@@ -1,13 +1,14 @@
-"""The only place that retries calls: which failures are retried, and after how long.
+"""Retries failed calls: decides which failures are retried, and after how long.
 
   failure                              counts against        waits
   429                                  10 x max_retries      Retry-After above 0, or back-off
-  no connection (endpoint down)        nothing; see outage   the endpoint's pause, then back-off
+  no connection (endpoint down)        nothing; see outage   the endpoint's pause, and up to 1 s
   a 200 that cannot be read            2                     back-off
   any other Retryable                  max_retries           the longer of Retry-After and back-off
 
-If `Call.avoid` has the failed endpoint, another endpoint of the pool works. After a 429, and after
-the first two failures of any kind, the call then waits only until the retry budget allows a retry.
+If `Call.avoid` contains the failed endpoint, another endpoint of the pool works. After a 429, and
+after the first two failures of any kind, the call then waits only until the retry budget allows a
+retry.
 
 Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015): uniform in
 0..min(cap, base 2^k). A waiting row holds no slot, no connection and no tokens.
@@ -37,13 +38,13 @@ from redline.events import SILENCE, Listener, RetryScheduled, RetryStarted
 from redline.waist import MOST_TRIED, Around, Attempt, Backend, Call, Outcome, Request, Sink, failed
 
 _BAD_REPLY_RETRIES = 2
-# If all endpoints of a pool fail for a moment, a row must not use all its retries in that moment.
+# If all endpoints of a pool fail for a moment, a row must not use up its retries in that moment.
 _FAILOVERS = 2
 # A 429 says that the endpoint is full, not that the row is bad.
 _RATE_LIMITED_FACTOR = 10
-# A row is to blame if it gets the same 5xx five times in a row while at least 20 attempts of other
-# rows succeed, and nine in ten of them. At a fault rate of 5 %, this happens by chance to one row
-# in three million.
+# A row is to blame if its last five failures are the same 5xx, while at least 20 attempts of other
+# rows succeed, and at least nine in ten of their attempts. At a fault rate of 5 %, this happens by
+# chance to one row in three million.
 _SAME_FAULT_MOST = 5
 _NEIGHBOURS_LEAST = 20
 _NEIGHBOURS_SHARE = 0.9
@@ -75,7 +76,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"share must be 0 to 1, not {self.share:g}")
 
     def pause_s(self, retries: int) -> float:
-        """Returns the longest back-off after `retries`, 0 or more; at most `cap_s`."""
+        """Returns the longest back-off after `retries` retries, in seconds; at most `cap_s`."""
         # 2^30 exceeds any cap; a larger exponent would only overflow.
         return min(self.cap_s, self.base_s * 2.0 ** min(retries, 30))
 

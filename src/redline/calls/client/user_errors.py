@@ -11,9 +11,9 @@ def call_error_of(
 ) -> CallError | None:
     """Returns the CallError for an exception of a user's function; None to raise it unchanged.
 
-    Unchanged are a CallError, this task's cancellation and the end of the process. TimeoutError and
-    ConnectionError become retryable errors. Any other exception rejects the call, so that a defect
-    in the function fails only its row.
+    A CallError, this task's cancellation and the end of the process are raised unchanged.
+    TimeoutError and ConnectionError become retryable errors. Any other exception rejects the call,
+    so that a defect in the function fails only its row.
     after_s: the timeout in seconds of a TimeoutError, None if unknown. what: `raised` or
     `returned`.
     """

@@ -1,4 +1,4 @@
-"""Prices by model, and the budget from which the cost of each attempt is reserved."""
+"""Keeps calls within a budget: prices by model, and a reservation for each attempt."""
 
 from redline.calls.cost.metered import Metered, may_be_billed
 from redline.calls.cost.prices import BATCH_DIVISOR, DOLLAR, PRICE_KEYS, Price, Prices, parse_price

@@ -1,4 +1,4 @@
-"""A backend within a budget: reserves the worst case of each attempt, and settles it afterwards.
+"""Keeps a backend within a budget: reserves each attempt's worst case, and settles it afterwards.
 
   an attempt ends with                          the amount spent is
   a reply with its usage                        the cost of the usage
@@ -42,7 +42,7 @@ class Account(Protocol):
 
 
 class _Attempt(msgspec.Struct):
-    """One attempt. worst: the most that it can cost. writes: how often its request was written."""
+    """One attempt. worst: its highest possible cost. writes: how often its request was written."""
 
     worst: Amount
     bound: Worst
@@ -79,10 +79,10 @@ class Metered(Around):
         self._open = 0
         # The part of the reserved amount that belongs to written requests.
         self._written = NOTHING
-        # The most input tokens so far beyond a bound, such as a system prompt that the server adds.
+        # The most input tokens by which a usage has exceeded its bound: a server may add a prompt.
         self._hidden_tokens = 0
         self._is_spent = False
-        # The part of the spent amount that is recorded elsewhere than in the account.
+        # The part of the spent amount that is recorded in a place other than the account.
         self._elsewhere = NOTHING
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
@@ -183,7 +183,7 @@ class Metered(Around):
         return since_s
 
     async def _take_in_turn(self, worst: Amount) -> None:
-        """Reserves `worst` once it fits and earlier calls have reserved. Raises BudgetSpent."""
+        """Reserves `worst` once it fits, after all earlier calls. Raises BudgetSpent."""
         async with self._turn:
             while not self._take(worst):
                 if not self._open:
@@ -249,17 +249,17 @@ class Metered(Around):
             self._written = self._written.minus(worst)
             self.spending.settle(worst, worst)
         self._written = self._written.minus(worst)
-        # The last write was refused, and no other endpoint has answered since.
+        # A refused last write is free: no other endpoint has answered since.
         actual = NOTHING if call.refused else self._actual(attempt, request, outcome)
         self._close(worst, actual)
         try:
             self._keep()
         except OSError:
-            # The record has more than is spent. The next write fails as well, and reports it.
+            # The record then has more than is spent. The next write fails too, and reports it.
             pass
 
     def _actual(self, attempt: _Attempt, request: Request, outcome: Outcome | None) -> Amount:
-        """Returns the cost of a written attempt, by the table at the top of this file."""
+        """Returns the cost of a written attempt, according to the table at the top of this file."""
         if outcome is None:
             return attempt.worst
         error = outcome.error

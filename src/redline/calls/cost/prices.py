@@ -1,4 +1,4 @@
-"""Prices of tokens, by model.
+"""Finds the prices of tokens by model.
 
 A price is an integer number of picodollars per token, so that sums are exact: one dollar per
 million tokens is 1,000,000 picodollars per token.
@@ -23,11 +23,11 @@ _PER_MILLION = 10**6
 # A price above this is a mistake, such as a price in other units.
 _MOST_DOLLARS = 100_000
 PRICE_KEYS = ("input", "cached_input", "output")
-# A batch costs half: OpenAI, Azure and Anthropic say so for all their models.
+# A batch costs half at OpenAI, Azure and Anthropic, for all their models.
 BATCH_DIVISOR = 2
 # Anthropic's price factor for an input token cached for an hour, the most expensive kind of input.
 _CACHE_WRITE_FACTOR = 2
-# `gpt-4o-mini-2024-07-18`, `claude-sonnet-4-20250514`, and the same after an @ on some clouds.
+# `gpt-4o-mini-2024-07-18`, `claude-sonnet-4-20250514`; some clouds put an @ before the date.
 _DATED = re.compile(r"(.+?)[-@](?:\d{4}-\d{2}-\d{2}|\d{8})")
 _MODELS_KEPT = 1024
 
@@ -61,8 +61,8 @@ class Prices:
     """Prices by model: the user's own, then those that come with redline.
 
     own: the user's prices. models: for each endpoint, its names of models by the requested names.
-    tariffs: for each endpoint, its own prices if they differ from those of the others. If a model
-    has different prices at several endpoints, the highest counts until an endpoint has answered.
+    tariffs: for each endpoint, its own prices, if it has any. If a model has different prices at
+    several endpoints, the highest price counts until one of them has answered.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Prices:
         return self._found_at(endpoint, model)
 
     def checked(self, model: str) -> Price:
-        """Returns the price of a model. Raises ConfigError, with a hint what to add, if unknown."""
+        """Returns the price of a model. Raises ConfigError, with a hint to add it, if unknown."""
         price = self.find(model)
         if price is None:
             raise ConfigError(unpriced(model), hint=how_to_price(model))
@@ -116,7 +116,7 @@ class Prices:
 
         The endpoint's tariff comes first, then the user's price for the requested name, then the
         known price for the endpoint's own name. model: the requested name, or the endpoint's own
-        name, which answers have.
+        name, as in its answers.
         """
         names = self._models[endpoint]
         called = names.get(model, model)

@@ -1,4 +1,4 @@
-"""The amounts that may be spent, that are spent, and that are reserved for calls in flight."""
+"""Counts the money and tokens that are spent or reserved, and bounds them by an allowance."""
 
 from __future__ import annotations
 

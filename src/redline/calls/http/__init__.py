@@ -1,4 +1,4 @@
-"""One HTTP endpoint as a backend: slot, connection, rate grant, write, read, settle."""
+"""Makes an HTTP endpoint a backend: slot, connection, rate grant, write, read, settle."""
 
 from redline.calls.http.backend import HttpBackend
 from redline.calls.http.chunk_relay import ChunkRelay

@@ -1,4 +1,4 @@
-"""One HTTP endpoint as a backend: slot, connection, rate grant, write, read, settle."""
+"""Makes an HTTP endpoint a backend: slot, connection, rate grant, write, read, settle."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class HttpBackend:
     """A backend for one endpoint within its limits; each `send` is one attempt.
 
     shared: the parts shared with other backends; a shared intake must accept the longest answer of
-    this endpoint. before_write: called before a request's time is taken and it is written, unless
+    this endpoint. before_write: called before a request gets its send time and is written, unless
     the outbox is shared. attempts: counts the attempts. on_room: see Member.
     """
 
@@ -239,7 +239,7 @@ class HttpBackend:
         self._waiting: dict[int, _Attempt] = {}  # attempts that had to wait, by id(call)
         self._tokens_out = 0  # expected tokens of the calls on the wire
         self.mask = mask_of(endpoint, self.transport.proxy)
-        self._asks_usage = True  # of streams, until the endpoint refuses `stream_options`
+        self._asks_usage = True  # for streams; False once the endpoint refuses `stream_options`
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         limiter, slots, ahead, outage = self.limiter, self.slots, self.ahead, self._outage
@@ -484,7 +484,7 @@ class HttpBackend:
             call.billed_at = ""
 
     def _count_repeat(self, attempt: _Attempt, failed: CallError, sent_s: float) -> None:
-        """Counts the end of a repeated request's first write: starts and ends must match."""
+        """Counts the end of a repeated request's first write, so that starts and ends match."""
         self._attempts.ended(sent_s, sent_s - attempt.failed_sent_s, failed.kind)
         self._listener.on_event(RequestRepeated(sent_s, self.label))
 
@@ -550,7 +550,7 @@ class HttpBackend:
                 answer = await self._again(refusal, attempt, bare, reader.take)
                 # The first response may have been about something else.
                 self._asks_usage = self._asks_usage and answer.status != 200
-        # The sink may take long, so other calls should know the limits in this response before.
+        # The sink may take long, so the limits in this response are recorded first.
         if not self.limiter.is_unlimited:
             self._steering.heard(answer, attempt.grant, attempt.first_byte_s)
         reply = self._read(request, answer, reader)
@@ -635,7 +635,7 @@ class HttpBackend:
         )
 
     def _located(self, error: CallError, request: Request) -> CallError | NoEndpoint:
-        """Returns the error with its endpoint; NoEndpoint if that was unreachable for too long."""
+        """Returns the error with its endpoint; NoEndpoint if the outage has lasted too long."""
         now_s = self.clock.now_s()
         _forget_frames(error)
         error.where = error.where or f"endpoint {self.label}"
@@ -685,7 +685,7 @@ class HttpBackend:
         reply: Reply | None,
         error: CallError | NoEndpoint | None,
     ) -> Outcome | None:
-        """Counts a written attempt, reports it to the limits, and parks the endpoint if asked to.
+        """Counts a written attempt, reports it to the limits, and parks the endpoint if needed.
 
         Returns the attempt's outcome; None if it was cancelled and so has neither reply nor error.
         sent_s: when it was written. answer: its response; None if there is none, or if the limits
@@ -704,8 +704,8 @@ class HttpBackend:
             elif used is not None and attempt.grant is not None:
                 attempt.grant.settle(used)
             if isinstance(error, RateLimited) and not limiter.fits(attempt.cost):
-                # It was sent although headers had lowered a limit, perhaps for another model. The
-                # server enforces that limit, so each retry would wait in vain for an empty window.
+                # The call was sent though headers, perhaps for another model, had lowered a limit.
+                # The server enforces it, so each retry would wait in vain for an empty window.
                 error = OverLimit(
                     f"the call exceeds a limit that the endpoint states: {error.what}",
                     where=error.where,
@@ -765,7 +765,7 @@ class HttpBackend:
     def _count_failure(
         self, attempt: _Attempt, error: CallError | NoEndpoint, now_s: float, latency_s: float
     ) -> None:
-        """Counts a failed attempt, and parks the endpoint if its response asked to wait."""
+        """Counts a failed attempt, and parks the endpoint if a Retry-After applies to it."""
         if isinstance(error, Withdrawn) and attempt.failed is not None:
             # The request was written once, and that write ended with `attempt.failed`.
             error = attempt.failed
@@ -808,7 +808,7 @@ class HttpBackend:
         reader, wait = attempt.reader, attempt.wait
         marks = NO_MARKS if wait is None else wait.marks
         if attempt.due_s is not None and wait is None:
-            # It waited only to be written.
+            # The attempt waited only to be written.
             marks = (attempt.due_s, None, None, None, attempt.due_s)
         first_token_s = None if reader is None else reader.first_s
         sent_s, first_byte_s = attempt.sent_s, attempt.first_byte_s
@@ -818,7 +818,7 @@ class HttpBackend:
 def _may_be_billed(error: CallError | NoEndpoint) -> bool:
     """Whether the provider may bill a request that was written and ended with this error.
 
-    Providers do not bill requests that they refuse: for a 429, another 4xx, a key or an account.
+    Providers do not bill requests that they refuse, with a 429 or another 4xx.
     """
     return isinstance(error, Retryable) and not isinstance(error, RateLimited)
 

@@ -1,4 +1,4 @@
-"""Streamed answers: server-sent events in, chunks out, one reply at the end."""
+"""Reads streamed answers: server-sent events in, chunks out, one reply at the end."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def refuse_partial(request: Request) -> None:
 
 
 def _is_true(value: Any, url: str) -> bool:
-    """Whether servers take the value as true; at a plain endpoint, only `True` counts.
+    """Whether servers take the value as true; at a path of no known API, only `True` counts.
 
-    A plain endpoint may use a field of the same name for something else.
+    Such a path may use a field of the same name for something else.
     """
     return value is True or (str(value).lower() in TRUE and api_of(url) is not PLAIN)
 
@@ -162,7 +162,7 @@ class StreamReader:
     def take_now(self, data: bytes) -> bool:
         """Passes on `data` if it is one event with nothing but text, and the sink takes it now.
 
-        Most events are. Returns False for anything else, which must then be passed to `take`.
+        Most events are of this kind. Otherwise returns False, and `data` must be passed to `take`.
         """
         if not self._is_steady:
             return False
@@ -311,7 +311,7 @@ def whole_chunk(reply: Reply, raw: bytes) -> Chunk:
     try:
         data = loose_json.decoded(reply.body)
     except (ValueError, RecursionError) as cause:
-        # A reply can be read from a body of which not every part is JSON.
+        # A reply can be read from a body that is only in part valid JSON.
         raise BadReply(f"the answer is not JSON: {apis.quote(reply.body)}") from cause
     output = reply.output
     first = output[0] if isinstance(output, list) and output else output

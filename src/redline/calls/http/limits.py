@@ -1,4 +1,4 @@
-"""An endpoint's limits, and how its responses change them."""
+"""Keeps an endpoint's limits, and adjusts them to its responses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OVERLOAD = frozenset({503, 529})
 # The expected tokens of a call are a moving mean over about this number of calls; the expected time
 # to connect is the longest of this number of recent connections.
 _CALLS = 16
-# Calls get ready this long before their grants, or the time to connect if that is longer.
+# Calls get ready this long before their grants, or earlier if connecting takes longer.
 _LEAST_LEAD_S = 1.0
 # Hosts that charge prompt + max_tokens to their limits at admission, each with its source.
 _RESERVING_HOSTS = {
@@ -47,10 +47,10 @@ _MANTLE = re.compile(
 
 
 class Stores(msgspec.Struct, frozen=True, kw_only=True):
-    """The files in which limits outlive a run; None for none.
+    """The files in which limits outlive a run; None for no file.
 
     recent: a folder for the sends of the last window, so that a run that is killed and restarted
-    does not exceed the limits. memory: a file with the limits that searches have found.
+    does not exceed its limits. memory: a file with the limits that searches have found.
     """
 
     recent: Path | None = None
@@ -77,8 +77,9 @@ class EndpointLimits:
     """One endpoint's slots and limiter, adjusted by its responses.
 
     shared: the limiter, and the stores that carry limits from one run to the next. search: finds
-    the rate limit; None if the limit is known. is_stated: whether neither rates nor the number of
-    calls in flight are searched for. lead_s: how long before its grant a call gets ready.
+    the rate limit; None if the limit is known. is_stated: whether the rates and the number of calls
+    in flight are set, with no search for either. lead_s: how long before its grant a call gets
+    ready.
 
     Raises ConfigError if the limits should be shared but cannot be.
     """
@@ -122,7 +123,7 @@ class EndpointLimits:
             self.limiter.keep_sends(shared.stores.recent, name, old_names)
 
     def begin(self, body: object) -> None:
-        """Starts the search for the limit, if it is searched for, before the first call waits.
+        """Starts the search for the limit before the first call waits; does nothing if it is known.
 
         body: the body of the first call's request; the search is for the limit of its model.
         """
@@ -136,7 +137,7 @@ class EndpointLimits:
         self._searches(self.search)
 
     def expects(self, cost: Cost) -> None:
-        """Records the tokens that a call that waits for its grant will take from the limits."""
+        """Records the tokens that a waiting call will take from the limits."""
         means = self._amounts
         for kind in {line.kind for line in self.limiter.rules.lines if line.kind != "requests"}:
             amount = cost.amount(kind)
@@ -146,8 +147,8 @@ class EndpointLimits:
     def next_s(self, now_s: float, coming: int = 0) -> float:
         """Returns when a call could be sent after those getting ready and `coming` others.
 
-        -inf if no call has to wait for long: the number of calls that get ready is bounded, and
-        they are sent at even intervals.
+        -inf if no call has to wait long once it gets ready: without limits, or if calls are sent at
+        even intervals, since few calls get ready at once.
         """
         limiter, ahead = self.limiter, self.ahead
         if limiter.is_unlimited or not (self._is_burst or ahead.count == 1):
@@ -204,7 +205,7 @@ class EndpointLimits:
             if not self.limiter.is_searched:
                 self.search = None
         if used is not None:
-            # Last: `remaining` in the headers was compared with the tokens reserved.
+            # Only now, since `remaining` in the headers was compared with the tokens reserved.
             grant.settle(used)
 
     def ended(self, outcome: Outcome, sent_s: float, in_flight: int, now_s: float) -> None:
@@ -261,7 +262,7 @@ class EndpointLimits:
             self.ahead.resize(most)
 
     def _take_up_found(self) -> None:
-        """Takes into account which limits have been found."""
+        """Adjusts how many calls get ready, if other limits have been found."""
         found = self.limiter.found_rates()
         if found != self._found:
             self._found = found
@@ -313,8 +314,8 @@ def _memory_in(stores: Stores) -> FoundRates | None:
 def limiter_of(endpoint: Endpoint, clock: Clock) -> RateLimiter:
     """Opens the endpoint's limiter; may block for some seconds if its limits are shared.
 
-    They are shared by all processes that use the endpoint with the same key; only a digest of the
-    key is stored. Raises ConfigError if the limits should be shared but cannot be.
+    Shared limits apply to all processes that use the endpoint with the same key; only a digest of
+    the key is stored. Raises ConfigError if the limits should be shared but cannot be.
     """
     return open_limiter(endpoint.limits, account_of(endpoint), clock)
 

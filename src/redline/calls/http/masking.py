@@ -22,10 +22,10 @@ HIDDEN = "<key>"
 # A key shorter than this is a placeholder such as `EMPTY`, and may be part of any word. A part of a
 # key that is as long as this reveals too much.
 _LEAST = 8
-# A header with one of these words in its name has a secret; other values are hidden only whole.
+# A header whose name has one of these words is secret; other values are hidden only as a whole.
 _SECRET_NAMES = re.compile("auth|key|token|secret|cookie|password|credential", re.IGNORECASE)
 # Escapes of JSON and Python, also of a body inside a body; HTML entities; URL escapes, also twice.
-# A run of backslashes is matched only from its first, since a long run would be tried from each.
+# A run of backslashes is matched only from its first one: trying each would take too long.
 _ESCAPE = re.compile(
     r"(?<!\\)\\++(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(?=[/\"'+=&_.~-]))"
     r"|&#[xX]([0-9a-fA-F]{1,6});?|&#([0-9]{1,7});?|&([a-zA-Z]{2,8};)|%([0-9a-fA-F]{2})"
@@ -36,7 +36,7 @@ _NAME = 5
 _MOST_ROUNDS = 4
 _SECRET = b"\1"
 _RUN = re.compile(b"\1+")
-# Messages quote the beginning of a body; what they quote from beyond this is masked by `hide`.
+# Messages quote the beginning of a body; `hide` masks what they quote beyond this length.
 _LONGEST_BODY = 4096
 # An error keeps at most this much of its body.
 _LONGEST_KEPT = 64 * 1024
@@ -48,8 +48,8 @@ _SKIPPED = re.compile(
 class Mask:
     """Replaces secrets in a text with `<key>`.
 
-    secrets: texts to replace even in part, from 8 characters on, and in base64 or hex. wholes:
-    texts to replace only as a whole.
+    secrets: texts of which even parts, of 8 or more characters, are replaced, also in base64 or
+    hex. wholes: texts to replace only as a whole.
     """
 
     def __init__(self, secrets: Iterable[str], wholes: Iterable[str] = ()) -> None:
@@ -104,7 +104,7 @@ class Mask:
         return self.text(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def read(self, body: bytes, read: Callable[[bytes], T]) -> T:
-        """Returns `read(body)`. If that fails, raises its error with secrets in quotes replaced."""
+        """Returns `read(body)`. If `read` fails, raises its error with quoted secrets replaced."""
         try:
             return read(body)
         except (CallError, NoEndpoint) as found:

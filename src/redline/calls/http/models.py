@@ -1,4 +1,4 @@
-"""Model names: the one in a request, and the endpoint's name for the same model."""
+"""Replaces a request's model name with the endpoint's name for the same model."""
 
 from __future__ import annotations
 

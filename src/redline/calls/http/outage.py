@@ -1,4 +1,4 @@
-"""Outages, when an endpoint cannot be reached at all: rows wait, and after a while the run ends.
+"""Tracks outages, when an endpoint cannot be reached: rows wait, and finally the run ends.
 
   up       -> down       a connection could not be made
   down     -> up         any response arrived
@@ -61,7 +61,7 @@ class Outage:
 
     @property
     def is_down(self) -> bool:
-        """Whether the last connection could not be made."""
+        """Whether the last attempt to connect failed."""
         return self._since_s is not None
 
     def lasted_s(self, now_s: float) -> float:

@@ -1,4 +1,4 @@
-"""The waits of attempts, which may be withdrawn until they are written."""
+"""Records the waits of attempts; an attempt may be withdrawn until it is written."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Wait(msgspec.Struct):
             self.task.cancel()
 
     def take_cancellation_back(self) -> bool:
-        """Undoes the cancellation by `withdraw`; False if there was none, or also another one."""
+        """Undoes the cancellation by `withdraw`; False if it was not the only one."""
         return self.is_withdrawn and self.task.uncancel() <= self.cancelling
 
 

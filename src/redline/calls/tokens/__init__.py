@@ -1,4 +1,4 @@
-"""Token counts and estimates: the tokens that a request will use, and the most that it can use."""
+"""Estimates the tokens that a request will use, and bounds the tokens that it can use."""
 
 from redline.calls.tokens.asked import keep_facts, kept_facts
 from redline.calls.tokens.body_facts import (

@@ -21,7 +21,7 @@ from redline.waist import Request
 OUTPUT_LIMITS = tuple(dict.fromkeys(name for api in APIS for name in api.output_limits))
 # Without any of these fields, a body asks for one answer of any length.
 _OF_OUTPUT = frozenset((*OUTPUT_LIMITS, "n", "best_of", "prompt"))
-# Long texts are judged by this many of their characters, which bounds the time.
+# Long texts are estimated from this many of their characters, which bounds the time.
 _MOST_CHARS = 4096
 # The fields that determine the number of answers: none in a usual chat, which asks for one answer.
 _ONE_ANSWER: dict[str, Any] = {}
@@ -67,7 +67,7 @@ class Asked(msgspec.Struct, eq=False):
 
 
 def chat_of(request: Request) -> Chat | None:
-    """Reads a usual chat from the request's bytes, once; None for any other body."""
+    """Returns a usual chat, read from the request's bytes only once; None for any other body."""
     kept = request.__dict__
     if "chat" in kept:
         known: Chat | None = kept["chat"]
@@ -81,7 +81,7 @@ def chat_of(request: Request) -> Chat | None:
 
 
 def asked_of(request: Request) -> Asked | None:
-    """Reads what the request asks for, once; None for a body that is not an object."""
+    """Returns what the request asks for, read only once; None if its body is not an object."""
     kept = request.__dict__
     found: Asked | None = kept.get("asked_tokens")
     if found is not None:
@@ -119,7 +119,7 @@ def kept_facts(request: Request) -> Chat | None:
 
 
 def _most_output(body: dict[str, Any]) -> int | None:
-    """Returns the maximum of one choice in tokens. Some servers accept -1 as no maximum."""
+    """Returns the maximum of one choice in tokens; None if there is none, or if it is negative."""
     for name in OUTPUT_LIMITS:
         stated = body.get(name)
         if stated is not None and (most := number(stated)) is not None and most >= 0:

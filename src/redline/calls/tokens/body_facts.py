@@ -1,4 +1,4 @@
-"""The fields of a request's body that redline reads, found in one pass over its bytes."""
+"""Finds the fields of a request's body that redline reads, in one pass over its bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redline.waist import replacing_halves
 # More than the output limit of any model: a larger usage or maximum is taken for an error.
 MOST_OUTPUT_TOKENS = 1_000_000
 LONGEST_NAME = 256
-# The texts that servers which are lenient about types take as true.
+# The texts that servers with lenient types take as true.
 TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
 # The beginning of a list of prompts; a single prompt of token ids begins with a number.
 _PROMPTS = re.compile(rb"\[\s*[^\s\d-]")
@@ -54,7 +54,7 @@ class BodyFacts(msgspec.Struct):
     def most_tokens(self) -> int | None:
         """The maximum of one answer in tokens, 1 to MOST_OUTPUT_TOKENS; None if there is none.
 
-        Some servers accept -1 as no maximum. If several maxima are given, the largest counts, since
+        Some servers take -1 as no maximum. If several maxima are given, the largest counts, since
         servers differ in which of them they apply.
         """
         stated = (self.max_tokens, self.max_completion_tokens, self.max_output_tokens)
@@ -131,7 +131,7 @@ _STATED = msgspec.json.Decoder(
 
 
 def read_chat(raw: bytes) -> Chat | None:
-    """Reads a usual chat, at a fraction of the cost of other bodies; None for other bodies."""
+    """Returns a usual chat, read in a fraction of the usual time; None for any other body."""
     try:
         chat = _decode_chat(raw)
         for message in chat.messages:
@@ -152,7 +152,7 @@ NOT_JSON = BodyFacts()
 
 
 def facts_of(raw: bytes) -> BodyFacts:
-    """Reads the facts of a body; a Chat for a usual chat, NOT_JSON if it is not JSON."""
+    """Returns the facts of a body: a Chat for a usual chat, NOT_JSON if it is not JSON."""
     chat = read_chat(raw)
     if chat is not None:
         return chat
@@ -165,7 +165,7 @@ def facts_of(raw: bytes) -> BodyFacts:
 
 
 def _valid_facts(raw: bytes) -> BodyFacts:
-    """Reads the fields with valid types from a body in which some fields have invalid types."""
+    """Returns the fields with valid types of a body in which some fields have invalid types."""
     try:
         # Checks the whole body: unless it is an object, the next decoder stops at its start.
         replacing_halves(_ANY.decode, raw)
@@ -187,7 +187,7 @@ def _valid_facts(raw: bytes) -> BodyFacts:
 
 
 def _prompts(prompt: msgspec.Raw) -> list[msgspec.Raw] | None:
-    """The prompts of a list, as JSON; None for a single prompt: a text, or token ids."""
+    """Returns the prompts of a list, as JSON; None for a single prompt: a text, or token ids."""
     return _decode_list(prompt) if _PROMPTS.match(prompt) else None
 
 

@@ -1,4 +1,4 @@
-"""Estimates of the tokens that a call will use, learned from the usage of replies.
+"""Estimates the tokens that a call will use, and learns from the usage of replies.
 
 Input: a weighted sum of characters by class, messages, media and a constant; an exact tokenizer's
 count replaces the characters if there is one. Output: see pending_outputs.py. Each model has its
@@ -55,7 +55,7 @@ _MESSAGE_BYTES = len('{"role":"","content":""},')
 _BY_TOKEN = (_CONSTANT, _MESSAGE, _MEDIA, Prior(1.0, 0.1, 2.0))
 # Long texts are estimated from this many of their characters, which bounds the time.
 _MOST_CHARS = 4096
-# Half the first guess for a letter, less for other classes, for which tokenizers differ more.
+# Half the first guess for a letter; less for other classes, on which tokenizers differ more.
 # Spaces and marks have no minimum: a run of them may be a single token.
 _LEAST_LETTER, _LEAST_DIGIT, _LEAST_ACCENTED, _LEAST_WIDE = 0.12, 0.25, 0.1, 0.3
 
@@ -71,7 +71,7 @@ _MODELS_KEPT = 32
 # weights are settled, they learn from only one reply in eight.
 _SHARE = 1 / 8
 # A call that reserves a bound needs no estimate, and there may be thousands a second: learning from
-# all of them would cost as much as their limits. So only this share of them is followed.
+# all of them would cost as much as enforcing their limits. So only this share is followed.
 _SHARE_OF_BOUNDS = 1 / 32
 # Multiples of the golden ratio are spread evenly modulo 1, even those of every n-th call: if rows
 # of two kinds alternate, the weights learn from both.
@@ -147,9 +147,9 @@ class _Model:
 
 
 class Sending(msgspec.Struct, frozen=True, eq=False):
-    """A call in flight: what it asks for, the estimates that learn from it, and its number there.
+    """A call in flight: what it asks for, the model that learns from it, and its number there.
 
-    teaches: whether the input weights learn from its reply in any case.
+    teaches: whether the input weights always learn from its reply.
     """
 
     asked: Asked | None
@@ -172,18 +172,18 @@ class TokenEstimator:
     def __init__(self, tokenizers: Tokenizers = TOKENIZERS, *, may_block: bool = False) -> None:
         self._tokenizers = tokenizers
         self._may_block = may_block
-        # In order of use, the most recent last.
+        # In order of use, the most recently used model last.
         self._models: dict[str, _Model] = {}
         self._unknown = _Model()
         self._bounds = 0  # calls sent with a bound
 
     def estimate(self, request: Request) -> Cost:
-        """Returns the expected tokens of a call with `request`, input and output each 1 or more.
+        """Returns the expected tokens of a call with `request`: input, 1 or more, and output.
 
         The output is the mean of the calls in flight, with its spread, so that a caller can reserve
         a quantile of the sum of many calls; the quantiles of single calls add up to far more. Until
-        there are twenty replies, it is the request's own maximum; without a maximum, the larger of
-        256 and the largest output so far. Embeddings have no output.
+        there are twenty replies, the output is the request's own maximum; without a maximum, the
+        larger of 256 and the largest output so far. Embeddings have 0 tokens of output.
         """
         asked = asked_of(request)
         if asked is None:
@@ -199,9 +199,9 @@ class TokenEstimator:
         """Returns an estimate whose input is an upper bound (`Cost.is_bound`).
 
         The input of `estimate` does not exceed the bound either. The bound is computed from the
-        bytes of a chat, at a fraction of the time that an estimate takes. None if the request is
-        not such a chat, if its model is not known well or reports no usage with which to settle the
-        bound, or if the result exceeds `most` tokens.
+        bytes of a chat, in a fraction of the time that an estimate takes. None if the request is
+        not a usual chat, if its model is not known well or reports no usage with which to settle
+        the bound, or if the result exceeds `most` tokens.
         """
         chat, raw = chat_of(request), request.raw
         if chat is None or raw is None or not api_of(request.url).has_output:
@@ -226,10 +226,10 @@ class TokenEstimator:
         return Cost(cost.input_tokens, asked.most_output * asked.drafts)
 
     def least(self, request: Request) -> int:
-        """Returns input tokens that the call costs at least, about half of the true number.
+        """Returns the least input tokens that the call can cost, about half of the true number.
 
-        It uses nothing learned: that may come from another kind of row, and a row whose result is
-        above the limit is refused for good.
+        Ignores everything learned, since it may come from another kind of row, and a row whose
+        result is above the limit is refused for good.
         """
         return _least(Prompt(request.body)) if isinstance(request.body, dict) else 1
 
@@ -242,7 +242,7 @@ class TokenEstimator:
     def begin(self, request: Request, *, teaches: bool = False) -> Sending:
         """Records that a call with `request` is sent now; pass the result to `end`.
 
-        teaches: whether the input weights learn from its reply in any case.
+        teaches: whether the input weights always learn from its reply.
         """
         asked = asked_of(request)
         if asked is None:
@@ -251,9 +251,10 @@ class TokenEstimator:
         return Sending(asked, model, model.outputs.begin(), teaches)
 
     def begin_bound(self, request: Request) -> Sending:
-        """Records one in 32 calls that reserve a bound, as `begin` does; UNFOLLOWED for others.
+        """Records one in 32 calls that reserve a bound, like `begin`.
 
-        If the usage of an unfollowed call exceeds its bound, call `begin` for the call then.
+        Returns UNFOLLOWED for the other calls. If the usage of an unfollowed call exceeds its
+        bound, call `begin` for the call then.
         """
         self._bounds = bounds = self._bounds + 1
         if bounds * _GOLDEN % 1 >= _SHARE_OF_BOUNDS:
@@ -261,9 +262,9 @@ class TokenEstimator:
         return self.begin(request, teaches=True)
 
     def end(self, sending: Sending, reply: Reply | None, took_s: float) -> None:
-        """Ends a call after `took_s` seconds and corrects the estimates by its reply's usage.
+        """Ends a call after `took_s` seconds, and learns from the usage in its reply.
 
-        A usage that cannot be true (not positive, or far off) changes them little or not at all.
+        A usage that cannot be true (not positive, or far off) has little effect or none.
         """
         asked, model = sending.asked, sending.model
         if model is None or asked is None:

@@ -1,10 +1,10 @@
-"""Linear weights, learned one observation at a time: a Kalman filter around a first guess.
+"""Learns linear weights one observation at a time: a Kalman filter around a first guess.
 
 This is recursive least squares with three changes. The standard deviation of each weight stays
 between a hundredth of its first value and three times that value, so that old evidence fades but
 weights that are not observed do not drift. An observation counts by its relative error, so that
 long prompts do not outweigh short ones. An error of more than 3 standard deviations counts as 3
-(Huber's rule), so that one false reading cannot carry the weights away; six of them in a row on the
+(Huber's rule), so that one false reading cannot distort the weights; six of them in a row on the
 same side mean a change (another tokenizer, a prompt that the server adds), after which all weights
 are uncertain again.
 """
@@ -78,7 +78,7 @@ class Weights:
         return total
 
     def learn(self, amounts: Sequence[float], value: float) -> None:
-        """Corrects the weights by the true value for these amounts; any finite value is safe."""
+        """Corrects the weights with the true value for these amounts; any finite value is safe."""
         self._readings += 1
         expected = self.value(amounts)
         scale = max(_SMALLEST_SCALE, expected)
@@ -112,7 +112,7 @@ class Weights:
         self._noise = min(_MOST_NOISE**2, max(_LEAST_NOISE**2, noise))
 
     def _spread(self, units: list[float]) -> tuple[list[float], float]:
-        """Returns the weights' covariance with the error at these units, and its variance."""
+        """Returns each weight's covariance with the error at `units`, and the error's variance."""
         spread: list[float] = [sum(map(mul, row, units)) for row in self._covariance]
         variance: float = sum(map(mul, spread, units))
         return spread, max(0.0, variance) + self._noise

@@ -1,10 +1,10 @@
-"""Mean, variance and skewness of the outputs of calls in flight.
+"""Estimates the mean, variance and skewness of the outputs of calls in flight.
 
 If long answers take longer, completed answers give a biased picture, for two reasons:
   the first answers to arrive are short           a call counts only once all calls that were sent
                                                   before it are over
-  calls in flight are longer than the average     each output is weighted by its time in flight, so
-                                                  the mean is that of the calls in flight
+  calls in flight are longer than the average     each output is weighted by its time in flight,
+                                                  which gives the mean of the calls in flight
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PendingOutputs:
     """The statistics of one model's outputs. Each call begins when it is sent, and ends once.
 
     moments: mean, variance and third central moment of an output; zeros until `is_known`. The mean
-    is 2 standard errors above that of the outputs: in a sum of many estimates, single errors cancel
+    is 2 standard errors above the outputs' own: in a sum of many estimates, single errors cancel
     out, but an error of the mean does not. The tuple is the same object until a moment changes.
     """
 

@@ -1,4 +1,4 @@
-"""Hashes of a prompt's prefixes, which are equal for calls that could share a prefix cache."""
+"""Hashes a prompt's prefixes; equal hashes mean that calls could share a prefix cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from redline.waist import Request
 # A block of vLLM's cache has 16 tokens, and this is about four blocks; a shorter shared prefix is
 # not worth a hash.
 _FIRST_CHARS = 256
-# Each prefix is an eighth longer than the last, so that 64 hashes cover any context window.
+# Long prefixes are about an eighth longer than the one before, so that 64 hashes cover any context
+# window.
 _GROWTH = 8
 _MOST = 64
 # Fields that hold the prompt, in the order in which a model reads them.
@@ -27,7 +28,8 @@ def _lengths() -> tuple[int, ...]:
     return tuple(found)
 
 
-# The characters of each prefix: 256, 512, ... 2,048 and from then on an eighth more each time.
+# The characters of each prefix: 256, 512, ... 2,048, and from then on at most an eighth more each
+# time, in multiples of 256.
 PREFIX_CHARS = _lengths()
 
 
@@ -35,9 +37,9 @@ def prefixes_of(request: Request) -> tuple[int, ...]:
     """Returns hashes of the prefixes of the request's prompt, the shortest first; at most 64.
 
     If the prompts of two requests to one model begin with the same PREFIX_CHARS[i] characters,
-    their items up to i are equal. Prefixes longer than the prompt have no item. Each hash has 48
-    bits and is keyed by a secret of this process, so that it reveals nothing about the text and
-    cannot be compared with the hashes of another process.
+    their hashes up to index i are equal. Prefixes longer than the prompt have no hash. Each hash
+    has 48 bits and is keyed by a secret of this process, so that it reveals nothing about the text
+    and cannot be compared with the hashes of another process.
     """
     asked = asked_of(request)
     if asked is None:

@@ -1,4 +1,4 @@
-"""The parts of a request's body that become tokens: texts, messages, token ids and media."""
+"""Finds the parts of a request's body that become tokens: texts, messages, ids and media."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _JSON_FIELDS = frozenset(name for api in (*APIS, PLAIN) for name in api.as_json)
 _BESIDE_MESSAGES = (_TEXT_FIELDS | _JSON_FIELDS) - {"messages"}
 # The beginning of a URL that itself contains an image or a file.
 DATA = "data:"
-# Fields whose strings are the kind of a part, and not text.
+# Fields whose strings say what a part is, and are not read as text.
 _LABELS = frozenset({"role", "type"})
 _MEDIA_TYPES = frozenset(
     {
@@ -22,7 +22,7 @@ _MEDIA_TYPES = frozenset(
         *("video_url", "file", "input_file", "document_url"),
     }
 )
-# At most this number of values of a body is read, which also stops at a list that contains itself.
+# At most this many values of a body are read, even if a list contains itself.
 # An embeddings call may have 2,048 inputs.
 MOST_VALUES = 50_000
 # The number of pieces that represent a long text. Eight, evenly spread, cover a prompt's
@@ -159,7 +159,7 @@ class Prompt:
             self.texts.append(text)
 
     def sample(self, most_chars: int) -> str:
-        """Joins all texts, or evenly spread pieces of them, to at most `most_chars` characters."""
+        """Returns all texts joined, or evenly spread pieces: at most `most_chars` characters."""
         if self.length <= most_chars:
             return self.texts[0] if len(self.texts) == 1 else "".join(self.texts)
         piece, stride = most_chars // _PIECES, self.length / _PIECES

@@ -1,4 +1,4 @@
-"""Exact tokenizers, if tiktoken and its files are on this machine; never from the network.
+"""Loads exact tokenizers, if tiktoken and its files are on this machine; never downloads them.
 
 tiktoken stores the file of an encoding in a folder, and downloads a missing or damaged file. So an
 encoding is loaded only if its file exists and is undamaged.
@@ -19,7 +19,7 @@ from redline.calls.tokens.prompt import Prompt
 
 # Longer texts are sampled: tokenizing blocks the event loop for 50 to 300 us per KB.
 _MOST_CHARS = 4096
-# The most model names that are looked up; further models are estimated without a tokenizer.
+# The most model names that are looked up; other models are estimated without a tokenizer.
 _MOST_MODELS = 64
 # The file from which tiktoken reads each encoding: its name, which is the SHA-1 of its download
 # address, and its SHA-256, both as in tiktoken_ext/openai_public.py. No model that OpenAI serves

@@ -1,4 +1,4 @@
-"""The most tokens that one request can cost."""
+"""Computes the most tokens that one request can use."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _most_output(url: str, body: dict[str, Any]) -> int | None:
         return 0
     limits = [number(body[name]) for name in OUTPUT_LIMITS if body.get(name) is not None]
     stated = [most for most in limits if most is not None and most >= 0]
-    # Some servers accept -1 as no maximum.
+    # Some servers take -1 as no maximum.
     if not stated or len(stated) < len(limits):
         return None
     return max(1, *stated) * drafts(body)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 to one host: endpoint settings, connections, exchanges and their deadlines."""
+"""Speaks HTTP/1.1 to one host: endpoint settings, connections, exchanges and their deadlines."""
 
 from redline.calls.wire.chunks import chunks_in, size_line
 from redline.calls.wire.connection import MOST_HEADER_BYTES, Connection

@@ -4,8 +4,8 @@ The heads of a server's responses are usually alike. Once llhttp has read one, o
 form are read here in a third of the time: the same names in the same order, each value on its line,
 one Content-Length, and a body that has this length and ends where the read ends.
 
-A form is strict: llhttp would read everything that the form matches in the same way. Anything else
-goes to llhttp, which decides whether it is valid.
+A form is strict: it matches only data that llhttp would read in the same way. Anything else goes to
+llhttp, which decides whether it is valid.
 """
 
 from __future__ import annotations

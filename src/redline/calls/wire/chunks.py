@@ -1,4 +1,4 @@
-"""The chunks of a body on the wire (RFC 9112, 7.1): a line with the size, and the bytes.
+"""Reads the chunks of a body on the wire (RFC 9112, 7.1): a line with the size, and the bytes.
 
 Only chunks without extensions, which most servers send, are read here. llhttp reads all others and
 decides whether they are valid.
@@ -10,7 +10,7 @@ from functools import lru_cache
 
 # The end of a chunk that ends an event. A size line cannot end like this, since it would be empty.
 CHUNK_END = b"\n\n\r\n"
-# The size of a chunk of 64 KiB has five.
+# The size of a chunk of 64 KiB has five hexadecimal digits.
 _MOST_DIGITS = 5
 _AROUND_BYTES = len(b"\r\n\r\n")
 

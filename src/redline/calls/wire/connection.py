@@ -1,4 +1,4 @@
-"""One keep-alive HTTP/1.1 connection: requests are written as bytes, responses parsed by llhttp.
+"""Runs one keep-alive HTTP/1.1 connection: writes requests as bytes, parses responses with llhttp.
 
   state     meaning                                        may change to
   idle      it is up and has no exchange                   due, closed
@@ -46,9 +46,9 @@ _MOST_INTERIM = 32
 _MOST_WAITING_BYTES = 256 * 1024
 # The event loops read this much at once (uvloop; asyncio 262,144).
 _FULL_READ_BYTES = 256_000
-# A longer body is written in parts of this size, each once the server has taken most of the parts
-# before. Otherwise the event loop would at once copy, and TLS encrypt, all that the socket does not
-# take.
+# A longer body is written in parts of this size, each once the server has taken most of the earlier
+# parts. Otherwise the event loop would immediately copy, and TLS encrypt, all bytes that the socket
+# does not take.
 _PART_BYTES = 256 * 1024
 # After this number of forms, stop learning: the server may lay out each response differently.
 _MOST_FORMS = 8
@@ -123,13 +123,13 @@ class Connection(asyncio.Protocol):
         self._inflate: Inflate | None = None
         self._is_paused = False
         self._is_streamed = False
-        self._is_between_chunks = False  # of a streamed body, and nothing of the next has arrived
+        self._is_between_chunks = False  # in a streamed body, before the next chunk
         # Passes on the next bytes, if they are whole chunks of a known form.
         self._take_chunks: Callable[[bytes], int] | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether a request may be written: it is up, and has received no unrequested bytes."""
+        """Whether a request may be written: the connection is up, without unrequested bytes."""
         return not self._is_lost and not (self.is_used and unread((self,)))
 
     @property
@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
             self._due.was_due(due_s)
 
     def found_unread(self) -> None:
-        """Marks unread bytes, or the end of input, so that no request is written on it."""
+        """Marks unread bytes, or the end of input, so that no request is written here."""
         self._has_unread = True
 
     def leave(self) -> None:
@@ -298,7 +298,7 @@ class Connection(asyncio.Protocol):
         self._lose()
 
     def pause(self) -> None:
-        """Pauses reading, since other answers leave no memory; streams pause by themselves."""
+        """Pauses reading, because other answers fill the memory; streams pause by themselves."""
         exchange = self._exchange
         if exchange is None or self.is_done or self._is_streamed or self._is_paused:
             return
@@ -505,7 +505,7 @@ class Connection(asyncio.Protocol):
         self._bare_bytes = self._interim = 0
         is_head = self._exchange is not None and self._exchange.is_head
         if is_head:
-            # httptools cannot tell llhttp that the request is a HEAD: it would take the next
+            # httptools cannot tell llhttp that the request is a HEAD, so llhttp would take the next
             # response for the body.
             self.is_done, self._is_reusable = True, False
         if is_head or self._is_streamed:

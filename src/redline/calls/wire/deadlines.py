@@ -1,8 +1,8 @@
-"""Deadlines: clocks that end what takes too long, each with a timer of the event loop.
+"""Ends what takes too long, with clocks that each have a timer of the event loop.
 
-Most calls end long before their time is up, so setting a clock must cost nothing: a connection's
-clock is set for each call. A timer that fires before its clock is due is left as it is; when it
-fires, it is set again, to the time for which the clock is then set.
+A connection's clock is set for each call, but most calls end long before their time is up, so
+setting a clock must cost next to nothing. Setting a clock to a later time leaves its timer as it
+is; if the timer then fires before the clock is due, it is set again, to the time of the clock.
 
 A clock that is due rings once the event loop has read everything in the sockets. If the loop itself
 was late, because the process was stopped or the loop was blocked, the response may have arrived

@@ -1,4 +1,4 @@
-"""New connections to an endpoint's host: addresses, TLS, and tunnels through a proxy."""
+"""Connects to an endpoint's host: addresses, TLS, and tunnels through a proxy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from redline.errors import Disconnected
 from redline.process import in_thread, keep_alive
 
 _RESOLVED_FOR_S = 60.0
-# At least this long is spent on an address; one that does not answer must leave time for others.
+# Each address gets at least this long; one that does not answer must leave time for the others.
 _LEAST_CONNECT_S = 1.0
 
 _MANY_FILES = "too many open files: raise `ulimit -n` or lower --concurrency"
@@ -94,7 +94,7 @@ class Dialer:
 
     async def _first_that_answers(self, make: _Make) -> Connection:
         """Connects to the first of the host's addresses that accepts a connection."""
-        # A copy: another task that connects may move an address meanwhile.
+        # A copy, since another task that connects may reorder the addresses meanwhile.
         addresses = list(await self._resolve())
         part_s = max(_LEAST_CONNECT_S, self._connect_s / len(addresses))
         for number, address in enumerate(addresses):
@@ -153,7 +153,7 @@ class Dialer:
         except (OSError, ValueError) as error:
             raise self._unconnected(self._target, error) from error
         assert secure is not None
-        # start_tls does not call it.
+        # `start_tls` does not call `connection_made`.
         connection.connection_made(secure)
         return connection
 

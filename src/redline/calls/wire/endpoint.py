@@ -1,4 +1,4 @@
-"""A user's settings for one endpoint, and the proxy through which it is reached."""
+"""Defines a user's settings for one endpoint, and finds the proxy through which it is reached."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SECRET_HEADER = re.compile(r"(?!proxy-).*(authorization|key|token|secret|cookie
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP endpoint: its address, the caller's credentials, and its limits.
 
-    base_url: ends in `/v1`, as in the openai SDK. name: the endpoint's name in messages and
+    base_url: usually ends in `/v1`, as in the openai SDK. name: the endpoint's name in messages and
     results; empty for host and port. api_key: sent as a bearer token; never printed or stored.
     proxy: the URL of an HTTP proxy, or "" for no proxy; None uses HTTP(S)_PROXY and NO_PROXY of the
     environment. max_reply_bytes: a row with a longer response fails.
@@ -37,8 +37,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     above 0. group: endpoints of one group give the same answers; empty for no group. models: the
     endpoint's model names by the requested names; other names are sent unchanged. metrics, probe:
     for your own server: True reads its /metrics every second, or checks its /health; a URL or a
-    path replaces these. prices: the endpoint's prices by model, if they differ from those of the
-    others; a dict of dollars per million tokens is accepted instead of a Price.
+    path replaces these. prices: the endpoint's prices by model, if it has prices of its own; a dict
+    of dollars per million tokens is accepted instead of a Price.
     Raises ConfigError for a value that cannot be used.
     """
 

@@ -1,4 +1,4 @@
-"""One request and its response on the wire: the bytes, the timeouts, the grant.
+"""Follows one request and its response on the wire: the bytes, the timeouts, the grant.
 
 Phases of an exchange: connect -> row (only the row's deadline counts) -> first_byte -> attempt. In
 the second phase the connection is up but nothing is written: the exchange has its connection and
@@ -64,7 +64,7 @@ class Alarm(Protocol):
     """A clock that ends an exchange whose time is up."""
 
     def ring_at(self, when_s: float) -> None:
-        """Makes the clock ring only at `when_s` (monotonic time); inf for never."""
+        """Sets the clock to ring at `when_s` (monotonic time); inf for never."""
 
 
 class Timing:
@@ -113,8 +113,7 @@ class Exchange(msgspec.Struct, eq=False):
     for results to be saved, if it did. failed: the error of its first write, at failed_sent_s, on a
     connection that had carried other requests; the request is then written on a new connection.
     doubted: the body of the response that caused the repetition. on_write: called just before the
-    request's send time is taken and it is written; if it raises a CallError, the request is not
-    written.
+    request gets its send time and is written; if it raises a CallError, the request is not written.
     take_now: takes a part of a streamed body without waiting; returns whether it did. chunk_taker:
     returns a function that passes on chunks as they are on the wire; this function returns the
     number of bytes in their bodies, or 0 if it has not passed them on. chunk_taker returns None
@@ -238,13 +237,13 @@ class Exchange(msgspec.Struct, eq=False):
         self.waiting()
 
     def resume(self) -> None:
-        """Lets the timeouts continue where `pause` stopped them."""
+        """Resumes the timeouts where `pause` stopped them."""
         assert self.paused is not None
         assert self.sent_s is not None
         phase, since_s = self.paused
         self.held_up_s += self.timing.now_s() - since_s
         if phase == "first_byte" and self.first_byte_s is not None:
-            # TLS had read bytes before the pause, and they have arrived since.
+            # TLS read the first bytes before the pause, and has passed them on since.
             phase = "attempt"
         if phase != "row":
             allowed_s = getattr(self.timing.timeouts, f"{phase}_s")

@@ -1,4 +1,4 @@
-"""Decompression of a response's body, and the errors of invalid compression."""
+"""Decompresses a response's body, and makes the errors of invalid compression."""
 
 from __future__ import annotations
 

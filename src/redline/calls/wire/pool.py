@@ -1,4 +1,4 @@
-"""Keep-alive connections to one endpoint, made on demand and kept while they are usable."""
+"""Makes keep-alive connections to one endpoint on demand, and keeps them while they are usable."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Pool:
         self._most_bytes = most_bytes
         self._dialer = dialer
         self._stops = stops
-        # The sweep since which each connection is idle; the latest connection is taken first.
+        # The sweep since which each connection is idle; the most recent one is taken first.
         self._idle: dict[Connection, int] = {}
         self._all: set[Connection] = set()
         self._intake = intake
         self._reuse = reuse
         intake.follow(self._all)
         self._sweeper: asyncio.TimerHandle | None = None
-        # The event loop in which its connections are made.
+        # The event loop in which the connections are made.
         self._loop: asyncio.AbstractEventLoop | None = None
         self.sweeps = 0
         self._is_closed = False

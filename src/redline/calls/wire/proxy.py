@@ -1,4 +1,4 @@
-"""HTTP proxies: their addresses, CONNECT, and the meaning of their refusals.
+"""Reaches endpoints through HTTP proxies: addresses, CONNECT, and the errors of refusals.
 
 An https endpoint is reached through a tunnel, which the proxy opens on CONNECT. For a plain http
 endpoint, each request line has the full URL (RFC 9112, 3.2.2 and 3.2.3).

@@ -11,8 +11,8 @@
 
 While the memory is full and whole answers leave no room, reading waits until some of them are
 released. So all long answers together hold at most 384 MiB, or 256 MiB and one answer of the
-largest size if that is more; and one read (256 KB) for each connection on which a response begins
-while the memory is full.
+largest size if that is more. In addition, each connection on which a response begins while the
+memory is full may hold one read (256 KB).
 
 The memory always opens again: an answer that is still being read ends or times out, and a caller
 that has a whole answer can release it without waiting for another answer.
@@ -34,17 +34,17 @@ _FIRST_BYTES = 128 * 1024 * 1024
 
 
 class Reader(Protocol):
-    """A reader of answers."""
+    """A reader of answers that can be paused."""
 
     def pause(self) -> None:
-        """Stops reading, and the timeouts, until `resume`. Does nothing if the reader is idle."""
+        """Pauses reading and the timeouts until `resume`. Does nothing if the reader is idle."""
 
     def resume(self) -> None:
         """Resumes reading, if it was paused."""
 
 
 class ReplyMemory:
-    """Bounds the memory of long answers by the table above. is_full: await `room` before sending.
+    """Bounds the memory of long answers; see the table above. is_full: await `room` before sending.
 
     most_bytes: the size of the largest answer.
     """

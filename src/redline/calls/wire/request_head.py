@@ -1,4 +1,4 @@
-"""The head of a request on the wire: the request line and the headers."""
+"""Makes the head of a request on the wire: the request line and the headers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_framing(name: str) -> bool:
 def request_head(method: str, target: str, host: str, headers: Mapping[str, str]) -> bytes:
     """Returns the head of a request, without its Content-Length and the final line break.
 
-    headers: they replace redline's own; if names differ only in case, the last one counts. Raises
+    headers: replace redline's own; if names differ only in case, the last one counts. Raises
     BadRow for an invalid method or header, and for a header that frames the message.
     """
     if not method.isascii() or not method.isalpha() or method == "CONNECT":

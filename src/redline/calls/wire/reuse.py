@@ -52,7 +52,7 @@ def trace_of(body: bytes) -> Trace:
 class Kept(Protocol):
     """A connection that may carry another request.
 
-    is_kept: whether other requests were written before the current one. has_head: whether the
+    is_kept: whether other requests were written on it before the current one. has_head: whether the
     headers of its response have arrived. asked: the trace of the request's body, b"" for none.
     last_asked, last_answer: the traces of the previous request and response; last_answer is None if
     there was none.
@@ -65,7 +65,7 @@ class Kept(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether a request may be written: it is up and has no unread bytes."""
+        """Whether a request may be written: the connection is up and has no unread bytes."""
 
     @property
     def has_head(self) -> bool: ...
@@ -107,8 +107,8 @@ class Reuse:
             self.answered()
 
     def _compare(self, connection: Kept, body: bytes) -> None:
-        """Raises Repeat if the answer has an id and equals the previous one, to another request."""
-        # Answers without ids, such as a classifier's, are often equal.
+        """Raises Repeat if the answer has an id and has already answered a different request."""
+        # Answers without ids, such as a classifier's, are often identical.
         if connection.last_asked != connection.asked and _ID in body:
             raise self._doubted("the previous answer came again", body)
 

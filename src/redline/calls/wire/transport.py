@@ -1,8 +1,8 @@
-"""HTTP/1.1 to one endpoint over keep-alive connections: TCP or TLS, directly or through a proxy.
+"""Speaks HTTP/1.1 to one endpoint over keep-alive connections: TCP or TLS, direct or by proxy.
 
-An exchange gets a connection, then its grant; then it waits in the outbox for the end of the event
-loop's turn. Then all due requests get their send times and are written, after one flush of the
-results that must be saved before.
+An exchange gets a connection and then its grant, and waits in the outbox for the end of the event
+loop's turn. Then the results that must be saved first are flushed once, and all due requests get
+their send times and are written.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
 class Outbox:
     """Sends all requests that are due in one turn of the event loop together.
 
-    before_write: called once before they get their send times and are written. If it takes long to
-    save results, the exchanges record since when they have waited for it.
+    before_write: called once before the requests get their send times and are written. If it takes
+    long to save results, the exchanges record since when they have waited.
     """
 
     def __init__(self, before_write: Callable[[], None], clock: Clock = SYSTEM) -> None:
@@ -75,12 +75,12 @@ class Outbox:
         """Adds a connection whose request is due."""
         if not self._due:
             loop = asyncio.get_running_loop()
-            # Once for all requests of a turn: getting the loop is a system call in CPython 3.11.
+            # Once per turn, not per request: getting the loop is a system call in CPython 3.11.
             if loop is not self._loop:
                 self._enter(loop)
             loop.call_soon(self._leave)
         self._due.append(connection)
-        # The results that must be saved first may be saved earlier in this turn.
+        # Counted from the last request: the results may have been saved earlier in this turn.
         self._due_s = self._now_s()
 
     def _enter(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -107,9 +107,9 @@ class Outbox:
             for each in due:
                 each.refuse(error)
         except BaseException as error:
-            # A signal handler raised it while the event loop was blocked. The task whose request
-            # was being written gets the exception; the others are due in the next turn, unless they
-            # are cancelled before.
+            # A signal handler raised the error while the event loop was blocked. The task whose
+            # request was being written gets the error; the other requests are due in the next turn,
+            # unless they are cancelled before.
             connection.refuse(error)
             for each in due[due.index(connection) + 1 :]:
                 self.add(each)
@@ -173,7 +173,7 @@ class Transport:
     ) -> Answer:
         """Sends the request of `exchange` and returns the response.
 
-        take: awaited with each part of the body, as it arrives, of a response with status 200 and
+        take: awaited with each part of the body as it arrives, if the response has status 200 and
         media type `kind`; the returned body is then empty. Any other response is read whole. Raises
         CallError, and Repeat if the exchange allows it.
         """
@@ -279,7 +279,7 @@ class Transport:
         return head
 
     def _target(self, path: str) -> str:
-        """Returns the path and query to request for a row's url. Raises BadRow if not a path."""
+        """Returns the path and query for a row's url. Raises BadRow if the url is not a path."""
         try:
             url = self._endpoint.url_of(path).partition("#")[0]
         except ConfigError as error:
@@ -312,7 +312,7 @@ async def _handed_on(
     take: Callable[[bytes], Awaitable[None]],
     kind: str,
 ) -> bool:
-    """Passes a body of this kind to `take` as it arrives; returns False, unread, for any other."""
+    """Passes a body of this kind to `take` as it arrives; returns False, unread, for others."""
     await connection.head()
     found = connection.headers.get("content-type") or ""
     if connection.status != 200 or not found.lower().startswith(kind):

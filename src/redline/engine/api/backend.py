@@ -1,4 +1,4 @@
-"""The engine as a backend: turns OpenAI requests into sequences, and these into answers."""
+"""Makes the engine a backend: OpenAI requests become sequences, and sequences become answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STATUS_BUSY = 503
 
 
 class Speaker(NamedTuple):
-    """Turns requests into tokens, and tokens into text. ends: the tokens that end an answer."""
+    """What turns requests into tokens, and tokens into text. ends: tokens that end an answer."""
 
     tokenizer: object
     pieces: Pieces
@@ -40,9 +40,9 @@ class Speaker(NamedTuple):
 
 
 class EngineBackend:
-    """Answers /v1/chat/completions and /v1/completions by the engine in `thread`.
+    """Answers /v1/chat/completions and /v1/completions with the engine in `thread`.
 
-    most_sequences: the size of the queue; a request with more choices than that never fits.
+    most_sequences: the size of the queue; a request with more choices is rejected.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class EngineBackend:
         self._speaker = speaker
         self._name = name
         self._most_sequences = most_sequences
-        # Tokenizing a long prompt may take seconds, during which the event loop serves other calls.
+        # Tokenizing a long prompt may take seconds; meanwhile the event loop serves other calls.
         self._reader = DaemonThreads(1, "redline tokenizer")
         self._is_closed = False
         self._in_flight = 0
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        """Returns the state: gone if the engine has failed, otherwise ready.
+        """Returns the load, whose state is gone if the engine has failed, otherwise ready.
 
         A full queue does not change the state: `send` refuses requests that do not fit.
         """
@@ -67,7 +67,7 @@ class EngineBackend:
         return Load(in_flight=self._in_flight)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        """Returns exactly one outcome. Raises only CancelledError, which releases the slots."""
+        """Returns exactly one outcome. Raises only CancelledError, after ending the sequences."""
         begun_s = call.sent_s = SYSTEM.now_s()
         call.attempts += 1
         self._in_flight += 1
@@ -193,9 +193,9 @@ class _Stream(NamedTuple):
 async def _answered(
     news: asyncio.Queue[Said | RedlineError], count: int, answer: Answer, stream: _Stream | None
 ) -> list[Said]:
-    """Returns `count` choices with all of their text, and streams it as it arrives.
+    """Returns `count` choices with all of their text, and streams the text as it arrives.
 
-    Raises the error that a sequence ended with.
+    If a sequence ends with an error, raises it.
     """
     said = [Said(index, "") for index in range(count)]
     if stream is not None:
@@ -212,10 +212,10 @@ async def _answered(
 
 
 class _Choice:
-    """One answer of a request, which receives its tokens in the engine's thread.
+    """Receives the tokens of one answer in the engine's thread, and posts its text.
 
-    streams: whether new text is posted at once instead of the whole text at the end. continues:
-    whether it continues the prompt's text.
+    streams: whether new text is posted at once, instead of the whole text at the end. continues:
+    whether the answer continues the prompt's text.
     """
 
     def __init__(

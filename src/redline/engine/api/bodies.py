@@ -1,4 +1,4 @@
-"""Answers in OpenAI's terms: chat completions, completions, and the chunks of both."""
+"""Makes answers in OpenAI's formats: chat completions, completions, and the chunks of both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Drawn(NamedTuple):
     """One generated token and its log probability.
 
     top: the likeliest tokens at its place, likeliest first, as (token, log probability).
-    offset: where its text begins in the answer: TextStream.length before it was pushed.
+    offset: where its text begins in the answer, in characters: TextStream.length before the token
+    was pushed.
     """
 
     token: int
@@ -31,7 +32,7 @@ class Drawn(NamedTuple):
 
 
 class Said(msgspec.Struct, frozen=True):
-    """One choice of an answer, or its new part.
+    """One choice of an answer, or the new part of a choice.
 
     index: the prompt's place times n, plus the choice's place among the prompt's n. finish_reason:
     `stop` or `length`; None while the choice continues. drawn: its tokens if log probabilities were
@@ -51,7 +52,7 @@ class Answer(NamedTuple):
     pieces: Pieces
 
     def whole(self, choices: Sequence[Said], counted: Object) -> Object:
-        """Returns the body of an answer that is not streamed. counted: its usage."""
+        """Returns the body of an answer that is not streamed. counted: the answer's usage."""
         ordered = sorted(choices, key=attrgetter("index"))
         made = [self._written(self.writer.form.choice, said) for said in ordered]
         return self.writer.whole(made, counted)
@@ -91,7 +92,10 @@ def _chat_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:
 
 
 def _text_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:
-    """Returns four lists of one length; the drawn token is always among the top ones."""
+    """Returns a completion's `logprobs`: four lists of the same length.
+
+    `top_logprobs` always includes the drawn token.
+    """
 
     def entry(token: int, logprob: float) -> tuple[str, float]:
         return _shown(pieces.of(token).data, "bytes:"), max(logprob, _LEAST_LOGPROB)
@@ -109,7 +113,7 @@ def _text_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:
 
 
 def _shown(data: bytes, prefix: str) -> str:
-    r"""Returns the token's text; if its bytes are no text, `prefix` and bytes such as \xf0\x9f."""
+    r"""Returns a token's text; if its bytes are not text, `prefix` and escapes such as \xf0\x9f."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -1,8 +1,8 @@
-"""Decodes tokens to text as they come: whole characters only, cut at stop strings.
+"""Decodes tokens to text as they arrive: whole characters only, cut at stop strings.
 
 A character may span several tokens, and some decoders write a token differently at the beginning
 of a text or inside a run of bytes. So a stream decodes a short window of its last tokens. The
-parts of the text that it returns, joined, equal the decoding of all tokens at once.
+returned parts, joined, equal the text of all tokens decoded at once.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # The bytes of an incomplete character belong to the last three tokens, since a character has at
-# most four bytes. So the text before eight tokens cannot change their end.
+# most four bytes. So the text before the last eight tokens cannot change their end.
 _CONTEXT_TOKENS = 8
-# Tokens such as <0xF0> are decoded by runs: one byte that does not fit makes replacement
-# characters of the whole run, so a run is held back until its end. A longer one, of 16 to 64
-# characters, goes out in parts, or a script outside the vocabulary would be seen at the end only.
+# Tokens such as <0xF0> are decoded in runs: one invalid byte turns the whole run into replacement
+# characters, so a run is held back until its end. A run longer than this (16 to 64 characters) is
+# released in parts; otherwise text in a script outside the vocabulary would appear only at the end.
 _LONGEST_RUN_TOKENS = 64
 _BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -27,9 +27,9 @@ _BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Piece(NamedTuple):
     """One token of a vocabulary.
 
-    data: the bytes that it adds to a text; of a special token, those of its name.
-    is_silent: it adds nothing to an answer, being special or unknown to the tokenizer.
-    is_byte: it is one byte of a run, as <0xF0> is.
+    data: the bytes that it adds to a text; for a special token, the bytes of its name.
+    is_silent: it adds nothing to an answer, because it is special or unknown to the tokenizer.
+    is_byte: it is one byte of a run, such as <0xF0>.
     """
 
     data: bytes
@@ -40,8 +40,8 @@ class Piece(NamedTuple):
 class Pieces:
     """The bytes of each token of a vocabulary; one object for all streams of a tokenizer.
 
-    tokenizer: one of transformers. Each token is looked up once and kept, at most the vocabulary.
-    most_bytes: no token adds more to a text.
+    tokenizer: a tokenizer of transformers. Each token is looked up once and kept, so memory is
+    bounded by the vocabulary. most_bytes: the most bytes that a token adds to a text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -49,11 +49,11 @@ class Pieces:
         added = tokenizer.added_tokens_decoder
         self._special = frozenset(token for token in added if added[token].special)
         self._known: dict[int, Piece] = {}
-        # Others are decoded after this one, since decoders drop a space at the beginning of a text.
+        # Tokens are decoded after this one, since decoders drop a space at the beginning of a text.
         self.anchor: list[int] = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self.anchor_length = len(self.decode(self.anchor))
-        # A name has at least the bytes that it represents: up to twice as many if they are
-        # written as letters, and thrice for a space.
+        # A token's name has at least as many bytes as its text: up to twice as many if bytes are
+        # written as letters, and three times as many for a space.
         self.most_bytes = max(len(name.encode()) for name in tokenizer.get_vocab())
 
     def of(self, token: int) -> Piece:
@@ -63,7 +63,7 @@ class Pieces:
         return self._known[token]
 
     def decode(self, tokens: list[int]) -> str:
-        """Decodes the tokens, without special ones and with every space as it was drawn."""
+        """Decodes the tokens without special ones, and keeps every space as generated."""
         if not tokens:
             return ""
         ways = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
@@ -89,11 +89,11 @@ class TextStream:
     """Decodes the tokens of one answer to text, piece by piece.
 
     stops: stop strings, none of them empty. continues: the answer continues its prompt's text, so
-    that a space at its beginning is kept. is_stopped: a stop string has occurred; it and all text
-    after it are left out.
-    length: the number of characters that are certain, including those held back or cut off; before
-    a push, it is the offset of the token's text, or of the run of bytes that the token continues.
-    A token costs the decoding of at most 16 tokens, at the end of a run of bytes 80.
+    a space at the answer's beginning is kept. is_stopped: a stop string has occurred; the returned
+    text ends before it. length: the number of characters that are certain, including those held
+    back or cut off; before a push, it is the offset of the token's text, or of the run of bytes
+    that the token continues. Each token costs the decoding of at most 16 tokens; at the end of a
+    run of bytes, at most 80.
     """
 
     def __init__(
@@ -103,17 +103,17 @@ class TextStream:
         self._stops = stops
         self._stop_ends = frozenset(stop.encode()[-1:] for stop in stops)
         self._window: list[int] = [*pieces.anchor] if continues else []
-        # Characters of the window's text that are certain and went on.
+        # How many characters of the window's text are certain and have been processed.
         self._taken = pieces.anchor_length if continues else 0
         self._run_tokens = 0  # tokens at the window's end that are bytes
-        self._held = ""  # certain text that a stop string may begin with
+        self._held = ""  # certain text that may be the beginning of a stop string
         self.is_stopped = False
         self.length = 0
 
     def push(self, token: int) -> str:
         """Returns the text that `token` makes certain.
 
-        It is empty while a character or a stop string may be incomplete.
+        The text is empty while a character or a stop string may be incomplete.
         """
         piece = self._pieces.of(token)
         if self.is_stopped or piece.is_silent:
@@ -130,7 +130,7 @@ class TextStream:
         return ""
 
     def finish(self) -> str:
-        """Returns the rest of the text, including what was held back; empty after a stop string."""
+        """Returns the rest of the text, including text held back; empty after a stop string."""
         if self.is_stopped:
             return ""
         text = self._released(self._unsettled())
@@ -138,11 +138,11 @@ class TextStream:
         return text + held
 
     def _unsettled(self) -> str:
-        """Returns the new text of the window as it would be if no token followed."""
+        """Returns the new text of the window as if no token followed."""
         return self._pieces.decode(self._window)[self._taken :]
 
     def _is_stop(self, new: str) -> bool:
-        """Whether `new` has whole characters only, and completes a stop string."""
+        """Returns whether `new` has only whole characters and completes a stop string."""
         text = self._held + new
         return _REPLACEMENT not in new and any(stop in text for stop in self._stops)
 
@@ -173,8 +173,8 @@ class TextStream:
     def _released(self, new: str) -> str:
         """Returns the text that may be passed on now that `new` is certain.
 
-        The stop string that is complete first ends the text, so that the cut does not depend on
-        token boundaries; if two end together, the longer one does.
+        The stop string that is complete first ends the text, so the cut does not depend on token
+        boundaries. If two end at the same place, the text is cut before the longer one.
         """
         self.length += len(new)
         text = self._held + new
@@ -188,6 +188,6 @@ class TextStream:
 
 
 def _begun(text: str, stop: str) -> int:
-    """Counts the characters at the end of `text` that `stop` begins with."""
+    """Counts the characters at the end of `text` that are the beginning of `stop`."""
     sizes = range(min(len(text), len(stop) - 1), 0, -1)
     return next((size for size in sizes if text.endswith(stop[:size])), 0)

@@ -1,4 +1,4 @@
-"""The utilization of an engine's GPU."""
+"""Reads the utilization of an engine's GPU."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 def gpu_use() -> float | None:
     """Returns the share of the driver's last sample in which the current GPU ran a kernel, 0 to 1.
 
-    This is NVML's utilization.gpu, which covers 1/6 to 1 s. None without CUDA or the package
-    nvidia-ml-py, or if the driver does not report it, as for a part of a GPU (MIG). May be slow.
+    This is NVML's utilization.gpu, whose samples cover 1/6 to 1 s. Returns None without CUDA or the
+    package nvidia-ml-py, or if the driver does not report it, as for a part of a GPU (MIG). May be
+    slow.
     """
     if not torch.cuda.is_available():
         return None

@@ -1,7 +1,7 @@
-"""Parses requests in OpenAI's terms into token ids and sampling parameters.
+"""Parses requests in OpenAI's formats into token ids and sampling parameters.
 
-A parameter that cannot be followed is refused by name before anything is computed. A parameter that
-is null counts as not given.
+A request with an unsupported parameter is rejected, with the parameter's name, before anything is
+computed, unless the parameter's value has no effect. A null parameter counts as not given.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _MOST_PROMPTS = 2048
 _COMPLETION_TOKENS = 16
 _SHORTEN = "shorten it, or start the engine with a larger max_model_len"
 _ONLY_TEXT = "the local engine reads only text, in the roles system, developer, user and assistant"
-# Parameters of OpenAI that the engine lacks, each with the values that it accepts: they have no
-# effect.
+# OpenAI's parameters that the engine does not support, each with the accepted values: those that
+# have no effect.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
@@ -39,8 +39,8 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-# Parameters that change no answer: on billing, on storage, and on calls of tools, which the engine
-# lacks.
+# Parameters that do not change the answer: they are for billing, storage and tool calls, which the
+# engine does not have.
 _IGNORED = {
     "metadata",
     "parallel_tool_calls",
@@ -69,7 +69,7 @@ class _Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 class _Shared(ChoicesRequest, kw_only=True):
     model: str = ""
-    priority: int = 0  # lower goes first
+    priority: int = 0  # lower comes first
 
 
 class _Chat(_Shared, kw_only=True):
@@ -87,11 +87,11 @@ class _Completion(_Shared, kw_only=True):
 
 
 class Asked(NamedTuple):
-    """One request, read and checked.
+    """One request, parsed and checked.
 
-    form: its other parameters. prompts: the token ids of each. params: as requested; max_tokens is
-    None if it was not given. schema: the JSON schema that the answers must follow; None for free
-    text.
+    form: the other parameters. prompts: the token ids of each prompt. params: as requested;
+    max_tokens is None if it was not given. schema: the JSON schema that the answers must follow;
+    None for free text.
     """
 
     form: _Chat | _Completion
@@ -101,9 +101,9 @@ class Asked(NamedTuple):
     max_model_len: int
 
     def most_tokens(self, prompt: list[int]) -> int:
-        """Returns the most tokens of prompt and answer.
+        """Returns the maximum number of tokens of prompt and answer together.
 
-        Without max_tokens, a chat gets all that fits.
+        Without max_tokens, a chat may use all tokens that fit, and a completion 16.
         """
         asked = self.params.max_tokens
         if asked is None and self.form.is_chat:
@@ -115,12 +115,12 @@ class Asked(NamedTuple):
 def read_request(
     url: str, body: Any, tokenizer: Any, vocabulary: int, max_model_len: int, token_bytes: int
 ) -> Asked:
-    """Returns the checked parameters of a request.
+    """Parses and checks a request.
 
-    tokenizer: one of transformers. vocabulary: the number of token ids. max_model_len: the most
-    tokens of a prompt and its answer. token_bytes: the size of the longest token; a text of more
-    than max_model_len times that is refused without tokenizing it. Raises Rejected, which names
-    the parameter.
+    tokenizer: a tokenizer of transformers. vocabulary: the number of token ids. max_model_len: the
+    maximum number of tokens of a prompt and its answer together. token_bytes: the size of the
+    longest token in bytes; a text of more than max_model_len * token_bytes bytes is rejected before
+    it is tokenized. Raises Rejected; if a parameter is at fault, the error has its name.
     """
     api = api_of(url)
     if api not in (chat.API, completions.API):
@@ -150,7 +150,7 @@ def read_request(
 
 
 def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
-    """Returns the given parameters that have an effect. Raises Rejected for one not supported."""
+    """Returns the parameters that have an effect. Raises Rejected for an unsupported one."""
     fields: dict[str, Any] = {}
     for name, value in body.items():
         if value is None or name in _IGNORED:
@@ -171,11 +171,14 @@ _Shape = TypeVar("_Shape")
 
 
 def _typed(value: Any, kind: type[_Shape], where: str = "", hint: str = "") -> _Shape:
-    """Converts the value to this type. where: its name in the request."""
+    """Converts the value to the type `kind`. Raises Rejected if it is not valid.
+
+    where: the value's name in the request. hint: the error's hint.
+    """
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        # As in "Expected `int`, got `str` - at `$.max_tokens`".
+        # Such as "Expected `int`, got `str` - at `$.max_tokens`".
         what, _, path = str(error).partition(" - at ")
         name = where + path.rpartition("$")[2].strip("`.")
         raise Rejected(f"`{name}` is not valid: {what}" if name else what, hint=hint) from None
@@ -215,7 +218,7 @@ def _schema(wanted: ResponseFormat | None) -> dict[str, Any] | None:
 def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
     """Renders the conversation with the model's chat template.
 
-    Raises Rejected for messages that do not fit it, and if there is none.
+    Raises Rejected if the messages do not fit the template, or if the model has none.
     """
     if not messages:
         raise Rejected("`messages` is empty")
@@ -227,7 +230,7 @@ def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
     plain = []
     for message in _typed(stated, list[_Message], "messages", _ONLY_TEXT):
         if message.role == "developer":
-            # OpenAI's newer name of `system`, and one that chat templates do not know.
+            # Chat templates do not know `developer`, OpenAI's newer name for `system`.
             message.role = "system"
         if isinstance(message.content, list):
             message.content = "".join(part.text for part in message.content)
@@ -236,14 +239,14 @@ def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
         ways = {"tokenize": False, "add_generation_prompt": True}
         return str(tokenizer.apply_chat_template(plain, **ways))
     except Exception as error:
-        # Templates are code of their model: they raise TemplateError, as for roles that do not
-        # alternate, or anything else. transformers raises ValueError if there is no template.
+        # A template is code that comes with the model and may raise any error: TemplateError, for
+        # example, if roles do not alternate. transformers raises ValueError without a template.
         what = f"`messages` do not fit the model's chat template: {error}".partition("\n")[0]
         raise Rejected(what, hint="if the model has no template, use /v1/completions") from None
 
 
 def _named(given: str | list[Any]) -> dict[str, Any]:
-    """Returns the text or the tokens of each prompt, by its name in the request."""
+    """Returns each prompt, a text or token ids, by its name in the request. Raises Rejected."""
     if isinstance(given, str) or (given and all(isinstance(item, int) for item in given)):
         return {"prompt": given}
     named = {f"prompt[{place}]": item for place, item in enumerate(given)}
@@ -255,7 +258,7 @@ def _named(given: str | list[Any]) -> dict[str, Any]:
 
 
 def _check_bytes(name: str, text: str, max_model_len: int, token_bytes: int) -> None:
-    """Raises Rejected if the value is not a text, or is too long for its tokens to fit."""
+    """Raises Rejected if `text` has a lone surrogate, or too many bytes for its tokens to fit."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
@@ -269,7 +272,10 @@ def _check_bytes(name: str, text: str, max_model_len: int, token_bytes: int) -> 
 def _check(
     name: str, prompt: list[int], vocabulary: int, wanted: int | None, max_model_len: int
 ) -> None:
-    """Raises Rejected for a prompt that the model cannot read, or without room for the answer."""
+    """Raises Rejected if the model cannot read the prompt, or if the answer does not fit.
+
+    wanted: the request's max_tokens.
+    """
     size = len(prompt)
     if not prompt:
         raise Rejected(f"`{name}` is empty: there is no token to continue from")

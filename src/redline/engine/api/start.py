@@ -35,7 +35,7 @@ class Engine(NamedTuple):
 
 
 def open_engine(settings: EngineSettings) -> Engine:
-    """Loads everything; takes seconds. Raises ConfigError if the settings cannot work."""
+    """Loads the models and makes the engine; takes seconds. Raises ConfigError if that fails."""
     torch.set_num_threads(settings.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = read_config(settings.model)
@@ -54,7 +54,7 @@ def open_engine(settings: EngineSettings) -> Engine:
     )
     ends = _ends(settings.model, config, tokenizer)
     speculation = _speculation(settings, config.vocab_size, length, device)
-    # This comes last: it may start processes, which only the thread ends.
+    # This comes last: it may start processes, and only the thread ends them.
     computer = make_computer(settings, config, capacity=length, device=device)
     core = Core(Scheduler(bounds), computer, ends=ends, speculation=speculation)
     thread = EngineThread(core)
@@ -75,7 +75,7 @@ def _slots(settings: EngineSettings, length: int) -> int:
     """Returns how many sequences of `length` tokens are computed at once.
 
     The cache has room for a whole sequence in each slot, so max_cache_tokens bounds the slots.
-    Raises ConfigError if that leaves none.
+    Raises ConfigError if no slot fits.
     """
     if settings.max_cache_tokens is None:
         return settings.max_batch_size
@@ -92,7 +92,7 @@ def _slots(settings: EngineSettings, length: int) -> int:
 def _speculation(
     settings: EngineSettings, vocabulary: int, length: int, device: str
 ) -> Speculation | None:
-    """Returns the speculation of the settings; None without speculative decoding.
+    """Returns the drafter and its lengths from the settings; None without speculative decoding.
 
     Raises ConfigError if the draft model cannot be loaded or has another vocabulary.
     """
@@ -115,7 +115,7 @@ def _speculation(
 
 
 def _ends(name: str, config: Any, tokenizer: Any) -> frozenset[int]:
-    """Returns the tokens that end an answer, by the generation settings and the tokenizer.
+    """Returns the tokens that the generation settings or the tokenizer define as ends of answers.
 
     Raises ConfigError for settings that are not valid.
     """
@@ -125,6 +125,6 @@ def _ends(name: str, config: Any, tokenizer: Any) -> frozenset[int]:
         except OSError:
             stated = getattr(config, "eos_token_id", None)
     listed = stated if isinstance(stated, list) else [stated]
-    # Some settings state -1 for none, or a token of another vocabulary.
+    # Some settings have -1 for no token, or a token of another vocabulary.
     known = range(config.vocab_size)
     return frozenset(token for token in (*listed, tokenizer.eos_token_id) if token in known)

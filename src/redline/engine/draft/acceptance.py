@@ -16,7 +16,7 @@ _NO_PAST = Past((), ())
 
 
 class Chance(NamedTuple):
-    """The logarithm of a chosen token's probability, and the likeliest tokens with theirs."""
+    """The log probability of a chosen token. top: the likeliest tokens, each with its own."""
 
     logprob: float
     top: list[tuple[int, float]]
@@ -25,7 +25,7 @@ class Chance(NamedTuple):
 class Judged(NamedTuple):
     """The verdict on the drafts of one sequence.
 
-    tokens: the accepted drafts and the token after them; empty if their logits are not numbers.
+    tokens: the accepted drafts and the token after them; empty if the logits are not numbers.
     kept: the number of accepted drafts. chances: one for each token if the request asks for log
     probabilities, otherwise empty.
     """
@@ -36,24 +36,23 @@ class Judged(NamedTuple):
 
 
 def judge(sequences: list[Sequence], logits: Tensor, laws: dict[int, Tensor]) -> list[Judged]:
-    """Returns the tokens that follow in each sequence.
+    """Returns the accepted drafts and the token after them, for each sequence.
 
-    logits (R, V): for each sequence one row for each of its drafts, and one for the token after.
-    laws: by the sequence's number, the distributions (drafts, V) from which its drafts were drawn,
-    for each sequence with drafts; empty if all drafts were looked up, so that each has
-    probability 1.
+    logits (R, V): for each sequence, one row for each draft and one row for the token after them.
+    laws: by sequence number, the distributions (drafts, V) from which the sequence's drafts were
+    drawn; empty if all drafts were looked up, so each has probability 1.
     """
     if not sequences:
         return []
     counts = [len(one.drafted) for one in sequences]
     most = max(counts)
-    # Shorter rows are padded with their last place; verification gets the real lengths, too.
+    # Shorter rows are padded with their last place; verification also gets the real lengths.
     places, begin = [], 0
     for count in counts:
         places.append([begin + min(step, count) for step in range(most + 1)])
         begin += count + 1
     verdict = _verdict(sequences, places, logits, laws)
-    # Impossible tokens may have -inf, but not all tokens.
+    # Impossible tokens may have -inf, but at least one token must be possible.
     is_sound = logits.amax(-1).isfinite().tolist()
     kept, following = verdict.accepted.tolist(), verdict.following.tolist()
     judged = []
@@ -72,7 +71,10 @@ def judge(sequences: list[Sequence], logits: Tensor, laws: dict[int, Tensor]) ->
 def _verdict(
     sequences: list[Sequence], places: list[list[int]], logits: Tensor, laws: dict[int, Tensor]
 ) -> Acceptance:
-    """Returns which drafts are accepted. places: of each sequence's rows in `logits`, padded."""
+    """Returns how many drafts are accepted, and the token after them, for each sequence.
+
+    places: each sequence's rows in `logits`, padded to the same number.
+    """
     device, most = logits.device, len(places[0]) - 1
     pasts = [past_of(one, count) for one in sequences for count in range(len(one.drafted) + 1)]
     params = [one.params for one in sequences for _ in range(len(one.drafted) + 1)]
@@ -85,7 +87,7 @@ def _verdict(
         return verify_choices(draft, lengths, _by_sequence(choices, places))
     target, offered = distribution(scores, params, pasts), None
     if laws:
-        # The laws are where the draft model is, the logits of ranks on the CPU.
+        # The laws are on the draft model's device, but the logits of ranks are on the CPU.
         own = [laws.get(one.number, target[:0])[: len(one.drafted)].to(device) for one in sequences]
         offered = pad_sequence(own, batch_first=True)
     return verify(
@@ -94,7 +96,7 @@ def _verdict(
 
 
 def _by_sequence(found: Tensor, places: list[list[int]]) -> Tensor:
-    """Returns the rows of `found` by sequence; without a copy if all have the same number."""
+    """Returns the rows of `found` by sequence, without a copy if none of them is padded."""
     shape = len(places), len(places[0])
     if len(found) == shape[0] * shape[1]:
         return found.reshape(*shape, *found.shape[1:])
@@ -102,9 +104,9 @@ def _by_sequence(found: Tensor, places: list[list[int]]) -> Tensor:
 
 
 def noise_of(sequences: list[Sequence], device: torch.device, ahead: int = 0) -> Noise:
-    """Returns the noise of each sequence's next token, or of the one `ahead` tokens after it.
+    """Returns the noise of each sequence's next token, or of the token `ahead` places after it.
 
-    device: of the laws that the tokens are drawn from.
+    device: the device of the laws that the tokens are drawn from.
     """
     places = [len(one.tokens) - one.prompt_length + ahead for one in sequences]
     return Noise(
@@ -124,7 +126,7 @@ def past_of(sequence: Sequence, drafted: int) -> Past:
 
 
 def _chances(logits: Tensor, rows: list[int], tokens: list[int], most: int | None) -> list[Chance]:
-    """Returns the chances of tokens, each with the `most` likeliest of its row; none for None."""
+    """Returns each token's chance, with the `most` likeliest in its row; empty if most is None."""
     if most is None:
         return []
     told = logprobs(logits[rows], torch.tensor(tokens, device=logits.device), most)

@@ -1,7 +1,7 @@
-"""Drafts without a draft model: tokens that followed an earlier occurrence of the last ones.
+"""Drafts without a model: proposes what followed an earlier occurrence of the last tokens.
 
-Prompt lookup (Saxena 2023), with the index of deflate (RFC 1951): places that end with the same
-two tokens are chained from the latest back, and among the last of them the longest match wins.
+This is prompt lookup (Saxena 2023), with an index like that of deflate (RFC 1951): places where the
+same two tokens end are chained from the latest back, and the longest of the latest matches wins.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-# A match of one token is mostly chance, and one of more than eight is no better than one of eight.
+# A match of one token is mostly chance, and a match of more than eight is no better than eight.
 # Older text is less similar. Both bounds limit the cost of a proposal.
 _SHORTEST = 2
 _LONGEST = 8
@@ -17,19 +17,19 @@ _MOST_TRIED = 16
 
 
 class Lookup:
-    """The index of one sequence. About 100 bytes for each of its tokens."""
+    """The index of one sequence. Uses about 100 bytes for each of its tokens."""
 
     def __init__(self) -> None:
-        # The latest place of each pair of tokens, and for each place the one before with its pair.
+        # The latest place of each pair of tokens; for each place, the previous place of its pair.
         self._latest: dict[int, int] = {}
         self._earlier = array("i", [-1])
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
         """Returns `most` tokens that may come next; none if the last two have no earlier match.
 
-        tokens: those of the previous call, and any number after them. A match that reaches the end
-        continues with the tokens just proposed, so that a repetition goes on. Costs O(new tokens +
-        most).
+        tokens: the tokens of the previous call, then any number of new ones. A match that reaches
+        the end continues with the tokens just proposed, so a repetition is repeated further. Takes
+        O(new tokens + most).
         """
         last = len(tokens) - 1
         if most < 1 or last < 1:
@@ -42,14 +42,14 @@ class Lookup:
         return [tokens[match + 1 + at % period] for at in range(most)]
 
     def _index(self, tokens: Sequence[int], end: int) -> None:
-        """Chains the places before `end`, so that the last tokens do not find themselves."""
+        """Chains the places before `end`, so the last tokens do not match themselves."""
         for place in range(len(self._earlier), end):
             pair = tokens[place - 1] << 32 | tokens[place]
             self._earlier.append(self._latest.get(pair, -1))
             self._latest[pair] = place
 
     def _match(self, tokens: Sequence[int], last: int) -> int:
-        """Returns the latest place with the longest match of the last tokens; -1 without any."""
+        """Returns the latest place with the longest match of the last tokens, or -1 without any."""
         best, best_length = -1, 0
         place = self._latest.get(tokens[last - 1] << 32 | tokens[last], -1)
         for _ in range(_MOST_TRIED):

@@ -1,4 +1,4 @@
-"""Proposers of draft tokens: a smaller model, or the sequence's own past."""
+"""Proposes draft tokens, with a smaller model or from the sequence's own past."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from redline.engine.sample import Purpose, distribution, masked, sample
 from redline.engine.schedule import Sequence, common
 
 # The most tokens per step that a draft model reads to catch up with sequences. While drafts do not
-# pay off, it computes nothing, and it must not catch up in the single step that tries them again.
+# pay off, the model computes nothing, and without a bound the next step with drafts would be long.
 _MOST_CATCH_UP = 256
-# If all drafts of a step were kept, the last of them and the token after it are new to the model.
+# If all drafts of a step were kept, the last draft and the token after it are new to the model.
 _USUALLY_MISSING = 2
 
 
 class Drafts(NamedTuple):
     """The result of drafting for a step, besides each sequence's `drafted`.
 
-    laws: by the sequence's number, the distributions (drafts, V) from which they were drawn; empty
-    if they were looked up. is_usual: False if the draft model also had to catch up.
+    laws: by sequence number, the distributions (drafts, V) from which the drafts were drawn; empty
+    if the drafts were looked up. is_usual: False if the draft model also had to catch up.
     """
 
     laws: dict[int, Tensor]
@@ -33,10 +33,10 @@ class Drafts(NamedTuple):
 
 
 class Drafter(Protocol):
-    """A proposer of the tokens that may follow."""
+    """Proposes tokens that may follow a sequence."""
 
     def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
-        """Sets each sequence's `drafted`. most: the most tokens for each, at least 1."""
+        """Sets each sequence's `drafted`. most: the most tokens for each sequence, at least 1."""
 
 
 class LookupDrafter:
@@ -54,11 +54,11 @@ class LookupDrafter:
 
 
 class ModelDrafter:
-    """A smaller model of the same vocabulary, with the same slots in a cache of its own."""
+    """Drafts with a smaller model of the same vocabulary; its own cache has the same slots."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        # For each slot, the tokens whose keys and values it holds, drafts included.
+        # For each slot, the tokens whose keys and values are in it, drafts included.
         self._held: dict[int, list[int]] = {}
 
     def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
@@ -91,10 +91,10 @@ class ModelDrafter:
         )
 
     def _missing(self, sequences: list[Sequence]) -> list[tuple[Sequence, Piece]]:
-        """Returns the tokens of sequences that this model reads now, the fewest missing first.
+        """Returns the pieces that the draft model must read now, one per sequence, shortest first.
 
-        They end with the sequence's last token, unless it is so far behind that the budget of the
-        step ends before; such a sequence is left out if nothing of the budget is left.
+        A piece ends with the sequence's last token, unless the step's budget is used up before. A
+        sequence is left out if nothing is left of the budget.
         """
         found = []
         for one in sequences:
@@ -114,12 +114,12 @@ class ModelDrafter:
         return pieces
 
     def _law(self, work: list[tuple[Sequence, Piece]], asked: list[Sequence]) -> Tensor:
-        """Returns (asked, V): the laws of the next token in the asked sequences, in their order."""
+        """Returns (asked, V): the law of the next token in each `asked` sequence, in order."""
         wanted = {one.number for one in asked}
         tokens: list[int] = []
         heard: list[int] = []
         for one, at in work:
-            # The known tokens are followed by the draft of the step before.
+            # Once all known tokens are read, the draft of the previous pass follows.
             tokens += one.tokens[at.start : at.start + at.size] or one.drafted[-1:]
             if one.number in wanted:
                 heard.append(len(tokens) - 1)
@@ -130,7 +130,7 @@ class ModelDrafter:
 
 
 def _drawn(law: Tensor, asked: list[Sequence], step: int) -> list[int]:
-    """Draws one token of each law, `step` tokens after the next one."""
+    """Draws one token from each law, for the place `step` tokens after the next."""
     if all(one.params.is_greedy for one in asked):
         return law.argmax(-1).tolist()
     return sample(law, noise_of(asked, law.device, step), Purpose.DRAFT).tolist()

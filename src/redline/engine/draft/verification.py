@@ -1,7 +1,7 @@
-"""Decides which draft tokens are accepted, and what follows; the output law is the target's.
+"""Decides which draft tokens are accepted and what follows; outputs follow the target's law.
 
-A draft is a guess of the next K tokens. The target model reads all of them at once, and its law
-at each place decides: up to K + 1 tokens for one pass of the target.
+A draft is a guess at the next K tokens. The target model reads all of them at once, and its law at
+each place decides. So one pass of the target model yields up to K + 1 tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from redline.engine.sample import Noise, Purpose, draw, gumbel_choice, sample, u
 class Acceptance(NamedTuple):
     """For each of B rows: the number of accepted draft tokens, and the token that follows them.
 
-    accepted (B,) int64, 0 to the row's length. following (B,) int64: drawn again if a draft was
-    rejected, the bonus token if none was.
+    accepted (B,) int64, 0 to the row's length. following (B,) int64: a replacement if a draft
+    was rejected, otherwise a bonus token.
     """
 
     accepted: Tensor
@@ -30,15 +30,16 @@ def verify(
 ) -> Acceptance:
     """Returns the number of accepted draft tokens per row, and the token that follows them.
 
-    draft (B, K) int64; lengths (B,) int64, 0 to K: the row's draft tokens, after which any token
-    may be. draft_probs (B, K, V) float32: the laws they were drawn from; None if they were not
-    drawn but looked up, so that each has probability 1. target_probs (B, K+1, V) float32: the
-    target's laws at the drafted places and after them. Both from `distribution`.
+    draft (B, K) int64; lengths (B,) int64, 0 to K: the number of the row's draft tokens;
+    later entries are ignored. draft_probs (B, K, V) float32: the laws that the drafts were drawn
+    from; None if they were looked up, so each has probability 1. target_probs (B, K+1, V) float32:
+    the target's laws at the drafted places and after them. Both from `distribution`.
 
-    Accepts token x with min(1, p(x)/q(x)), otherwise draws from norm(max(0, p - q)) (Leviathan et
-    al. 2023, algorithm 1), so the output law is the target's. If no difference is left, by
-    rounding, it draws from p. Exact rows choose each token by the target's law and keep what
-    equals it: the same law, and the same tokens whatever is drafted.
+    Where p is the target's law and q the draft's, accepts token x with probability
+    min(1, p(x)/q(x)), otherwise draws from norm(max(0, p - q)) (Leviathan et al. 2023, algorithm
+    1), so the output follows the target's law. If rounding leaves no difference, draws from p.
+    Exact rows choose each token from the target's law alone and keep the drafts that equal the
+    choices, so the output has the same law, and the same tokens whatever is drafted.
     """
     most = draft.shape[1]
     if most == 0:
@@ -89,7 +90,7 @@ def verify_choices(draft: Tensor, lengths: Tensor, choices: Tensor) -> Acceptanc
 
 
 def _leading(is_accepted: Tensor, lengths: Tensor) -> Tensor:
-    """Returns (B,) int64: the number of drafted tokens before the first that is rejected."""
+    """Returns (B,) int64: the number of drafted tokens before the first rejected one."""
     places = torch.arange(is_accepted.shape[1], device=lengths.device)
     stays = is_accepted & (places < lengths[:, None])
     return stays.to(torch.int64).cumprod(1).sum(1)

@@ -1,10 +1,11 @@
-"""Attention of the new tokens of many sequences over the slot cache.
+"""Computes attention over the slot cache for the new tokens of many sequences.
 
 A step's new tokens form one row, whichever sequence each belongs to, so that the model's linear
-layers process them all at once. Attention separates them again. Sequences with a few new
-tokens, which are those that generate, go together in two matrix products: at such lengths PyTorch's
-fused attention is slower on a CPU. Pieces of very different sizes are not mixed, since the short
-ones would be padded to the long. A long piece of a prompt goes through fused attention by itself.
+layers process them all at once. Attention separates them again. Sequences with a few new tokens
+(mostly sequences that generate) share two matrix products, since PyTorch's fused attention is
+slower at such lengths on a CPU. Pieces of very different sizes are not mixed, since the short
+pieces would be padded to the long ones. Each long piece of a prompt has its own call of fused
+attention.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ class Piece(NamedTuple):
     size: int
 
 
-# A piece, and where its tokens begin in the row of all.
+# A piece, and where its tokens begin in the row of all new tokens.
 _Found = tuple[Piece, int]
 
 
 def grouped(short: Sequence[_Found]) -> list[list[_Found]]:
     """Returns groups of pieces that are processed together, each in the order of its tokens.
 
-    Padded to the size of its longest piece, a group has at most twice the tokens of its pieces.
+    Padded to the size of its longest piece, a group has at most twice as many tokens as its pieces.
     """
     groups: list[list[_Found]] = []
     tokens = 0
@@ -58,7 +59,7 @@ def positions_of(pieces: Sequence[Piece]) -> list[int]:
 
 
 class Step:
-    """The facts of one step that attention needs; built once and used by every layer."""
+    """The data of one step that attention needs; built once and used by every layer."""
 
     def __init__(self, pieces: Sequence[Piece], cache: SlotCache) -> None:
         device = cache.keys[0].device
@@ -79,7 +80,7 @@ class Step:
 
     @property
     def positions(self) -> Tensor:
-        """(1, N): the position of each new token in its sequence."""
+        """The position of each new token in its sequence, (1, N)."""
         return self.places[1][None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -133,8 +134,8 @@ class _Together:
         pieces = [piece for piece, _ in found]
         width = max(piece.size for piece in pieces)
         length = bucketed(max(piece.start + piece.size for piece in pieces))
-        # If most of the first slots take part, all of them are read in place; otherwise the few
-        # that do are copied.
+        # If most of the first slots have a piece, all of them are read in place; otherwise only
+        # the slots with a piece are copied.
         slots = [piece.slot for piece in pieces]
         is_dense = 2 * len(slots) >= max(slots) + 1
         rows = slots if is_dense else list(range(len(slots)))
@@ -153,11 +154,11 @@ class _Together:
         self._padded = torch.tensor(padded, device=device)
         self._is_plain = padded == list(range(self._count * width))
         hidden = torch.arange(length)[None, None] > last[:, :, None]
-        # (rows, 1, 1, width, length), of all heads.
+        # (rows, 1, 1, width, length), the same for all heads.
         self._hidden = hidden[:, None, None].to(device)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Returns (n, heads, D) for the pieces' tokens in their order; query likewise."""
+        """Returns the attention (n, heads, D) of the pieces' n tokens. query: (n, heads, D)."""
         heads, size = query.shape[1:]
         keys, values = (kept[self._slots][:, :, : self._length] for kept in (keys, values))
         groups = heads // keys.shape[1]
@@ -168,7 +169,7 @@ class _Together:
         # (rows, kv heads, groups x width, D): the heads of a group look at the same keys.
         query = query.view(self._count, self._width, -1, groups, size).permute(0, 2, 3, 1, 4)
         query = query.reshape(self._count, -1, groups * self._width, size)
-        # Keys by queries: the other way round PyTorch transposes all the keys first.
+        # Keys times queries: the other way round, PyTorch would transpose all keys first.
         scores = torch.matmul(keys, query.transpose(-1, -2)).transpose(-1, -2)
         scores = scores.contiguous().float()
         scores = scores.view(self._count, -1, groups, self._width, self._length)
@@ -184,12 +185,11 @@ class _Together:
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: object, **settings: Any
 ) -> tuple[Tensor, None]:
-    """Computes attention as transformers asks for it, for N new tokens of a step.
+    """Computes attention for N new tokens of a step; transformers calls it.
 
-    query (1, heads, N, D); key, value (1, kv heads, N, D).
-
-    `step` comes from the call of the model, which passes unknown arguments down to here. Raises
-    ValueError if a layer of the model does not.
+    query: (1, heads, N, D). key, value: (1, kv heads, N, D). settings: includes `step`, which the
+    model gets in its call and should pass down to each layer with all arguments unknown to it.
+    Raises ValueError if `step` is missing.
     """
     step: Step | None = settings.get("step")
     if step is None:

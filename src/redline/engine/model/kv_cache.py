@@ -1,4 +1,4 @@
-"""The keys and values of every sequence: one slot each, in one tensor per layer.
+"""Stores the keys and values of sequences: a slot for each sequence, and tensors for each layer.
 
 A slot has room for the longest possible sequence. On a CPU, memory is allocated only when it is
 written, so an empty slot costs nothing; the scheduler bounds the total that may be written.
@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The keys that a query sees are rounded up to a multiple of this many tokens, so that shapes
-# seldom change.
+# The number of keys that a query sees is rounded up to a multiple of this, so that shapes seldom
+# change.
 BUCKET = 16
 
 
 class Shape(NamedTuple):
-    """The size of a cache. `kv_heads` is of this rank; `capacity` in tokens per slot."""
+    """The size of a cache. kv_heads: key/value heads in this rank. capacity: tokens per slot."""
 
     layers: int
     slots: int
@@ -26,7 +26,7 @@ class Shape(NamedTuple):
     head_size: int
 
     def nbytes(self, dtype: torch.dtype) -> int:
-        """Returns the bytes of keys and values."""
+        """Returns the size of all keys and values in bytes."""
         tokens = self.slots * bucketed(self.capacity)
         return 2 * self.layers * tokens * self.kv_heads * self.head_size * dtype.itemsize
 
@@ -43,14 +43,14 @@ class SlotCache:
         self.values = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.layers)]
 
     def write(self, layer: int, places: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> None:
-        """Stores N tokens. places: slots and positions, both (N,); key, value (N, H, D)."""
+        """Stores N tokens. places: slots and positions, both (N,). key, value: (N, heads, D)."""
         slots, positions = places
         self.keys[layer][slots, :, positions] = key
         # Leftover values are multiplied by a weight of zero later, which NaN and inf would survive.
         self.values[layer][slots, :, positions] = value.nan_to_num()
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copies the first `tokens` of one slot to another."""
+        """Copies the keys and values of the first `tokens` tokens from one slot to another."""
         for kept in (*self.keys, *self.values):
             kept[target, :, :tokens] = kept[source, :, :tokens]
 

@@ -22,7 +22,7 @@ from redline.engine.model.kv_cache import Shape, SlotCache
 from redline.errors import ConfigError
 from redline.process import counted
 
-# Settings of models whose attention needs another kind of cache, and its name in errors.
+# Config fields of models with attention that the engine lacks, and that attention's name in errors.
 _OTHER_ATTENTION = {
     "kv_lora_rank": "multi-head latent attention (MLA)",
     "state_size": "a state space (SSM)",
@@ -33,10 +33,10 @@ _OTHER_ATTENTION = {
     "attention_chunk_size": "chunked attention",
 }
 _SLIDING = "sliding_attention"
-# A sliding layer sees all tokens, as a full one does, of a sequence no longer than its window.
+# If a sequence is no longer than its window, a sliding layer sees all tokens, like a full layer.
 _LAYERS = ("full_attention", _SLIDING)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Longer sequences must be requested: the keys and values of many would take gigabytes.
+# Longer sequences need a setting: the keys and values of many long ones would take gigabytes.
 _DEFAULT_LEN = 4096
 _LONGEST_REASON_CHARS = 300
 # The hint for a model that the engine cannot run.
@@ -55,10 +55,10 @@ disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 class Loaded:
-    """A model that is ready to compute, or a rank's part of it, and its sizes.
+    """A model that is ready to compute, or a rank's part of it, with its sizes.
 
-    layers: the number in the part; None for all. shares: the number of ranks that divide the heads
-    of each layer.
+    layers: the number of layers in the part; None for all. shares: the number of ranks that divide
+    the heads of each layer.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Loaded:
     def cache(self, slots: int, capacity: int, sharers: int = 1) -> SlotCache:
         """Makes an empty cache for the model.
 
-        capacity: tokens per slot. sharers: the processes that each make a cache of this size on the
+        capacity: tokens per slot. sharers: how many processes each make a cache of this size on the
         same device. Raises ConfigError if they need more memory than the device has left.
         """
         shape = Shape(self.layers, slots, self.kv_heads, capacity, self.head_size)
@@ -101,14 +101,14 @@ class Loaded:
 def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
     """Converts any error in the block, which reads or runs a model, to a ConfigError.
 
-    failure, name: the beginning of its text. hint: by default on how to name a model.
+    failure, name: the beginning of the error's text. hint: by default, how to specify a model.
     """
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:
-        # Each reader has its own errors, and fails on files that it does not check.
+        # Each library raises its own errors, and any error for broken files that it does not check.
         kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
         why = " ".join(str(error).split())[:_LONGEST_REASON_CHARS]
         if _CUSTOM_CODE in str(error):
@@ -120,7 +120,7 @@ def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
 
 
 def read_config(name: str) -> Any:
-    """Reads the model's settings. Raises ConfigError if they are missing or it cannot be run."""
+    """Reads the model's settings. Raises ConfigError if they are missing or unsupported."""
     if not Path(name).exists() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
         raise ConfigError(f"there is no folder {name}", hint=_hint(name))
     with reading("no model in", name):
@@ -130,13 +130,13 @@ def read_config(name: str) -> Any:
 
 
 def read_tokenizer(name: str) -> Any:
-    """Reads the model's tokenizer. Raises ConfigError."""
+    """Reads the model's tokenizer. Raises ConfigError if it cannot be read."""
     with reading("no tokenizer in", name):
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
 def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
-    """Loads the model with its weights on `device`. Raises ConfigError."""
+    """Loads the model with its weights on `device`. Raises ConfigError if that fails."""
     models: Any = AutoModelForCausalLM
     with reading("cannot load the model in", name):
         model, told = models.from_pretrained(
@@ -147,7 +147,7 @@ def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
             output_loading_info=True,
             trust_remote_code=False,
         )
-        # transformers would continue with random numbers for them.
+        # transformers would use random numbers for the missing weights.
         if missing := sorted(told["missing_keys"]):
             more = f" and {counted(len(missing) - 1, 'more weight')}" if len(missing) > 1 else ""
             raise ValueError(f"its files lack {missing[0]}{more}")
@@ -166,15 +166,16 @@ def dtype_of(name: str, config: Any, device: str) -> torch.dtype:
 def model_len(wanted: int | None, config: Any, name: str) -> int:
     """Returns the most tokens of a sequence.
 
-    Raises ConfigError above what the model `name` was made for, or if its attention would not see
-    all of them.
+    wanted: the user's setting, None for the default. name: the model's name in errors. Raises
+    ConfigError if `wanted` exceeds the length that the model was made for, or if the model's
+    attention would not see all tokens.
     """
     most: int = getattr(config, "max_position_embeddings", _DEFAULT_LEN)
-    # One setting for all layers, or one for each type of them.
+    # This is one setting for all layers, or one for each type of layer.
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
-            # Beyond that, a model rotates all positions of a step differently, in any sequence.
+            # In a step with a longer sequence, positions of all sequences are rotated differently.
             most = min(most, rope.get("original_max_position_embeddings", most))
     length = min(most, _DEFAULT_LEN) if wanted is None else wanted
     if length > most:
@@ -192,10 +193,10 @@ def model_len(wanted: int | None, config: Any, name: str) -> int:
 
 
 def _window(config: Any) -> int | None:
-    """Returns how many of the last tokens a layer sees; None if each layer sees all."""
+    """Returns how many of the last tokens a sliding layer sees; None without such a layer."""
     window: int | None = getattr(config, "sliding_window", None)
     layers = getattr(config, "layer_types", None)
-    # Some models state a window and use it in none of their layers.
+    # Some models set a window but use it in none of their layers.
     is_used = getattr(config, "use_sliding_window", True) if layers is None else _SLIDING in layers
     return window if is_used else None
 
@@ -216,7 +217,7 @@ def _check(config: Any, name: str) -> None:
 
 
 def unfit(name: str, kind: str, words: str) -> ConfigError:
-    """Returns the error for a model that the engine does not run. words: the reason in it."""
+    """Returns the error for a model that the engine does not run. words: the reason in its text."""
     what = f"the model in {name} ({kind}) has {words}, which the engine does not run"
     return ConfigError(what, hint=OTHERS)
 
@@ -236,7 +237,7 @@ def _hint(name: str) -> str:
 def available_bytes(device: torch.device) -> int | None:
     """Returns the bytes that can be allocated on `device` without swapping; None if unknown.
 
-    On a CPU it is the lesser of MemAvailable and what the control group has left.
+    On a CPU this is MemAvailable or what the control group has left, whichever is less.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -254,7 +255,7 @@ def _of_machine() -> int | None:
 
 
 def _of_group() -> int | None:
-    """Returns what control group v2 allows beyond its use; its page cache can be reclaimed."""
+    """Returns the bytes left in the control group (v2); inactive page cache counts as free."""
     try:
         limit = (_CGROUP / "memory.max").read_text("ascii").strip()
         used = int((_CGROUP / "memory.current").read_text("ascii"))

@@ -1,12 +1,12 @@
-"""Linear layers on a CPU whose weights are stored in the order in which the library reads them.
+"""Packs the weights of linear layers on a CPU in the order in which the library reads them.
 
-A library reorders a matrix before it multiplies by it. For the few rows of a generating step, that
-takes as long as the product, although the weights are the same in every step. Therefore they are
-reordered only once: 1 to 32 rows then take 0.5 to 0.7 of the time. Packed weights work for any
-number of rows; the number that they are packed for determines the order.
+A library reorders a weight matrix before each product. For the few rows of a generating step, that
+takes as long as the product itself, although the weights are the same in every step. Therefore they
+are reordered only once: a product with 1 to 32 rows then takes 0.5 to 0.7 of the time. Packed
+weights work for any number of rows; the number that they are packed for determines the order.
 
-In float32 two libraries can do it, and which is faster depends on the processor, so both are timed
-once for each shape of weights.
+In float32, two libraries can pack weights. Which is faster depends on the processor, so both are
+timed once for each shape of weights.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# A step's most tokens. MKL's order for fewer rows is no faster for those few.
+# The most tokens of a step. Weights that MKL packs for fewer rows are no faster with few rows.
 _MKL_ROWS = 512
-# The rows of a full batch. oneDNN's order for more rows is slower for few.
+# The rows of a full batch. Weights that oneDNN packs for more rows are slower with few rows.
 _ONEDNN_ROWS = 32
 _TIMED = 5
-# Below this share of MKL's time oneDNN is taken. Near 1 the choice, and with it the rounding of the
-# last digit, would differ from one start to the next.
+# oneDNN is used if it takes less than this share of MKL's time. With a share near 1, the choice
+# (and thus the rounding of the last digit) would differ from one start to the next.
 _CLEARLY_FASTER = 0.9
 
 _Product = Callable[[Tensor], Tensor]
@@ -36,10 +36,10 @@ _Maker = Callable[[Tensor, Tensor | None], _Product]
 def pack(model: Any) -> None:
     """Makes the model's linear layers on a CPU use packed weights.
 
-    In float32 the faster of MKL and oneDNN packs them, in bfloat16 oneDNN. A layer's own weight is
-    replaced by one that has its shape and no memory. A weight that is tied to an embedding is also
-    kept there. Other layers stay as they are, as do those that are packed already or have a
-    `forward` of their own.
+    In float32, the faster of MKL and oneDNN packs them; in bfloat16, oneDNN does. A layer's own
+    weight is replaced by one with the same shape but no memory. A weight tied to an embedding also
+    stays there. Layers of other kinds, layers packed already and layers with a `forward` of their
+    own are not changed.
     """
     layers: list[Any] = [layer for layer in model.modules() if type(layer) is nn.Linear]
     makers: dict[torch.Size, _Maker] = {}
@@ -55,7 +55,7 @@ def pack(model: Any) -> None:
 
 
 def is_packed(dtype: torch.dtype) -> bool:
-    """Returns whether weights of this dtype are packed: whether this processor has a library."""
+    """Returns whether weights of this dtype are packed, which needs a library that can do so."""
     backends: Any = torch.backends
     if dtype is torch.float32:
         return backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
@@ -72,7 +72,7 @@ def _has_onednn() -> bool:
 
 
 def _maker(weight: Tensor) -> _Maker:
-    """Returns the function of the fastest library that can pack this weight."""
+    """Returns the packing function of the fastest library that can pack this weight."""
     if weight.dtype is not torch.float32:
         return _by_onednn
     if not _has_onednn():
@@ -84,14 +84,14 @@ def _maker(weight: Tensor) -> _Maker:
 
 @torch.inference_mode()
 def _seconds(product: _Product, rows: Tensor) -> float:
-    """Times products of `rows` and returns the median, without the first one."""
+    """Returns the median seconds of a product with `rows`; the first one does not count."""
     found = timeit.repeat(partial(product, rows), number=1, repeat=_TIMED + 1)
     return median(found[1:])
 
 
 def _by_mkl(weight: Tensor, bias: Tensor | None) -> _Product:
     kept: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _MKL_ROWS)
-    # Only its shape is used.
+    # Only the weight's shape is used.
     shape, width = weight.new_zeros(()).expand(weight.shape), weight.shape[1]
 
     def multiplied(rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The forward pass of one step, in the process that holds the model."""
+"""Runs the forward pass of one step in the process that holds the model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from redline.errors import RedlineError
 class Work(NamedTuple):
     """The work of one step, the same on every rank.
 
-    tokens: those of all pieces, one after the other. heard: places in `tokens` whose logits are
-    returned.
+    tokens: the tokens of all pieces, one piece after the other. heard: places in `tokens`
+    whose logits are returned.
     """
 
     copies: Sequence[Copied]
@@ -30,7 +30,7 @@ class Work(NamedTuple):
 
 
 class Runner:
-    """A model or a stage of it, and its cache, in this process: one step at a time."""
+    """Computes one step at a time, with a model, or a stage of it, and a cache in this process."""
 
     steps_at_once = 1
 
@@ -42,7 +42,7 @@ class Runner:
 
     @property
     def parameter_bytes(self) -> list[int]:
-        """The bytes of the model's parameters in this one process."""
+        """The bytes of the model's parameters in this process, as the only item."""
         return [self.loaded.parameter_bytes]
 
     def submit(self, work: Work) -> None:
@@ -64,7 +64,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, work: Work, states: Tensor | None = None) -> Tensor:
-        """Returns (heard, vocabulary) float32 logits; before the last stage, (tokens, hidden).
+        """Returns float32 logits (heard, vocabulary), or states (tokens, hidden) for a next stage.
 
         states: (tokens, hidden) from the stage before; None in the first.
         """

@@ -1,7 +1,7 @@
-"""The coordinator of a model in many processes: starts them, passes work on, receives results.
+"""Coordinates a model in many processes: starts them, sends work and receives results.
 
-The coordinator schedules and judges, but holds none of the model's weights. A rank that ends or
-reports an error ends all of them.
+The coordinator schedules and judges, but holds none of the model's weights. If a rank ends or
+reports an error, all ranks end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from redline.engine.settings import EngineSettings
 from redline.engine.step import Computer, EngineFailed, open_runner, try_ranks
 from redline.errors import ConfigError, RedlineError
 
-# The seconds within which ranks have to end when they are asked to.
+# Ranks that are still running this many seconds after the order to end are killed.
 _END_S = 5.0
 _MAIN = """
 import sys
@@ -54,7 +54,7 @@ def make_computer(settings: EngineSettings, config: Any, *, capacity: int, devic
 
 
 class Ranks:
-    """tensor_parallel x pipeline_parallel processes as one Computer, from now until `close`.
+    """Runs tensor_parallel x pipeline_parallel processes as one Computer, until `close`.
 
     parameter_bytes: the bytes of the parameters in each rank. Raises ConfigError if the model
     cannot be split in this way, and EngineFailed if a rank ends before it is ready.
@@ -90,7 +90,7 @@ class Ranks:
         self.parameter_bytes: list[int] = [size for _, size in sizes]
 
     def submit(self, work: Work) -> None:
-        """Begins a step on all ranks. Raises EngineFailed if one has ended."""
+        """Begins a step on all ranks. Raises EngineFailed if a rank has ended."""
         if self._failure is not None:
             raise self._failure
         self._tell(work)
@@ -103,9 +103,9 @@ class Ranks:
         return torch.from_numpy(self._next())
 
     def watch(self, told: Callable[[RedlineError], None]) -> None:
-        """Registers a callback for the reason why a rank has ended; it is called in another thread.
+        """Registers `told`, which is called in another thread with the reason when a rank ends.
 
-        If one has ended already, it is called at once.
+        If a rank has already ended, `told` is called at once.
         """
         self._watchers.append(told)
         if self._failure is not None:
@@ -122,18 +122,18 @@ class Ranks:
             line.close()
 
     def _start(self, fds: list[int]) -> subprocess.Popen[bytes]:
-        """Starts the process that forks the ranks; it reports at the first pipe how one ended."""
+        """Starts the process that forks the ranks and reports, in the first pipe, how one ended."""
         return subprocess.Popen(
             [sys.executable, "-P", "-c", _MAIN, *map(str, fds)],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(sys.path),
-                # Its imports ask for GPUs, and once CUDA is initialized no fork can use one.
+                # Its imports look for GPUs, and once CUDA is initialized, no fork can use a GPU.
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             },
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
-            # gloo writes its connections there.
+            # gloo prints its connections to standard output.
             stdout=subprocess.DEVNULL,
             # An interrupt from the terminal is for the coordinator, which then ends the ranks.
             start_new_session=True,
@@ -147,16 +147,16 @@ class Ranks:
                 line.send_bytes(data)
 
     def _next(self) -> Any:
-        """Returns the next message of a rank."""
+        """Returns the next message of any rank. Raises the reason if the ranks have ended."""
         told = self._told.get()
         if isinstance(told, RedlineError):
-            # Nothing else will arrive: repeated calls raise the same error.
+            # No other message will arrive: repeated calls raise the same error.
             self._told.put(told)
             raise told
         return told
 
     def _listen(self) -> None:
-        """Receives messages of ranks until all have ended, which they do when one has."""
+        """Receives messages of ranks until all have ended; once one ends, all do."""
         ranks: dict[Any, int | None] = {line: rank for rank, line in enumerate(self._lines)}
         ranks[self._parent] = None
         ended: tuple[int, int] | None = None

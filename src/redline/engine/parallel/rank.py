@@ -1,8 +1,8 @@
-"""One rank: a process that holds a part of the model and computes its part of every step.
+"""Runs one rank: a process that holds a part of the model and computes its part of every step.
 
-It receives its work through a pipe from the coordinator, which sends the same work to every rank in
-the same order. The ranks of a stage exchange sums, and each stage passes its states to the next.
-When the pipe closes, for any reason, the process ends at once.
+A rank receives its work through a pipe from the coordinator, which sends the same work to every
+rank in the same order. The ranks of a stage exchange sums, and each stage passes its states to the
+next. When the pipe closes, for any reason, the process ends at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from redline.errors import RedlineError
 
 
 class Orders(NamedTuple):
-    """The first message to every rank. capacity: tokens of a slot. device: `cpu` or `cuda`."""
+    """The first message to every rank. capacity: tokens per slot. device: `cpu` or `cuda`."""
 
     settings: EngineSettings
     source: Source
@@ -39,7 +39,7 @@ class Orders(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """The error that ends a rank, and its time by the monotonic clock, which processes share."""
+    """The error that ends a rank. at_s: when, on the monotonic clock that all processes share."""
 
     at_s: float
     error: str | RedlineError
@@ -48,11 +48,11 @@ class Trouble(NamedTuple):
 def main(fds: Sequence[int], runner: type[Runner] = Runner) -> NoReturn:
     """Starts the ranks; when one ends, kills the others and reports its number and exit status.
 
-    fds: those of this process's own pipe to the coordinator, and of each rank's. Ranks are forks,
-    because their imports take seconds and hundreds of megabytes.
+    fds: the file descriptors of this process's own pipe to the coordinator, then of each rank's
+    pipe. Ranks are forks, because their imports take seconds and hundreds of megabytes.
     """
     own, *lines = [Connection(fd) for fd in fds]
-    # The ranks meet in a file without a name, so that none is left behind, whatever ends first.
+    # The ranks meet in a file without a name, so no file is left behind, whatever ends first.
     meeting = os.memfd_create("redline ranks")
     ranks: dict[int, int] = {}
     for rank, line in enumerate(lines):
@@ -72,9 +72,9 @@ def main(fds: Sequence[int], runner: type[Runner] = Runner) -> NoReturn:
     for pid in ranks.keys() - ended.keys():
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    # A rank that was killed comes before those that have lost their peer.
+    # A rank that was killed is reported rather than ranks that failed because they lost their peer.
     status, rank = min((os.waitstatus_to_exitcode(how), ranks[pid]) for pid, how in ended.items())
-    with suppress(OSError):  # the coordinator may have gone first
+    with suppress(OSError):  # the coordinator may have ended before
         own.send((rank, status))
     # Python would take seconds to release the imported modules.
     os._exit(0)
@@ -88,7 +88,7 @@ def _run(rank: int, line: Connection, meeting: str, runner: type[Runner]) -> NoR
         settings = orders.settings
         torch.set_num_threads(settings.threads)
         part = Placement(rank, settings.pipeline_parallel, settings.tensor_parallel)
-        # With GPUs each rank has one of its own.
+        # With GPUs, each rank has its own.
         device = torch.device("cpu") if orders.device == "cpu" else torch.device("cuda", rank)
         dtype = dtype_of(settings.dtype, orders.source.config, orders.device)
         group = _meet(part, meeting, device)
@@ -100,7 +100,7 @@ def _run(rank: int, line: Connection, meeting: str, runner: type[Runner]) -> NoR
         line.send((rank, *computing.parameter_bytes))
         _compute(computing, part, works, line)
     except Exception as error:
-        # Whatever it is, the coordinator must learn why this rank has ended.
+        # Whatever the error is, the coordinator must learn why this rank ended.
         told = error if isinstance(error, RedlineError) else f"{type(error).__name__}: {error}"
         line.send(Trouble(time.monotonic(), told))
     finally:
@@ -120,7 +120,7 @@ def _compute(
     runner: Runner, part: Placement, works: queue.SimpleQueue[Work], line: Connection
 ) -> NoReturn:
     loaded = runner.loaded
-    # States on their way to the next stage: this one continues before they are received.
+    # States on their way to the next stage, which may not have received them yet.
     sending: deque[tuple[Any, Tensor]] = deque()
     while True:
         work, states = works.get(), None
@@ -138,12 +138,12 @@ def _compute(
 
 
 def _meet(part: Placement, meeting: str, device: torch.device) -> Any:
-    """Joins the other ranks, and returns the group of those in its stage."""
+    """Joins the other ranks, and returns the group of the ranks in this stage."""
     backend = "gloo"
     if device.type == "cuda":
         backend = "nccl"
         torch.cuda.set_device(device)
-    # All are on this machine, whose host name may not resolve.
+    # All ranks are on this machine, whose host name may not resolve.
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", loopback)
     count = part.stages * part.shares

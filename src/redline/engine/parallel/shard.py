@@ -1,10 +1,10 @@
-"""A rank's part of a model: its stage's layers and, of their weights, its share.
+"""Loads a rank's part of a model: its share of the weights in the layers of its stage.
 
-Only that part is read, by slices of the safetensors files, so no rank ever holds the whole model.
-transformers' own plan for the model determines how each layer is split. Column-wise: each rank has
-some of a layer's outputs. Row-wise: each has some of the inputs, and the ranks' outputs are summed.
-The vocabulary is split in the embedding, whose rows are summed, and in the head, whose logits are
-concatenated.
+Only that part is read, as slices of the safetensors files, so no rank ever holds the whole model.
+transformers' own plan for the model determines how each layer is split. Column-wise: each rank
+computes some of a layer's outputs. Row-wise: each rank has some of the inputs, and the ranks'
+outputs are summed. The vocabulary is split in the embedding, whose outputs are summed, and in the
+head, whose logits are concatenated.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from redline.errors import ConfigError
 from redline.process import counted
 
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
-# transformers' names for the split of a layer, ours for the vocabulary's, and the dimension of a
-# weight that each cuts.
+# The dimension of a weight that each kind of split cuts. The names come from transformers, except
+# `words`, redline's name for the split of the vocabulary.
 _DIMENSIONS = {"colwise": 0, "rowwise": 1, "replicated_with_grad_allreduce": None, "words": 0}
 
 _MAY_SPLIT = "it runs in one process; --pipeline-parallel or --launcher vllm may split it"
@@ -39,7 +39,7 @@ _MAY_SPLIT = "it runs in one process; --pipeline-parallel or --launcher vllm may
 class Placement(NamedTuple):
     """The part of the model that a rank holds.
 
-    Ranks count through the shares of the first stage, then of the next.
+    Rank numbers count the shares of the first stage, then those of the next.
     """
 
     rank: int
@@ -63,14 +63,14 @@ class Placement(NamedTuple):
         return self.stage == self.stages - 1
 
     def layers(self, count: int) -> range:
-        """Returns its layers among `count`; the first stages may have one more."""
+        """Returns the part's layers among `count`; the first stages may have one more."""
         size, more = divmod(count, self.stages)
         begin = self.stage * size + min(self.stage, more)
         return range(begin, begin + size + (self.stage < more))
 
 
 class Source(NamedTuple):
-    """The model that is split. files: its weights. name: for messages."""
+    """The model to split. files: its safetensors files. name: its name in messages."""
 
     name: str
     config: Any
@@ -78,7 +78,7 @@ class Source(NamedTuple):
 
 
 def weight_files(name: str) -> list[str]:
-    """Returns the safetensors files of a folder or of a model on the hub, which are downloaded.
+    """Returns the safetensors files of a folder, or of a model on the hub, which it downloads.
 
     Raises ConfigError if there are none, or if they cannot be read.
     """
@@ -98,7 +98,7 @@ def weight_files(name: str) -> list[str]:
 def load_shard(
     source: Source, part: Placement, group: Any, *, dtype: torch.dtype, device: torch.device
 ) -> Loaded:
-    """Loads the part's weights on `device`. group: the ranks of its stage, which sum and gather.
+    """Loads the part's weights on `device`. group: the ranks of its stage, which join outputs.
 
     Raises ConfigError if the model cannot be split in this way.
     """
@@ -109,7 +109,7 @@ def load_shard(
     plan = _plan(source, part, model.tp_plan, len(base.layers))
     is_tied = model.lm_head.weight is base.embed_tokens.weight
     own = part.layers(len(base.layers))
-    # Names stay as they are in the files until all is read.
+    # Modules keep the names that they have in the files until all weights are read.
     for at in {*range(len(base.layers))} - {*own}:
         base.layers[at] = nn.Identity()
     if not part.is_first:
@@ -124,7 +124,7 @@ def load_shard(
         style = plan.get(re.sub(r"\d+", "*", path), "")
         stored = _EMBEDDING if path == _HEAD and is_tied else path
         for key, parameter in list(module.named_parameters(recurse=False)):
-            # Each rank has a part of every sum, but the first one has the whole bias.
+            # Each rank has a part of every sum, but the first rank has the whole bias.
             is_whole = style == "rowwise" and parameter.dim() == 1
             share = _share(f"{stored}.{key}", "" if is_whole else style, files, source, part)
             setattr(module, key, nn.Parameter(share.to(device, dtype).contiguous()))
@@ -148,10 +148,11 @@ def load_shard(
 
 
 def _share(name: str, style: str, files: dict[str, Any], source: Source, part: Placement) -> Tensor:
-    """Reads the part's share of a tensor, and nothing more of it.
+    """Reads only the part's share of a tensor.
 
     For the style `words`, each share is padded to the same number of rows with rows of zeros, at
-    least one. Raises ConfigError if the tensor is missing or cannot be divided.
+    least one.
+    Raises ConfigError if the tensor is missing or cannot be divided.
     """
     if name not in files:
         raise ConfigError(
@@ -175,7 +176,7 @@ def _share(name: str, style: str, files: dict[str, Any], source: Source, part: P
 def _plan(
     source: Source, part: Placement, plan: dict[str, str] | None, layers: int
 ) -> dict[str, str]:
-    """Returns the split of each module, by its name with * for numbers.
+    """Returns the kind of split of each module, by the module's name with * for numbers.
 
     Raises ConfigError if the model cannot be split into these stages and shares.
     """
@@ -210,12 +211,12 @@ def _join(module: Any, path: str, style: str, part: Placement, group: Any) -> No
         return found
 
     def own_words(_module: object, given: tuple[Tensor]) -> tuple[Tensor]:
-        """Words of other ranks are looked up in the last row, which is zero."""
+        """Maps the token ids of other ranks to the last row, which is zero."""
         places = given[0] - part.share * size
         return (torch.where((places >= 0) & (places < size), places, size),)
 
     def gathered(_module: object, _given: object, found: Tensor) -> Tensor:
-        """Gathers all logits at the stage's first rank; the results of the others are not used."""
+        """Gathers all logits at the stage's first rank; the other ranks' results are not used."""
         own = found[..., :size].contiguous()
         parts = [torch.empty_like(own) for _ in range(part.shares)] if part.share == 0 else None
         if own.numel():
@@ -229,7 +230,7 @@ def _join(module: Any, path: str, style: str, part: Placement, group: Any) -> No
     elif style == "words":
         size = len(module.weight) - 1
         if path == _EMBEDDING:
-            module.padding_idx = None  # would be a word of the whole vocabulary
+            module.padding_idx = None  # it would be an index in the whole vocabulary
             module.register_forward_pre_hook(own_words)
             module.register_forward_hook(summed)
         else:
@@ -240,9 +241,9 @@ def _join(module: Any, path: str, style: str, part: Placement, group: Any) -> No
 def _check_layers_are_all(
     base: Any, source: Source, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Raises ConfigError if the model changes states outside of its layers.
+    """Raises ConfigError if the model changes states outside its layers.
 
-    Some models scale the embeddings, which every stage would do again.
+    Some models scale the embeddings, which every stage would do again to its states.
     """
     layers, norm = base.layers, base.norm
     base.layers, base.norm = nn.ModuleList(), nn.Identity()

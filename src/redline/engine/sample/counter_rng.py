@@ -1,11 +1,11 @@
-"""Noise that is a function of (seed, position, purpose): no state, so nothing to restore.
+"""Computes noise as a function of (seed, position, purpose): no state, so nothing to restore.
 
-A token's noise depends on its row and its place in it, and on nothing else: not on the other rows
-of a step, on how many tokens a step drafts, or on a restart after a preemption. Noise that was
-drawn for drafts after a rejected one is drawn again for the same places. That does not change the
-distribution: no token before such a place was chosen by it.
+A token's noise depends only on its row and its place in the row, not on the other rows of a step,
+on how many tokens a step drafts, or on a restart after a preemption. After a rejected draft, the
+noise of the later drafts is used again for the tokens at the same places. That does not change the
+distribution, since no token before such a place depends on that noise.
 
-The numbers are those of splitmix64 (Steele, Lea and Flood 2014), in int64, whose products wrap
+The numbers come from splitmix64 (Steele, Lea and Flood 2014), in int64, whose products wrap
 around in the same way on every device.
 """
 
@@ -32,8 +32,8 @@ _SECOND_FACTOR = _signed(0x94D049BB133111EB)
 class Purpose(IntEnum):
     """The purposes of random numbers; two purposes share no noise.
 
-    DRAFT: a draft model's token. ACCEPT: whether it is accepted. FOLLOWING: the token after the
-    accepted ones, which is every token if nothing is drafted. CHOICE: the tokens of exact rows.
+    DRAFT: a draft model's token. ACCEPT: whether that token is accepted. FOLLOWING: the token after
+    the accepted ones, which is every token if nothing is drafted. CHOICE: the tokens of exact rows.
     """
 
     DRAFT = 1
@@ -59,7 +59,7 @@ def row_seed(seed: int | None, choice: int = 0) -> int:
     """Returns the int64 that keys the noise of one row; a random one if the user gave none.
 
     seed: any integer; its low 64 bits count. choice: which of a request's `n` answers the row is.
-    The answers' seeds lie far apart, so that the second answer to seed 1 is not the first to 2.
+    The answers' seeds are far apart, so the second answer to seed 1 is not the first to seed 2.
     """
     if seed is None:
         return _signed(secrets.randbits(64))
@@ -79,10 +79,10 @@ def uniforms(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
 
 
 def arrivals(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Returns Exp(1) numbers of (key, token), float64 in (0, 37); both int64, broadcast.
+    """Returns an Exp(1) number for each key and token, float64 in (0, 37); both int64, broadcast.
 
-    The uniform below lies half-way between multiples of 2**-52, which a double can hold, so that it
-    is neither 0 nor 1 and no logarithm is infinite.
+    The uniform number that it is computed from lies half-way between two multiples of 2**-52, which
+    a double can hold, so it is neither 0 nor 1, and no logarithm is infinite.
     """
     bits = _shifted(_mixed(keys + (tokens + 1) * _STEP), 12)
     return -torch.log1p((bits.to(torch.float64) + 0.5) * -(2.0**-52))

@@ -1,9 +1,9 @@
-"""Guided decoding: the tokens allowed at each place of an answer that follows a JSON schema.
+"""Guides decoding: finds the tokens that a JSON schema allows at each place of an answer.
 
-llguidance keeps the state of the grammar and names the allowed tokens. The logits of all others
-become -inf before any distribution is computed, so whatever is drawn from it fits: greedy tokens,
-seeded ones and drafts. Drafts are tried and rolled back: the state advances only by tokens that a
-sequence keeps, whatever is rejected or preempted.
+llguidance keeps the state of the grammar and lists the allowed tokens. The logits of all other
+tokens become -inf before any distribution is computed, so all tokens follow the schema: greedy
+tokens, seeded tokens and drafts. Drafts are tried and rolled back: the state advances only by the
+tokens that a sequence keeps, whatever is rejected or preempted.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from torch.nn.functional import embedding
 
 from redline.errors import Rejected
 
-# JSON allows any amount of white space between its parts, and some models would write it for ever.
+# JSON allows any amount of white space between its parts, and some models would write it endlessly.
 # One space, or a line end and some indentation, is enough.
 _WHITESPACE = r" |\n[ \t]{0,20}"
-# Schemas whose grammars are kept, since the rows of a job mostly share one.
+# The number of schemas whose grammars are kept; the rows of a job mostly share one schema.
 _KEPT = 8
 _LONGEST_REASON_CHARS = 300
-# (256, 8): what a byte of a mask adds to the logits of its tokens, the lowest bit's first. Looking
-# it up and adding takes a fifth of the time of unpacking the bits and filling by them.
+# (256, 8): what each byte of a mask adds to the logits of its eight tokens, lowest bit first.
+# Looking values up here and adding them takes a fifth of the time of unpacking the bits and filling
+# the logits.
 _ADDED = torch.where((torch.arange(256)[:, None] >> torch.arange(8)) & 1 == 1, 0.0, -torch.inf)
 
 
 class Guide:
     """The state of one answer in its grammar.
 
-    ended: `stop` once the grammar is complete and nothing may follow; an error if it can no longer
-    be followed; None while it continues.
+    ended: `stop` once the grammar is complete and nothing may follow; an error if the grammar can
+    no longer be followed; None while the answer continues.
     """
 
     def __init__(self, matcher: Any) -> None:
@@ -49,10 +50,11 @@ class Guide:
         return fitting
 
     def masks(self, drafted: list[int], count: int) -> list[bytes]:
-        """Returns the tokens allowed at `count` places, a bit each; the last is after all drafts.
+        """Returns the tokens allowed at each of `count` places, as masks with a bit for each token.
 
-        The bits are in order, the lowest of a byte first. After a draft that does not fit, any
-        token is allowed, because that place is not used.
+        The last place is after all drafts, the others are before the last drafts. The bits are in
+        token order, the lowest bit of a byte first. After a draft that does not fit, every token is
+        allowed, because such a place is not used.
         """
         masks: list[bytes] = []
         begin, tried = len(drafted) + 1 - count, 0
@@ -68,7 +70,7 @@ class Guide:
         return masks + [_any_token(masks[0] if masks else self._mask())] * (count - len(masks))
 
     def take(self, tokens: list[int]) -> list[int]:
-        """Advances by the answer's new tokens. Returns those up to its end; none on an error."""
+        """Advances by new tokens. Returns those up to the answer's end; none on an error."""
         matcher = self._matcher
         for place, token in enumerate(tokens):
             if matcher.is_error() or not matcher.consume_token(token):
@@ -80,9 +82,9 @@ class Guide:
         return tokens
 
     def _mask(self) -> bytes:
-        """Returns the tokens allowed now; all if none is, and then `take` fails.
+        """Returns a mask of the tokens allowed now, or of all tokens if none is allowed.
 
-        A row without any allowed token would not be a distribution.
+        A row without any allowed token would not be a distribution; `take` then reports an error.
         """
         mask: bytes = self._matcher.compute_bitmask()
         return mask if mask.count(0) < len(mask) else _any_token(mask)
@@ -91,8 +93,8 @@ class Guide:
 class Grammars:
     """Makes guides for a model.
 
-    tokenizer: one of transformers. vocabulary: the number of the model's tokens. ends: its end
-    tokens, which are allowed exactly where the JSON is complete.
+    tokenizer: a tokenizer of transformers. vocabulary: the number of the model's tokens. ends: the
+    model's end tokens, which are allowed only where the JSON is complete.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, ends: Iterable[int]) -> None:
@@ -104,7 +106,7 @@ class Grammars:
     def guide(self, schema: dict[str, Any]) -> Guide:
         """Returns the guide of one answer. Raises Rejected for a schema that cannot be followed.
 
-        A new schema costs some milliseconds; the very first, about a second more if the
+        A new schema takes a few milliseconds; the very first takes about a second more if the
         vocabulary is large. May be called from any thread.
         """
         try:
@@ -137,10 +139,10 @@ class Grammars:
 
 
 def masked(logits: Tensor, rows: Iterable[tuple[Guide | None, list[int], int]]) -> Tensor:
-    """Returns (R, V) logits with -inf for tokens not allowed; `logits` itself without any guide.
+    """Returns (R, V) logits with -inf for tokens not allowed; `logits` itself if no row is guided.
 
-    rows: for each sequence in turn its guide, its drafts, and the number of its rows, of which the
-    last is after all of its drafts.
+    rows: for each sequence in turn, its guide, its drafts, and the number of its rows in `logits`;
+    the last row is for the place after all of its drafts.
     """
     guided: list[int] = []
     masks: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Sampling parameters of a request: OpenAI's, and those that vLLM adds to them."""
+"""Checks the sampling parameters of a request: OpenAI's, and those that vLLM adds."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _BIASES = (-100.0, 100.0)
 _Stops = Annotated[
     tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=16)
 ]
-# Each is added to the logits of every token of every answer.
+# Every bias is added to the logits of every token of every answer.
 _Biases = Annotated[Mapping[int, float], Meta(max_length=1024)]
-# Each is compared with every token of every answer.
+# Every stop token is compared with every token of every answer.
 _StopTokens = Annotated[tuple[int, ...], Meta(max_length=128)]
 
 
@@ -42,9 +42,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling parameters of one request, which determine its tokens and where its text ends.
 
     temperature: 0 is greedy. top_k: 0 or -1 for all tokens. seed: the same seed gives the same
-    tokens, whatever else runs; None for random noise. max_tokens: None for the rest of the model's
-    length. logprobs: the number of likely tokens to report with each chosen token; None for no log
-    probabilities. n: the number of answers.
+    tokens, whatever else is computed; None for random noise. max_tokens: None for the rest of the
+    model's length. logprobs: the number of likely tokens to report with each chosen token; None for
+    no log probabilities. n: the number of answers.
     """
 
     temperature: float = 1.0
@@ -70,15 +70,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_adjusted(self) -> bool:
-        """Whether the logits are not the model's own: there is a bias or a penalty."""
+        """Whether a bias or a penalty changes the model's logits."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
         return bool(self.logit_bias) or penalties != (0.0, 0.0, 1.0)
 
     def check(self, vocabulary: int) -> None:
         """Raises Rejected, with the parameter's name, for the first parameter that is not valid.
 
-        vocabulary: the number of the model's tokens; ids in `logit_bias` and `stop_token_ids` are
-        below it. A NaN is in no range.
+        vocabulary: the number of the model's tokens; ids in `logit_bias` and `stop_token_ids` must
+        be below it. NaN is never in range.
         """
         told = [(name, getattr(self, name), bounds) for name, bounds in _RANGES.items()]
         for token, bias in self.logit_bias.items():

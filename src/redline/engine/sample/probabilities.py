@@ -1,7 +1,7 @@
-"""The distribution of each next token, called its law, and sampling from it.
+"""Computes the distribution of each next token, called its law, and samples from it.
 
-A law is a row of float32 probabilities. Those of draft and target are computed by the same
-function, so that verification compares the distributions that both really draw from.
+A law is a row of float32 probabilities. One function computes the laws of both the draft model and
+the target model, so verification compares the distributions from which tokens are really drawn.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch import Tensor
 from redline.engine.sample.counter_rng import Noise, Purpose, arrivals, keys, uniforms
 from redline.engine.sample.params import SamplingParams
 
-# The nucleus is first looked for among this many of the likeliest tokens, where most laws have it:
-# sorting 32 rows of 32,000 tokens takes as long as 70 of their softmaxes.
+# Top-p first looks at only this many of the likeliest tokens, which are enough for most laws:
+# sorting 32 rows of 32,000 tokens takes as long as 70 softmaxes of them.
 _HEAD = 1024
-# Numbers of a race held at a time: 2 MB of float64, which a core's own cache holds.
+# How many arrival times `gumbel_choice` computes at a time: 2 MB of float64 fit in a core's cache.
 _RACE = 1 << 18
 
 
 class Past(NamedTuple):
-    """The tokens before the one to draw; penalties count them.
+    """The tokens before the next token; penalties count them.
 
-    drafted: tokens of this step between `generated` and the one to draw.
+    drafted: the draft tokens of this step between `generated` and the next token.
     """
 
     prompt: Sequence[int]
@@ -36,8 +36,8 @@ class Past(NamedTuple):
 class Logprobs(NamedTuple):
     """Natural logarithms of probabilities, float32.
 
-    chosen (R,): of the given tokens. top (R, M): of the likeliest ones, in descending order;
-    top_tokens (R, M) int64: these tokens.
+    chosen (R,): of the given tokens. top (R, M): of the likeliest tokens, in descending order.
+    top_tokens (R, M) int64: the likeliest tokens.
     """
 
     chosen: Tensor
@@ -46,7 +46,7 @@ class Logprobs(NamedTuple):
 
 
 def adjusted(logits: Tensor, params: Sequence[SamplingParams], pasts: Sequence[Past]) -> Tensor:
-    """Returns (R, V) logits with each row's bias and penalties; `logits` itself without any.
+    """Returns (R, V) logits with bias and penalties applied; `logits` itself if no row has any.
 
     The bias is added, then the repetition penalty divides positive logits of tokens in prompt or
     answer and multiplies negative ones (Keskar et al. 2019, as in transformers), then a token that
@@ -82,9 +82,10 @@ def distribution(logits: Tensor, params: Sequence[SamplingParams], pasts: Sequen
     """Returns (R, V) float32: the distribution of each row's next token. Rows sum to 1 within 1e-5.
 
     logits: (R, V), any float dtype. The steps, in the order of transformers' `generate`: bias and
-    penalties (`adjusted`), temperature, top-k, top-p and min-p; each filter renormalises. Tokens
-    exactly as likely as the least likely one that a filter keeps are kept too, so the result does
-    not depend on the order of sorting. A greedy row is one-hot at its argmax. Rows are independent.
+    penalties (`adjusted`), temperature, top-k, top-p and min-p; each filter renormalises. A filter
+    also keeps all tokens exactly as likely as the least likely one that it must keep, so the result
+    does not depend on the order of sorting. A greedy row is one-hot at its argmax. Rows are
+    independent.
     """
     logits = adjusted(logits, params, pasts)
     greedy = [row for row, each in enumerate(params) if each.is_greedy]
@@ -93,7 +94,7 @@ def distribution(logits: Tensor, params: Sequence[SamplingParams], pasts: Sequen
     scores = logits.to(torch.float32)
     heats = [1.0 if each.is_greedy else each.temperature for each in params]
     if any(heat != 1.0 for heat in heats):
-        # The maximum comes off first, so that a small temperature makes -inf of a logit, not inf.
+        # The maximum is subtracted first, so a small temperature turns a logit into -inf, not inf.
         scores = (scores - scores.amax(-1, keepdim=True)) / scores.new_tensor(heats)[:, None]
     probs = scores.softmax(-1)
     _filter(probs, params)
@@ -108,7 +109,7 @@ def _one_hot(logits: Tensor) -> Tensor:
 
 
 def _filter(probs: Tensor, params: Sequence[SamplingParams]) -> None:
-    """Applies the filters of those rows of (R, V) that have any, in place."""
+    """Applies top-k, top-p and min-p, in place, to the rows of (R, V) that set them."""
     size = probs.shape[-1]
     drawn = [row for row, each in enumerate(params) if not each.is_greedy]
     if rows := [row for row in drawn if 0 < params[row].top_k < size]:
@@ -123,7 +124,7 @@ def _filter(probs: Tensor, params: Sequence[SamplingParams]) -> None:
 
 
 def _top_p(law: Tensor, shares: Sequence[float]) -> Tensor:
-    """Returns the laws of the fewest likeliest tokens whose sum reaches each row's share."""
+    """Limits each law to the fewest of the likeliest tokens whose sum reaches the row's share."""
     wanted = torch.tensor(shares, dtype=torch.float64, device=law.device)[:, None]
     size = law.shape[-1]
     for head in (min(_HEAD, size), size):
@@ -131,29 +132,30 @@ def _top_p(law: Tensor, shares: Sequence[float]) -> Tensor:
         sums = values.cumsum(-1, dtype=torch.float64)
         if bool((sums[:, -1:] >= wanted).all()):
             break
-    # A row that sums to less than its share, by rounding, keeps all it has.
+    # A row whose sum is below its share because of rounding keeps all of its tokens.
     last = (sums < wanted).sum(-1, keepdim=True).clamp(max=head - 1)
     return _kept(law, values.gather(-1, last))
 
 
 def _kept(law: Tensor, least: Tensor) -> Tensor:
-    """Returns the laws of the tokens that are at least as likely as `least` (R, 1)."""
+    """Limits each law to the tokens that are at least as likely as `least` (R, 1)."""
     kept = torch.where(law >= least, law, 0.0)
     return kept / kept.sum(-1, keepdim=True)
 
 
 def draw(law: Tensor, levels: Tensor) -> Tensor:
-    """Returns (R,) int64 tokens by the inverse of each row's cumulative sum at its level.
+    """Returns (R,) int64: in each row, the first token whose cumulative sum exceeds the level.
 
-    law (R, V) float32, not negative, rows that sum to about 1. levels (R,) float64 in [0, 1). The
-    sums are of whole multiples of 2**-61, which are exact on any device and in any order: they
-    rise at no token of probability 0, so none is ever drawn. Their total counts as 1, whatever
-    it is; a level is at most 1 - 2**-53, and its product with a total rounds to less than that.
+    law (R, V): float32, not negative; each row sums to about 1. levels (R,): float64 in [0, 1).
+    Probabilities are summed as integers, multiples of 2**-61, so the sums are exact on any device
+    and in any order. They do not rise at a token of probability 0, so it is never drawn. A level is
+    multiplied by the row's total, which need not be exactly 1. Since a level is at most 1 - 2**-53,
+    the product rounds to less than the total.
     """
     sums = (law * 2.0**61).to(torch.int64).cumsum(-1)
     aims = (levels * sums[:, -1]).to(torch.int64)
     found = torch.searchsorted(sums, aims[:, None], right=True)[:, 0]
-    # The token of an invalid law is never used, but it must be one of the vocabulary.
+    # The token of an invalid law is never used, but it must be in the vocabulary.
     return found.clamp_(max=law.shape[1] - 1)
 
 
@@ -162,10 +164,10 @@ def gumbel_choice(law: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
     It is a function of (law, seed, position) alone. law (R, V) float32; seeds, positions (R,)
     int64. At one seed and position, two laws choose the same token with a probability of at least
-    (1 - TV) / (1 + TV), TV their total variation distance: the best possible guarantee if neither
-    depends on the other (Daliri, Musco and Suresh 2024). Computed as a race:
-    token t arrives at E_t / p_t with E_t of Exp(1), and the first to arrive is chosen. That is
-    the same, since -log E_t is a Gumbel number.
+    (1 - TV) / (1 + TV), where TV is their total variation distance: the best possible guarantee if
+    neither choice depends on the other law (Daliri, Musco and Suresh 2024). The choice is computed
+    as a race: token t arrives at time E_t / p_t, with E_t drawn from Exp(1), and the first token to
+    arrive is chosen. This is equivalent, since -log E_t is a Gumbel number.
     """
     row_keys = keys(seeds, positions, Purpose.CHOICE)
     possible = law > 0
@@ -181,10 +183,10 @@ def gumbel_choice(law: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def sample(law: Tensor, noise: Noise, purpose: Purpose = Purpose.FOLLOWING) -> Tensor:
-    """Draws (R,) int64: one token of each row's law (R, V) float32.
+    """Draws one token from each row's law (R, V) float32; returns (R,) int64.
 
-    purpose: DRAFT for a draft model's tokens, FOLLOWING otherwise. Exact rows take the noise of
-    CHOICE for both, so that a draft model mostly chooses what the target will.
+    purpose: DRAFT for a draft model's tokens, FOLLOWING otherwise. Exact rows use the noise of
+    CHOICE for both, so a draft model mostly chooses the same token as the target.
     """
     tokens = draw(law, uniforms(noise.seeds, noise.positions, purpose))
     exact = noise.is_exact.nonzero()[:, 0]
@@ -194,10 +196,10 @@ def sample(law: Tensor, noise: Noise, purpose: Purpose = Purpose.FOLLOWING) -> T
 
 
 def logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
-    """Returns logarithms of the model's own law: of `tokens` (R,) int64, and of the likeliest.
+    """Returns log probabilities in the model's own law: of `tokens` (R,) and of the likeliest.
 
-    logits (R, V): before bias, penalties and temperature, as vLLM reports them by default. most:
-    the number of likeliest tokens.
+    logits (R, V): before bias, penalties and temperature, as vLLM reports them by default. tokens:
+    int64. most: the number of likeliest tokens in each row.
     """
     logs = logits.to(torch.float32).log_softmax(-1)
     top = logs.topk(min(most, logs.shape[-1]))

@@ -1,4 +1,4 @@
-"""The counters of an engine's steps."""
+"""Counts what an engine's steps compute."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from redline.engine.schedule.scheduler import Plan
 
 @dataclass
 class Figures:
-    """Sums since the start.
+    """Holds sums since the engine started.
 
-    prompt_tokens: those of all prompts, computed or reused. rows: of all steps, so that rows /
-    steps is the mean batch size. computed_tokens: including drafts, and tokens that are computed
-    again after a preemption. new_tokens: those of answers. drafts: rows with draft tokens.
+    prompt_tokens: the tokens of all prompts, computed or reused. rows: the rows of all steps, so
+    rows / steps is the mean batch size. computed_tokens: includes drafts, and tokens computed again
+    after a preemption. new_tokens: the tokens of answers. drafts: rows with draft tokens.
     """
 
     prompt_tokens: int = 0
@@ -27,7 +27,7 @@ class Figures:
     accepted_tokens: int = 0
 
     def add(self, plan: Plan, drafted: Sequence[int], kept: Sequence[int]) -> None:
-        """Counts a step. drafted, kept: draft tokens and accepted ones of each whole row."""
+        """Counts a step. drafted, kept: the numbers of drafts and accepted drafts, by whole row."""
         self.steps += 1
         self.rows += len(plan.rows)
         self.computed_tokens += sum(row.size for row in plan.rows)

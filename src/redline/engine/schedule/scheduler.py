@@ -1,18 +1,18 @@
 """Chooses the tokens that the next step computes.
 
 Prefill and decode are not separate: each sequence has tokens, some of which are computed. A step
-advances every running sequence, within a budget of tokens. Those with the fewest missing tokens
-come first, so that neither a long prompt nor drafts delay sequences that generate. The rest of the
-budget goes to prompts, in order of priority and arrival, a piece at a time; drafts leave them half
-of a step.
+advances every running sequence, within a budget of tokens. Sequences with the fewest missing
+tokens come first, so neither a long prompt nor drafts delay sequences that generate. The rest of
+the budget is for prompts, in order of priority and arrival, a piece at a time; drafts leave half of
+a step for prompts.
 
-A slot is released when its sequence ends; its keys and values stay there until the slot is used
-again, for a later prompt with the same beginning. If the cache is full, drafts are dropped first.
-Then the last sequence in order is preempted: it releases its slot and waits again. Its tokens are
-computed again, which costs time but changes no result.
+A slot is released when its sequence ends. Until the slot is used again, the keys and values stay in
+it, for a later prompt with the same beginning. If the cache is full, drafts are dropped first. If
+that is not enough, the last sequence in order is preempted: it releases its slot and waits again.
+Its tokens are later computed again, which costs time but changes no result.
 
-If a model is split into stages, several steps are under way at once, each with sequences of its
-own: a sequence in one of them is in no other plan until that step has been computed.
+If a model is split into stages, several steps are under way at once, each with its own sequences:
+a sequence is in only one step at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from redline.process import counted
 class Row(NamedTuple):
     """The next `size` tokens of a sequence, which this step computes.
 
-    is_whole: they are the last of its tokens and drafts, so new tokens follow.
+    is_whole: the row ends with the last of the sequence's tokens and drafts, so new tokens follow.
     """
 
     sequence: Sequence
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """Keys and values to copy before the step: the first `tokens` of a slot into another."""
+    """A copy to make before the step: the first `tokens` keys and values of a slot, to another."""
 
     source: int
     target: int
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
 
 
 class QueueFull(RedlineError):
-    """The queue already holds the most requests that may wait."""
+    """Raised if the queue is full."""
 
 
 class Bounds(NamedTuple):
@@ -70,7 +70,7 @@ class Bounds(NamedTuple):
 
 
 class Scheduler:
-    """The running sequences, and those in the queue. It has no clock: times are passed in."""
+    """Plans steps for the running and waiting sequences. Has no clock: times are passed in."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -79,13 +79,13 @@ class Scheduler:
         self.preemptions = 0
         self.ends: Counter[str] = Counter()  # ended sequences, by reason
         self.reused_tokens = 0
-        # The tokens whose keys and values each slot holds, also after its sequence has left.
+        # The tokens whose keys and values are in each slot, even after its sequence has left.
         self._held: list[list[int]] = [[] for _ in range(bounds.slots)]
         self._since_s = math.inf  # when the first sequence joined the idle engine's queue
 
     @property
     def used_tokens(self) -> int:
-        """The tokens in the cache that belong to running sequences, or are being computed."""
+        """The number of cached tokens that belong to running sequences or are being computed."""
         return sum(sequence.computed + sequence.under_way for sequence in self.running)
 
     @property
@@ -98,7 +98,7 @@ class Scheduler:
         return not self.running and not self.waiting
 
     def add(self, sequence: Sequence, now_s: float) -> None:
-        """Adds a sequence to the queue. Raises QueueFull."""
+        """Adds a sequence to the queue. Raises QueueFull if there is no room."""
         # Sequences that fit into free slots do not count: an idle engine must accept a burst.
         if len(self.waiting) >= self.bounds.waiting + len(self._free):
             raise QueueFull(
@@ -125,14 +125,14 @@ class Scheduler:
     def plan(self) -> Plan:
         """Returns the next step; empty if everything that may be computed is under way.
 
-        Running sequences must have their drafts already; those without room are dropped.
+        Running sequences must have their drafts already; drafts without room are dropped.
         """
         budget = self.bounds.step_tokens
         counts: dict[Sequence, int] = {}
         ready = self.ready()
         generating = sum(one.is_caught_up for one in ready)
-        # Each generating sequence gets a token before any gets drafts. While there is a prompt to
-        # read, these tokens and the drafts together leave it half of the step.
+        # Each generating sequence gets a token before any sequence gets drafts. While there is a
+        # prompt to read, these tokens and the drafts together leave the prompt half of the step.
         reads = generating < len(ready) or bool(self.waiting and self._free)
         drafts = max(0, (budget // 2 if reads else budget) - generating)
         for sequence in ready:
@@ -143,7 +143,7 @@ class Scheduler:
         copies: list[Copied] = []
         most = -(-self.bounds.slots // self.bounds.steps_at_once)
         if not self._has_room(counts):
-            # No sequence is admitted while running ones lack room.
+            # No sequence is admitted while running sequences lack room.
             self._make_room(counts)
             budget = 0
         while budget > 0 and self.waiting and self._free and len(counts) < most:
@@ -165,7 +165,7 @@ class Scheduler:
         return Plan(copies, rows)
 
     def ready(self) -> list[Sequence]:
-        """Returns the sequences for the next plan, those with the fewest missing tokens first.
+        """Returns the sequences for the next plan, with the fewest missing tokens first.
 
         If several steps are under way at once, each takes its share of the running sequences.
         """
@@ -199,9 +199,9 @@ class Scheduler:
         assert len(held) == sequence.computed < len(sequence.tokens) + 1
 
     def end(self, sequence: Sequence, reason: str | RedlineError) -> None:
-        """Ends a sequence, which is done, cancelled or failed.
+        """Ends a sequence that is done, cancelled or failed.
 
-        Its slot is free from now on, or from the end of the step that is writing to it.
+        Its slot is free at once, or after the step that is writing to the slot.
         """
         sequence.ended = reason
         self.ends[reason if isinstance(reason, str) else "failed"] += 1
@@ -216,7 +216,7 @@ class Scheduler:
             heapq.heapify(self.waiting)
 
     def _admit(self, sequence: Sequence) -> list[Copied]:
-        """Assigns a slot, if possible the one that already holds most of the tokens."""
+        """Assigns a slot and reuses the longest prefix in any slot; returns the copy for that."""
         # Its last token is always computed, for the logits of the next one.
         most = len(sequence.tokens) - 1 if self.bounds.reuses_prefixes else 0
         alike = [common(held, sequence.tokens, most) for held in self._held]
@@ -230,7 +230,7 @@ class Scheduler:
         return [Copied(source, slot, reused)] if source != slot else []
 
     def _may_come(self, sequence: Sequence) -> bool:
-        """Returns whether its tokens fit beside those of all running sequences, computed or not."""
+        """Returns whether a sequence fits beside all tokens of running ones, computed or not."""
         known = sum(len(one.tokens) + len(one.drafted) for one in self.running)
         return not self.running or known + len(sequence.tokens) < self.bounds.cache_tokens
 
@@ -238,7 +238,7 @@ class Scheduler:
         return self.used_tokens + sum(counts.values()) <= self.bounds.cache_tokens
 
     def _make_room(self, counts: dict[Sequence, int]) -> None:
-        """Drops drafts, then takes back slots, from the last in order, until the step fits."""
+        """Drops drafts, then preempts sequences, the last in order first, until the step fits."""
         for one in self.running:
             if not one.under_way and one.drafted:
                 counts[one] -= len(one.drafted)
@@ -272,7 +272,7 @@ class Scheduler:
 
 
 def common(held: list[int], wanted: list[int], most: int) -> int:
-    """Returns the length of the common beginning of both, at most `most`."""
+    """Returns the length of the common prefix of both lists, at most `most`."""
     low, high = 0, min(len(held), most)
     if not high or held[0] != wanted[0]:
         return 0

@@ -1,9 +1,9 @@
-"""One sequence of tokens on its way through the engine.
+"""Represents a sequence of tokens on its way through the engine.
 
-state      meaning                                     may turn to
-waiting    in the queue, it holds no slot              running, ended
+state      meaning                                     may become
+waiting    it is in the queue, without a slot          running, ended
 running    it has a slot; its tokens are computed      waiting (preempted), ended
-ended      it has its reason
+ended      `ended` is the reason
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from redline.errors import RedlineError
 
 @dataclass(eq=False)
 class Sequence:
-    """The tokens of one answer; the first `computed` have their keys and values in `slot`.
+    """One answer and its prompt; the keys and values of the first `computed` tokens are in `slot`.
 
-    tokens: prompt and answer. most_tokens: of both together. drafted: draft tokens after them, for
-    the next step to judge. under_way: the number of its tokens that a step is computing now. seed:
-    64 bits; is_seeded: the user gave it. priority: lower goes first. number: in order of arrival.
-    guide: the grammar that its answer must follow. ended: the reason of its end; None while it
-    continues. asker: the receiver of its tokens, which the scheduler does not use.
+    tokens: prompt and answer. most_tokens: the maximum of both together. drafted: the draft tokens
+    after `tokens`, for the next step to judge. under_way: the number of tokens that a step is
+    computing now. seed: 64 bits. is_seeded: whether the user gave the seed. priority: lower comes
+    first. number: the place in the order of arrival. guide: the grammar that the answer must
+    follow. ended: the reason why the sequence ended; None before. asker: the receiver of the
+    answer's tokens, which the scheduler does not use.
     """
 
     tokens: list[int]
@@ -56,5 +57,5 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int]:
-        """The sort key: lower comes first."""
+        """The sort key: lower keys come first."""
         return (self.priority, self.number)

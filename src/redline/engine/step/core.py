@@ -1,4 +1,4 @@
-"""The engine's step: draft, plan, compute, judge, report; with neither a thread nor a clock."""
+"""Runs the engine's steps in the caller's thread: draft, plan, compute, judge and report."""
 
 from __future__ import annotations
 
@@ -23,48 +23,51 @@ _NO_NUMBERS = (
 
 
 class Computer(Protocol):
-    """Computes steps: the model of this process, or those of many ranks."""
+    """Computes steps with a model in this process, or in several ranks."""
 
     @property
     def steps_at_once(self) -> int:
-        """The number of steps under way if there is work for them, so that every stage is busy."""
+        """The number of steps to keep under way together, so that every stage is busy."""
 
     @property
     def parameter_bytes(self) -> list[int]:
         """The bytes of the parameters in each computing process."""
 
     def submit(self, work: Work) -> None:
-        """Begins to compute a step. Raises EngineFailed if it cannot be computed."""
+        """Begins to compute a step. Raises EngineFailed if that is impossible."""
 
     def result(self) -> Tensor:
         """Returns (heard, vocabulary) float32 logits of the oldest step not yet returned.
 
-        Raises EngineFailed if it could not be computed.
+        Raises EngineFailed if the step could not be computed.
         """
 
     def watch(self, told: Callable[[RedlineError], None]) -> None:
-        """Registers a callback for failures of the computer; it may be called in any thread."""
+        """Registers `told`, which is called, perhaps in another thread, if the computer fails."""
 
     def close(self) -> None:
-        """Ends all computing, including other processes. No step is under way afterwards."""
+        """Stops computing and ends the computer's other processes, if any."""
 
 
 class Asker(Protocol):
-    """The receiver of a sequence's tokens."""
+    """Receives a sequence's tokens."""
 
     def heard(self, tokens: list[int], chances: list[Chance]) -> str | None:
-        """Takes new tokens. Returns the reason if they end the sequence, otherwise None."""
+        """Takes new tokens. Returns the reason if they end the sequence, otherwise None.
+
+        chances: one for each token if the request asks for log probabilities, otherwise empty.
+        """
 
     def ended(self, reason: str | RedlineError) -> None:
-        """Receives the reason of the sequence's end: `stop`, `length`, or an error."""
+        """Receives the reason why the sequence ended: `stop`, `length`, or an error."""
 
 
 class Ask(NamedTuple):
     """A request for one sequence.
 
-    most_tokens: of prompt and answer together. priority: lower goes first. choice: its place among
-    the `n` answers to a request. guide: the grammar that the answer must follow, and that no other
-    answer shares; None for any text.
+    most_tokens: the maximum of prompt and answer together. priority: lower comes first. choice: the
+    answer's index among the request's `n` answers. guide: the answer's own state in the grammar
+    that it must follow; None for free text.
     """
 
     prompt: list[int]
@@ -77,14 +80,17 @@ class Ask(NamedTuple):
 
 
 class Speculation(NamedTuple):
-    """The proposer of drafts, and their length."""
+    """The drafter, and the choice of how many tokens it drafts."""
 
     drafter: Drafter
     lengths: DraftLength
 
 
 class _Begun(NamedTuple):
-    """A step that is being computed. is_usual: no prompt is read, and no draft model caught up."""
+    """A step that is being computed.
+
+    is_usual: the step reads no prompt, and the draft model did not have to catch up.
+    """
 
     plan: Plan
     laws: dict[int, Tensor]
@@ -132,13 +138,16 @@ class Core:
         return sequence
 
     def step(self) -> list[Sequence]:
-        """Completes one step. Returns the sequences that it ended."""
+        """Begins steps until `steps_at_once` are under way, then completes the oldest.
+
+        Returns the sequences that the completed step ended.
+        """
         while len(self._under_way) < self.computer.steps_at_once and self._begin():
             pass
         return self._finish(self._under_way.popleft()) if self._under_way else []
 
     def _begin(self) -> bool:
-        """Begins the next step; False if there is nothing to compute."""
+        """Begins the next step. Returns False if there is nothing to compute."""
         since_s = self._now_s()
         drafts = self._draft()
         plan = self.scheduler.plan()
@@ -164,7 +173,7 @@ class Core:
         ]
 
     def _draft(self) -> Drafts:
-        """Drafts tokens for the sequences whose next step brings one."""
+        """Drafts tokens for the sequences whose next step yields a token."""
         if self._speculation is None:
             return Drafts({})
         ready = [one for one in self.scheduler.ready() if one.is_caught_up]
@@ -181,14 +190,14 @@ class Core:
         return drafts
 
     def _measure(self, begun: _Begun, whole: list[Row], judged: list[Judged]) -> None:
-        """Reports the kind of the step and its result."""
+        """Counts the step in the figures; draft lengths learn from its drafts and duration."""
         drafted = [len(row.sequence.drafted) for row in whole]
         kept = [found.kept for found in judged]
         self.figures.add(begun.plan, drafted, kept)
         if self._speculation is None or not whole:
             return
         is_lookup = not begun.laws
-        # Drafts that were dropped for lack of room have taken time, too.
+        # If all drafts were dropped for lack of room, the step still spent time on drafting.
         is_clean = begun.is_usual and (any(drafted) or is_lookup)
         step_s = self._now_s() - begun.since_s if is_clean else None
         if is_lookup and any(drafted):
@@ -197,7 +206,7 @@ class Core:
         self._speculation.lengths.measured(drafted, kept, step_s)
 
     def _advance(self, row: Row, found: Judged) -> bool:
-        """Gives a sequence its new tokens, up to one that ends it; returns whether it has ended."""
+        """Adds new tokens to a sequence, up to its end. Returns whether this step ended it."""
         sequence, params, tokens = row.sequence, row.sequence.params, found.tokens
         reason: str | RedlineError | None = None
         for place, token in enumerate(tokens):
@@ -206,7 +215,7 @@ class Core:
                 tokens, reason = tokens[: place + 1], "stop"
                 break
         if not tokens:
-            # The same request would get the same answer.
+            # Rejected, because a retry would fail in the same way.
             reason = Rejected(_NO_NUMBERS, status=_STATUS_FAILED)
         elif sequence.guide is not None:
             tokens = sequence.guide.take(tokens)

@@ -1,6 +1,6 @@
-"""Prometheus metrics of an engine, under the names that vLLM has made common.
+"""Formats an engine's Prometheus metrics, under the names that vLLM uses.
 
-A dashboard or a gateway that reads vLLM's /metrics can also read this one. Metrics for which vLLM
+A dashboard or a gateway that reads vLLM's /metrics can also read this page. Metrics for which vLLM
 has no name begin with `redline:`. The names are those of vLLM 0.32 (vllm/v1/metrics/loggers.py).
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from redline.engine.step.core import Core
 
-# A scheduler's reason, and vLLM's word for it.
+# The scheduler's reason for the end of a sequence, and vLLM's word for it.
 _REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "failed": "error"}
 
 
 class Metrics:
-    """The figures of `core` as text. May be read from any thread: each figure is one number."""
+    """Formats the figures of `core`. Any thread may do so, since each figure is one number."""
 
     def __init__(self, core: Core, name: str) -> None:
         self._core = core
@@ -22,12 +22,12 @@ class Metrics:
 
     @property
     def batch_rows(self) -> int:
-        """The sequences of all steps."""
+        """The number of sequences in all steps."""
         return self._core.figures.rows
 
     @property
     def batch_places(self) -> int:
-        """The sequences for which all steps had room."""
+        """The number of sequences that all steps together had room for."""
         return self._core.figures.steps * self._core.scheduler.bounds.slots
 
     def __str__(self) -> str:

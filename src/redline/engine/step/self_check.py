@@ -1,8 +1,9 @@
-"""Checks a model before it serves: the engine must compute what the model itself computes.
+"""Checks, before a model serves, that the engine computes what the model itself computes.
 
-The engine replaces a model's attention and packs its weights. No list of settings shows which
-models have more than plain causal attention, such as sinks, a layer that attends twice, or one that
-does not receive the step. So the logits of a few tokens are computed both ways, in three passes.
+The engine replaces a model's attention and packs its weights. A model's settings do not reliably
+show that it has more than plain causal attention, such as attention sinks, a layer that attends
+twice, or one that does not receive the step. So the logits of a few tokens are computed both ways:
+in one pass of the model itself, and in two steps of the engine.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ from redline.engine.settings import EngineSettings
 from redline.engine.step.core import Computer
 from redline.errors import ConfigError
 
-# The length of a sequence that is read in two pieces, beside one with the same beginning. Its first
-# piece goes through the attention of long pieces, the others through that of short ones.
+# The length of the test sequence, which is read in two pieces, beside another sequence with the
+# same beginning. The first piece uses the attention of long pieces, the others that of short ones.
 _TOKENS = 24
 _FAILURE = "the engine cannot run the model in"
-# The most by which the logits of half of a step's tokens may be off, as a share of their size. Not
-# of all, since rounding may make a mixture of experts choose other ones for some. Three layers with
-# large random weights are off by 1e-6, 0.002 and 0.02; a model with other attention by 0.2 or more.
+# The maximum error of a step's logits, as a share of their size: the median over its tokens, since
+# rounding may make a mixture of experts choose other experts for some of them. Three layers with
+# large random weights are off by 1e-6, 0.002 and 0.02 in these dtypes; a model with other attention
+# is off by 0.2 or more.
 _MOST_OFF = {torch.float32: 0.01, torch.float16: 0.1, torch.bfloat16: 0.15}
-# Some models mark impossible tokens by a logit far beyond this.
+# Logits beyond this are not compared: some models give impossible tokens such logits.
 _MOST_LOGIT = 1e4
 
 
@@ -45,7 +47,8 @@ def open_runner(
 ) -> Runner:
     """Opens a model in this process, with a slot of `capacity` tokens for each sequence.
 
-    Raises ConfigError if it cannot be loaded, or if the engine's logits differ from its own.
+    Raises ConfigError if the model cannot be loaded, or if the engine's logits differ from the
+    model's own.
     """
     loaded = load(name, config, dtype=settings.dtype, device=device)
     with reading(_FAILURE, name, OTHERS):
@@ -60,10 +63,10 @@ def open_runner(
 
 
 def try_ranks(computer: Computer, settings: EngineSettings, config: Any, capacity: int) -> None:
-    """Has a split model compute a few tokens.
+    """Checks that a model split among ranks can compute a few tokens.
 
-    They are not compared with the model's own, since no process has the whole model. Closes the
-    computer and raises ConfigError if it fails.
+    The results are not compared with the model's own, since no process has the whole model. If the
+    computation fails, closes the computer and raises ConfigError.
     """
     try:
         with reading(_FAILURE, settings.model, OTHERS):
@@ -101,7 +104,7 @@ def said(loaded: Loaded, tokens: int) -> Tensor:
 
 
 def distance(runner: Runner, own: Tensor) -> float:
-    """Returns the error of the runner's logits, as a share of their size: the worse of two steps.
+    """Returns the error of the runner's logits in the worse of two steps, as a share of their size.
 
     own: the model's own logits, from `said`.
     """
@@ -110,9 +113,10 @@ def distance(runner: Runner, own: Tensor) -> float:
 
 
 def _off(found: Tensor, own: Tensor) -> float:
-    """Returns the median error of rows (N, V) as a share of their size; inf if none has one.
+    """Returns the median error of the rows of `found`, each as a share of its size.
 
-    Only entries that are numbers in `own` count.
+    found, own: (N, V). Only entries below _MOST_LOGIT in `own` count, by absolute value. Returns
+    inf if no row has an error that can be computed.
     """
     own = own.masked_fill(~(own.abs() < _MOST_LOGIT), torch.nan)
     size = (own - own.nanmean(-1, keepdim=True)).nan_to_num(0.0).norm(dim=-1)
@@ -121,12 +125,15 @@ def _off(found: Tensor, own: Tensor) -> float:
 
 
 def _words(count: int, vocabulary: int) -> list[int]:
-    """Returns tokens from the whole range of the vocabulary."""
+    """Returns `count` token ids from the whole range of the vocabulary."""
     return [(7919 * at + 11) % vocabulary for at in range(count)]
 
 
 def _works(tokens: int, vocabulary: int, slots: int = 2) -> list[Work]:
-    """Returns two steps: a sequence of `tokens`, beside one with the same prefix if slots allow."""
+    """Returns the work of two steps, which read a sequence of `tokens` tokens in two pieces.
+
+    With two slots or more, they also read a second sequence with the same beginning.
+    """
     last = max(1, tokens // 6)
     first, words = tokens - last, _words(tokens, vocabulary)
     works = []

@@ -1,7 +1,7 @@
-"""The engine in a thread of its own, which computes what the event loop requests.
+"""Runs the engine in its own thread, which computes what the event loop requests.
 
-Each side passes calls to the other: before each step, the thread makes all calls that it received,
-and after the step, it passes all results to the event loop together.
+Each side gives the other functions to call. Before each step, the thread calls all those it has
+received; after the step, it passes all results to the event loop together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CLOSED = "the engine was closed"
 
 
 class EngineFailed(NoEndpoint):
-    """The engine can no longer compute; every sequence ended with this error."""
+    """Raised if the engine can no longer compute; every sequence ends with this error."""
 
 
 class EngineThread:
@@ -50,9 +50,10 @@ class EngineThread:
         self._thread.start()
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Takes sequences that begin together. Each asker is notified of its end unless cancelled.
+        """Begins sequences together, in the next turn of the thread.
 
-        Raises EngineFailed once the engine is being closed.
+        Each asker is notified when its sequence ends, unless it is cancelled. Raises EngineFailed
+        once the engine is being closed.
         """
         if self._is_closing:
             raise EngineFailed(CLOSED)
@@ -66,7 +67,7 @@ class EngineThread:
         """Ends every sequence, the thread and its computer."""
         self._is_closing = True
         if self._thread.is_alive():
-            self._inbox.put(lambda: None)  # only to wake it
+            self._inbox.put(lambda: None)  # only to wake the thread
             await asyncio.to_thread(self._thread.join)
 
     def discard(self) -> None:
@@ -78,7 +79,7 @@ class EngineThread:
         await self._failed.wait()
 
     def post(self, call: Callable[[], None]) -> None:
-        """Schedules this call on the event loop. In the engine's thread only."""
+        """Schedules `call` on the event loop. May be called only in the engine's thread."""
         self._posts.append(call)
 
     def _run(self) -> None:
@@ -95,9 +96,9 @@ class EngineThread:
         self._core.computer.close()
 
     def _turn(self) -> None:
-        """Makes the received calls, and a step if one is due."""
+        """Makes the received calls, then runs a step if one is due."""
         scheduler = self._core.scheduler
-        # Sequences that a failure has left in the scheduler are not completed.
+        # Sequences that are still in the scheduler after a failure are not completed.
         self._take(math.inf if self.failure else scheduler.wait_s(SYSTEM.now_s()))
         if self.failure is None and scheduler.wait_s(SYSTEM.now_s()) == 0.0:
             for sequence in self._core.step():
@@ -106,14 +107,14 @@ class EngineThread:
                 self._tell(sequence.asker, sequence.ended)
 
     def _tell(self, asker: Asker, reason: str | RedlineError) -> None:
-        """Notifies the asker of its end; if that raises, the engine has failed."""
+        """Notifies the asker that its sequence ended; if that raises, the engine has failed."""
         try:
             asker.ended(reason)
         except Exception as error:
             asker.ended(self._fail(error))
 
     def _fail(self, error: BaseException) -> EngineFailed:
-        """Stops computing, and returns why: only the first error is reported."""
+        """Stops computing and returns the reason, which is the first error."""
         if self.failure is None:
             if isinstance(error, EngineFailed):
                 self.failure = error
@@ -161,8 +162,8 @@ class EngineThread:
         if not posts or (loop := self._loop) is None:
             return
         try:
-            # One wake-up for all, and each a call of its own: one that fails stops no other.
+            # One wake-up for all posts, but a call for each, so a failing post stops no other.
             loop.call_soon_threadsafe(lambda: [loop.call_soon(post) for post in posts])
         except RuntimeError:
-            # The event loop has ended; no request is left to be answered.
+            # The event loop has ended; no request is left to answer.
             self._is_closing = True

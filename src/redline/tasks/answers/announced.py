@@ -1,15 +1,15 @@
-"""Finds the number that an answer announces: that of the last mark with a number.
+"""Finds the number that an answer announces: the number after the last mark that has one.
 
 A phrase whose number is not the next word, such as `The answer makes sense because it is less than
-20.`, is a remark if an answer was announced before it. It replaces that only behind a correction
-(`Wait, ...`) or as a conclusion (`So the answer is ...`).
+20.`, is a remark if an answer was announced before it. Its number replaces the announced one only
+if the phrase corrects (`Wait, ...`) or concludes (`So the answer is ...`).
 
 | after the mark                | the number is                                                    |
 |-------------------------------|------------------------------------------------------------------|
-| a number, at once             | that one, unless it is part of an expression or a range          |
+| a number, at once             | that number, unless it is part of an expression or a range       |
 | a sentence                    | the answer of that sentence (sentence.py)                        |
 | working, after `A:`           | what the working concludes (conclusion.py)                       |
-| nothing, and the line ends    | any of these on the next line                                    |
+| nothing, and the line ends    | found on the next line, by the rules above                       |
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _FILLER = re.compile(
     r"ist|est|es)(?!\w)|约|約)*+",
 )
 _AND = re.compile(r"[ ]*(?:[,;][ ]*)?(?:(?:and|or)[ ]*)?")
-# Before a number that a text states after the title or the year with which it begins.
+# Comes before a number in a text that begins with another one, such as a title or a year.
 _TOTAL = re.compile(r"(?i)\W{0,8}the (?:\w+ )?(?:total|sum|result)(?: \w+){0,4} (?:is|was)\W{0,8}")
 _EQUALS = re.compile(r"=|\bequals\b")
 
 
 def announced(page: Page, is_cut: bool) -> tuple[Numeral | None, bool]:
-    """Returns the announced number, or None, and whether the text was cut within one.
+    """Returns the announced number, or None, and whether the text was cut within a number.
 
-    is_cut: the text was cut, so that a number at its very end may lack digits and does not count.
+    is_cut: the text was cut, so a number at its very end may lack digits and does not count.
     """
     follows = len(page.text)
     own = [mark for mark in marks(page.text) if not mark.is_doubtful]
@@ -81,7 +81,7 @@ def opening(page: Page) -> Numeral | None:
     is_corrected = correction_start(page, first.end) < len(page.text)
     given = _alone(page, first) if is_paragraph and not is_corrected else None
     if given and given.number and given.number.value == 1:
-        return None  # it numbers a first step
+        return None  # the number of a first step
     later = given and concluded(page, second.start, len(page.text))
     if later is None:
         return given
@@ -90,7 +90,7 @@ def opening(page: Page) -> Numeral | None:
 
 
 def _whole(page: Page, mark: Mark, given: Numeral, is_cut: bool) -> tuple[Numeral | None, bool]:
-    """Returns the number, or None if the text was cut within it, and whether it was."""
+    """Returns the number, or None if the text was cut within it, and whether it was cut there."""
     is_open = (is_cut or mark.is_open) and given.end >= len(page.text.rstrip())
     return None if is_open else given, is_open
 
@@ -117,7 +117,7 @@ def _following(page: Page, mark: Mark, follows: int) -> Numeral | None:
     if first is not None and first.start <= edge:
         if first.number is None:
             return None
-        # In `A: 30 books weigh 7.5 ...` the first number only begins the working.
+        # In `A: 30 books weigh 7.5 ...` the working begins with the first number.
         words = page.text[first.end : region.end].split()
         begins_working = is_worked_out and (
             "=" in page.text[region.start : first.start] or len(words) > _MOST_UNIT_WORDS
@@ -133,7 +133,7 @@ def _following(page: Page, mark: Mark, follows: int) -> Numeral | None:
 
 
 def _enclosed(page: Page, mark: Mark) -> Numeral | None:
-    """Returns the only number in a box or tag, such as `1 234`, or that of a sentence in it."""
+    """Returns the only number in a box or tag, such as `1 234`, or the answer of its sentence."""
     span = Span(mark.content, mark.limit)
     if mark.is_open:
         line = page.of(span).partition("\n")[0]
@@ -151,7 +151,7 @@ def _enclosed(page: Page, mark: Mark) -> Numeral | None:
 
 
 def _alone(page: Page, span: Span) -> Numeral | None:
-    """Returns the number that is all of a part of the text."""
+    """Returns the number if nothing else is in this part of the text."""
     found = page.numerals(span, spaces_group=True)
     if len(found) != 1 or found[0].number is None:
         return None

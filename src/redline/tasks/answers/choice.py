@@ -1,16 +1,16 @@
 """Finds the letter that an answer to a multiple-choice question chooses.
 
-| in this order                      | as in                                                     |
+| letters looked for, in this order  | as in                                                     |
 |------------------------------------|-----------------------------------------------------------|
-| the last announced or chosen       | `The answer is (C).`, `\\boxed{C}`, `I choose C`, `So (C)` |
-| the last called right              | `Option C is correct`, `It must be C`, `选C`              |
+| the last one announced or chosen   | `The answer is (C).`, `\\boxed{C}`, `I choose C`, `So (C)` |
+| the last one called right          | `Option C is correct`, `It must be C`, `选C`              |
 | the letter that a line begins with | `C`, `**C) 18**`, `Best guess: C`: the first or the last  |
 | the only letter that is mentioned  | `That leaves option C`, in the last sentence, or its end  |
 
 Neither two letters at once (`A and C`, `A or B`) nor options that are only listed choose one. A
 lowercase letter counts if it cannot be a word: `b)`, `(b)`, `the answer is b`. After a letter that
-is announced or chosen, `A is true` is a remark, as answers to `Which is false?` make them. It
-replaces the letter only behind a correction (`Wait, ...`) or as a conclusion (`So A is correct`).
+is announced or chosen, `A is true` is a remark, which is common in answers to `Which is false?`. It
+replaces the letter only if it corrects (`Wait, ...`) or concludes (`So A is correct`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WORD_NEXT = re.compile(
     r"[ ](?!because|since|as|and|or|but|not|which|is|for|rather|with|given|here|due)[a-z]"
 )
 _LETTER_HERE = rf"{_BLANK}[\[(]?{_BLANK}(?P<letter>[A-Z]|[a-z](?=[).\]]|$)){_BLANK}[\])]?{_ALONE}"
-# Letters that are chosen, and letters that are called right.
+# Find a letter that is chosen, and a letter that is called right.
 _CHOSEN, _CALLED = (
     tuple(re.compile(pattern, re.MULTILINE) for pattern in patterns)
     for patterns in (
@@ -122,13 +122,14 @@ _WRONG_NEXT = re.compile(
     r"(?:does|can|could|would) not\b|contradicts\b))"
 )
 _SUPPOSED_NEXT = re.compile(r"[\])]?[ ](?:would|could|might|may|only)\b")
-# What announces an answer on the next line has a verb or, as `Correct answer:`, begins its clause.
+# An announcement of an answer on the next line ends in a verb or, like `Correct answer:`, begins
+# its clause.
 _ANNOUNCES = re.compile(r"(?i)\b(?:is|be|ist|est|es|é)\W*$")
 _CLAUSE_BEGINS = re.compile(r"(?i)(?:^|[,;:.!?—]|\bhere(?:'s| is))\W*(?:[\w']+\W*){0,2}$")
 _SEVERAL = re.compile(r"(?i)(?:answers|choices|options)(?: are)?\W*$")
 _ITEM = re.compile(rf"\s+{_BLANK}(?i:option )?[\[(]?(?P<letter>[A-Z])[\]).:]")
 _MOST_WORDS = 4  # of an announcement without a verb
-_NEAR_CLAUSE = 80  # characters before it in which its clause begins
+_NEAR_CLAUSE = 80  # characters before an announcement in which its clause begins
 _NEAR = 24
 _MOST_CHOSEN = 64
 
@@ -136,12 +137,12 @@ _MOST_CHOSEN = 64
 def final_choice(answer: str, letters: str = "ABCD", *, is_cut: bool = False) -> str | None:
     """Returns the letter that the answer chooses, or None if it chooses none or two.
 
-    letters: the options, as capitals. is_cut: the answer is known to have been cut off, so that its
-    last sentence may only consider an option. Time is linear in the answer's length. Never raises.
+    letters: the options, as capitals. is_cut: the answer is known to have been cut off, so its last
+    sentence may only consider an option. Time is linear in the answer's length. Never raises.
     """
     text = plain_text(spoken(answer))
     page = page_of(without_run_on(text, _ANSWERED))
-    is_cut = is_cut and len(page.text) == len(text)  # what was cut may be what it ran on into
+    is_cut = is_cut and len(page.text) == len(text)  # a cut in a further question does not count
     place, letter = _chosen(page, letters, is_cut)
     if place >= 0:
         return letter or None
@@ -166,10 +167,10 @@ def final_choice(answer: str, letters: str = "ABCD", *, is_cut: bool = False) ->
 
 
 def _chosen(page: Page, letters: str, is_cut: bool) -> tuple[int, str]:
-    """Returns the place and the letter that count; an empty letter for two, -1 for none.
+    """Returns the letter that counts and its place: an empty letter for two, place -1 for none.
 
-    In a text that was cut, a letter at its very end, and one that is only called right, as options
-    that are gone through are, do not count.
+    In a text that was cut, two kinds of letter do not count: a letter at the very end, and a letter
+    that is only called right, since the text may go through the options one by one.
     """
     found = marks(page.text)
     own = [mark for mark in found if not mark.is_doubtful]
@@ -196,7 +197,7 @@ def _chosen(page: Page, letters: str, is_cut: bool) -> tuple[int, str]:
 
 
 def _announced(page: Page, marks: list[Mark], letters: str) -> Iterator[tuple[int, str]]:
-    """Yields places and letters that marks announce; an empty letter for two at once."""
+    """Yields the place and letter that each mark announces; an empty letter for two at once."""
     for mark in marks[-_MOST_CHOSEN:]:
         for region in page.within(mark.content, mark.limit)[:1]:
             filler = _FILLER.match(page.text, *region)
@@ -225,7 +226,7 @@ def _accepted(text: str, found: re.Match[str], letters: str) -> str | None:
 
 
 def _concluded(page: Page, letters: str) -> list[tuple[int, str]]:
-    """Returns the only letter of a last sentence that opens as a conclusion: `Thus ... is (C).`"""
+    """Returns the only letter of the last sentence, if it opens as a conclusion: `Thus ... (C).`"""
     found = list(_mentions(page, page.sentences[-1], letters)) if page.sentences else []
     is_alone = len({letter for _, letter in found}) == 1 and concludes(page, found[0][0])
     is_supposed = is_alone and _SUPPOSED_NEXT.match(page.text, found[0][0] + 1)
@@ -235,7 +236,7 @@ def _concluded(page: Page, letters: str) -> list[tuple[int, str]]:
 def _called(
     text: str, letters: str, patterns: Iterable[re.Pattern[str]]
 ) -> Iterator[tuple[int, str]]:
-    """Yields places and letters that one of the patterns finds and that are not denied."""
+    """Yields the place and letter of each match of a pattern that is not denied."""
     for pattern in patterns:
         for found in islice(pattern.finditer(text), _MOST_CHOSEN):
             start, letter = found.start("letter"), found["letter"].upper()
@@ -249,9 +250,10 @@ def _called(
 
 
 def _is_listed(text: str, words: int, place: int, letters: str) -> bool:
-    """Returns whether a letter is one of the options that the words on a line before it introduce.
+    """Returns whether the words on an earlier line introduce a list of options with this letter.
 
-    As after `Let's find the correct answer:`. words, place: where the words and the letter begin.
+    words: where the words, such as `Let's find the correct answer:`, begin. place: where the letter
+    is.
     """
     intro, is_above, _ = text[words:place].partition("\n")
     end = text.find("\n", place) % (len(text) + 1)
@@ -268,7 +270,7 @@ def _is_listed(text: str, words: int, place: int, letters: str) -> bool:
 
 
 def _mentions(page: Page, span: Span, letters: str) -> Iterator[tuple[int, str]]:
-    """Yields places and letters in a sentence that are neither denied nor supposed."""
+    """Yields the place and letter of each option in a sentence, unless it is denied or supposed."""
     for found in _MENTIONED.finditer(page.text, *span):
         start, letter = found.start("letter"), found["letter"]
         is_denied = _NOT_BEFORE.search(page.text, span.start, found.end()) or _WRONG_NEXT.match(

@@ -1,9 +1,9 @@
 """Finds the number that an unmarked answer concludes with, or that an answer corrects itself to.
 
 The sentences are read from the last one back. Closing words (`Let me know ...`), sentences without
-a number and those that only state an expression are skipped. A question that is not put to the
-reader is skipped with what precedes it in its paragraph, which repeats the question that was asked.
-A refusal ends the search, and so does a range or a time, which is the answer but not a number.
+a number and those that only state an expression are skipped. A question that does not address the
+reader is skipped together with the text before it in its paragraph, which repeats the prompt. A
+refusal ends the search, and so does a range or a time, which is an answer but not a number.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _DANGLING = re.compile(
 )
 _ENDINGS = frozenset(".!?。！？…)]}\"'|;」】") | {BOX_END, TAG_END}
 _SHORT_LINE_WORDS = 3
-_MOST_TRIED = 32  # sentences with numbers, of which none answers
+_MOST_TRIED = 32  # sentences that have numbers but give no answer
 
 _CORRECTION = re.compile(
     r"(?i)[^\w]{0,4}(?:(?:but|so|and|oh|ah|hmm),? )?(?:(?:no,? )?wait|actually|"
@@ -84,7 +84,7 @@ _CORRECTS = re.compile(
     r"i meant?)\b",
 )
 _UNREAL = re.compile(r"(?i)\b(?:if|would|could|might)\b")
-# Before a number with almost no other words, as in `Sorry, that should be 22 eggs.`
+# The words before a number that is nearly alone, as in `Sorry, that should be 22 eggs.`
 _BARE = re.compile(
     r"(?i)[\s,:;—-]*(?:(?:so|then|the|right|correct|answer|total|it|that|this|is|it's|that's|should|be|"
     r"must|would|to)[\s:]+){0,8}",
@@ -95,8 +95,8 @@ _MOST_BARE_WORDS = 2
 def answer_of(page: Page, span: Span, may_be_worded: bool) -> Pick:
     """Returns the number that a sentence gives, in digits or, if `may_be_worded`, in words.
 
-    `None are left` counts as 0 if the sentence concludes it, or has no other number and
-    `may_be_worded` is true.
+    `None are left` counts as 0 if it is the sentence's conclusion, or if the sentence has no number
+    and `may_be_worded` is true.
     """
     text = page.of(span)
     if _REFUSAL.search(text):
@@ -115,10 +115,10 @@ def answer_of(page: Page, span: Span, may_be_worded: bool) -> Pick:
 
 
 def concluded(page: Page, start: int, end: int) -> Numeral | None:
-    """Returns the answer of the last sentence that gives one, in `start` to `end` of the text.
+    """Returns the answer of the last sentence that gives one, between `start` and `end`.
 
-    Notes and checks after an answer are left out, unless they find a mistake. A number after a
-    refusal is not an answer unless it is worked out or concluded.
+    Notes and checks after an answer are ignored, unless they find a mistake. A number after a
+    refusal is an answer only if it is worked out or concluded.
     """
     afterwards = _AFTERWARDS.search(page.text, start, end)
     if afterwards is not None and not _CORRECTS.search(page.text, afterwards.end(), end):
@@ -129,10 +129,10 @@ def concluded(page: Page, start: int, end: int) -> Numeral | None:
 
 
 def corrected(page: Page, start: int) -> Numeral | None:
-    """Returns the number that later text corrects an announced one to, or None if it does not.
+    """Returns the number with which later text replaces an announced one, or None.
 
-    `Actually` and similar words may also open a remark that corrects nothing. So the text must name
-    a mistake, work out an equation again, or consist of little more than the number.
+    `Actually` and similar words may also open a remark that corrects nothing. So the text counts
+    only if it names a mistake, works out an equation again, or says little more than the number.
     """
     for span in page.within(start, len(page.text)):
         opening = _CORRECTION.match(page.text, *span)
@@ -151,9 +151,9 @@ def corrected(page: Page, start: int) -> Numeral | None:
 
 
 def correction_start(page: Page, start: int) -> int:
-    """Returns where the first sentence after `start` that opens as a correction does begins.
+    """Returns the start of the first sentence after `start` that opens as a correction.
 
-    The end of the text if there is none.
+    Returns the end of the text if there is none.
     """
     spans = page.within(start, len(page.text))
     opened = (span.start for span in spans if _CORRECTION.match(page.text, *span))
@@ -161,24 +161,24 @@ def correction_start(page: Page, start: int) -> int:
 
 
 def concludes(page: Page, place: int) -> bool:
-    """Returns whether the sentence that holds `place` opens as a conclusion, before it."""
+    """Returns whether the sentence around `place` opens as a conclusion before that place."""
     return _CONCLUSION.match(page.text, page.sentence_start(place), place) is not None
 
 
 def is_refused(text: str, mark: int) -> bool:
-    """Returns whether a refusal precedes a mark, as `I cannot determine` before `the answer`."""
+    """Returns whether a refusal such as `I cannot determine` precedes a mark."""
     return _REFUSED.search(text, max(0, mark - _NEAR), mark) is not None
 
 
 def looks_cut(page: Page) -> bool:
-    """Returns whether the text ends inside a sentence, so that its number may be missing."""
+    """Returns whether the text ends inside a sentence, so its number may be missing."""
     if not page.sentences:
         return False
     last = page.sentences[-1]
     line = page.of(last).rstrip(f" *_`${BOLD}")
     if _DANGLING.search(line):
         return True
-    is_spoken = line.isascii() and line[-1:].isalnum()  # no emoji, no tick, no other script
+    is_spoken = line.isascii() and line[-1:].isalnum()  # no emoji, tick or other script
     if len(page.sentences) == 1 or not is_spoken or _CLOSING.match(line):
         return False
     is_own_line = "\n" in page.text[page.sentences[-2].end : last.start]
@@ -188,7 +188,7 @@ def looks_cut(page: Page) -> bool:
 
 
 def _last_answer(page: Page, start: int, end: int) -> Pick:
-    """Returns the answer of the last sentence that gives one; nothing if none does."""
+    """Returns the answer of the last sentence that gives one; an empty Pick if none does."""
     spans = page.within(start, end)
     is_wordy = not any(character.isdigit() for character in page.text[start:end])
     tried = 0

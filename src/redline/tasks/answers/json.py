@@ -1,18 +1,18 @@
 """Finds the JSON in a model's reply, whatever prose or fences surround it.
 
-Only strict JSON (RFC 8259) is accepted, and nothing is repaired: a trailing comma, a comment,
-single quotes, NaN or a missing end makes a value broken, since a repaired guess would look like an
-answer. Values inside a broken object are not accepted either: they are only parts of a reply.
+Only strict JSON (RFC 8259) is accepted, and nothing is repaired, since a repaired guess would look
+like an answer: a trailing comma, a comment, single quotes, NaN or a missing end breaks a value.
+Values inside a broken object are not accepted either: they are only parts of an answer.
 
-If a reply has several values, fenced ones are preferred, and among equals the last: a reply that
-shows an example, or that corrects itself, ends with what it means.
+If a reply has several values, fenced values are preferred, and then the last: a reply that shows an
+example, or that corrects itself, ends with its answer.
 
-A tag of reasoning or of a turn inside a string of a value is data, as in training data that is
-synthesized: it is escaped before the reasoning is removed.
+A reasoning tag or an end-of-turn tag inside a JSON string is data (synthesized training data has
+them): it is escaped before the reasoning is removed.
 
 Each token is read once, and a broken string twice: if a value is broken, every value around it is
-broken at the same place, so none is retried. Hence time is linear. (`raw_decode` of the standard
-library is not, since it counts the lines of the whole text before each error.)
+broken at the same place, so none is retried. Therefore time is linear. (The standard library's
+`raw_decode` takes longer, since it counts the lines of the whole text before each error.)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from redline.tasks.answers.reasoning import spoken
 
 Kind = Literal["object", "array"]
 
-_MOST_DEPTH = 200  # deeper is no answer, and would exhaust the parser's stack
+_MOST_DEPTH = 200  # deeper nesting is not an answer, and would exhaust the parser's stack
 _OPEN = re.compile(r"[\[{]")
 _BRACKET = re.compile(r"[\[\]{}]")
 _CLOSE_OF = {"{": "}", "[": "]"}
@@ -44,15 +44,15 @@ _SIGN = re.compile(rf"([,\]}}]){_S}")
 _FENCE = re.compile(r"(?:```|~~~)[ \t]*([\w+.-]{0,16})\s{0,10}$")
 _FENCE_END = re.compile(r"\s{0,8}(?:```|~~~)")
 _NEAR = 40
-# With one of these begins each tag that `spoken` knows.
+# Each tag that `spoken` knows begins with one of these.
 _TAG_BEGINS = re.compile("[<[◁]")
 
 
 def find_json(reply: str, kind: Kind | None = None) -> dict[str, object] | list[object] | None:
-    """Returns the object or array in the reply, or None without a complete one.
+    """Returns the object or array in the reply, or None if it has no complete one.
 
-    kind: only an object, or only an array. If a key occurs twice, the later value counts. Reasoning
-    in `<think>` is not part of the reply. Time is linear in the reply's length. Never raises.
+    kind: accepts only an object, or only an array. If a key occurs twice, the later value counts.
+    JSON in `<think>` does not count. Time is linear in the reply's length. Never raises.
     """
     said = reply.removeprefix("\ufeff")
     text = spoken(said)
@@ -76,7 +76,7 @@ def find_json(reply: str, kind: Kind | None = None) -> dict[str, object] | list[
 
 
 def _with_data_escaped(text: str) -> str:
-    """Escapes what could begin a tag inside the strings of complete JSON values."""
+    """Escapes each character that could begin a tag inside a string of a complete JSON value."""
 
     def escaped(string: re.Match[str]) -> str:
         return _TAG_BEGINS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", string[0])
@@ -90,7 +90,7 @@ def _with_data_escaped(text: str) -> str:
 
 
 def _values(text: str) -> Iterator[tuple[int, int]]:
-    """Yields where each complete value that is in no other one starts and ends."""
+    """Yields the start and the end of each outermost complete value."""
     ends: dict[int, int] | None = None
     at = 0
     while opened := _OPEN.search(text, at):
@@ -98,7 +98,7 @@ def _values(text: str) -> Iterator[tuple[int, int]]:
         is_whole, at = _read(text, start)
         if is_whole:
             yield start, at
-        elif text[start + 1 : at].strip():  # broken JSON, no bracket of prose
+        elif text[start + 1 : at].strip():  # broken JSON, not a bracket in prose
             ends = _ends(text) if ends is None else ends
             at = max(at, ends.get(start, at))
         at = max(at, start + 1)
@@ -134,7 +134,7 @@ def _read(text: str, start: int) -> tuple[bool, int]:
 
 
 def _ends(text: str) -> dict[int, int]:
-    """Returns the end of each opening bracket's partner, if any, from brackets alone."""
+    """Returns the end of each bracket pair by its start, judged by the brackets alone."""
     ends: dict[int, int] = {}
     open_at: list[int] = []
     for found in _BRACKET.finditer(text):

@@ -52,7 +52,7 @@ _PATTERNS: dict[Shape, re.Pattern[str]] = {
     "phrase": _PHRASE,
     "hashes": re.compile(rf"{HASHES}{_GAP}(?:[^\n\d$:{HASHES}]{{0,40}}:)?"),
 }
-# An answer that is only supposed or checked, or that others hold, is not the reply's own.
+# An answer that is only supposed or checked, or that other people give, is not the reply's own.
 _SUPPOSED = re.compile(
     r"(?i)\b(?:if|whether|suppose|assume|assuming|unless|each|every|any|(?:check|verify|"
     r"confirm)(?:ing)?|(?:you|people|some|many|most|one|"
@@ -60,24 +60,25 @@ _SUPPOSED = re.compile(
     r"its|my|our)?[ ]?"
     r"(?:\w+ )?$|\bconfidence in (?:the|this|my) (?:\w+ )?$",
 )
-# One that is called wrong, earlier or second best is doubtful.
+# An answer that is called wrong, earlier or second best is doubtful.
 _OTHER = re.compile(
     r"(?i)\b(?:wrong|incorrect|(?<!only )possible|common|other|another|previous|earlier|"
     r"(?:second|next)[- ](?:best|most \w+)) (?:possible )?$"
 )
-# So is `If she had sold all, the answer would be 32`, but not `If each costs $2, ...`.
+# `If she had sold all, the answer would be 32` is also doubtful, but not `If each costs $2, ...`.
 _UNREAL = re.compile(
     r"(?i)\bif\b[^.!?\n]*\b(?:had|were|did)(?:n't)?\b[^.!?\n]*,[ ](?:then )?(?:the )?$"
 )
 
 
 class Mark(NamedTuple):
-    """A mark, its start, and where the answer that it announces begins and must end.
+    """A mark: its start, and where the announced answer begins and must end.
 
-    limit: the end of what a box or a tag contains; for all others, the end of the text. is_open: a
-    box without an end. may_be_working: the mark is a label that says only `A` or `Answer`, so
-    working may follow. is_doubtful: the answer is called wrong, earlier or second best, or would
-    hold for another question; it counts only for a choice, and only if no other is announced.
+    limit: the end of the content of a box or a tag; for other marks, the end of the text. is_open:
+    the mark is a box without an end. may_be_working: the mark is a label that says only `A` or
+    `Answer`, so working may follow. is_doubtful: the answer is called wrong, earlier or second
+    best, or would hold for another question; it counts only for a choice, and only if no other is
+    announced.
     """
 
     shape: Shape
@@ -90,7 +91,7 @@ class Mark(NamedTuple):
 
 
 def marks(text: str) -> list[Mark]:
-    """Returns the marks of plain text, ordered by `content`; one for each place."""
+    """Returns the marks in a plain text, ordered by `content`, at most one for each place."""
     found: dict[int, Mark] = {}
     for shape, pattern in _PATTERNS.items():
         for match in pattern.finditer(text):

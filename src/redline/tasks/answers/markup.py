@@ -1,7 +1,7 @@
-"""Converts a model's answer to plain text, without LaTeX, Markdown and HTML; numerals are kept.
+"""Converts a model's answer to plain text: removes LaTeX, Markdown and HTML, but keeps numerals.
 
-Markup that matters for a number becomes one character of the private use area, which later steps
-recognize and which an answer itself never contains:
+Markup that matters for a number becomes one character of Unicode's private use area. Later steps
+recognize these characters; they are removed from the answer itself beforehand:
 
 | mark           | represents                                                              |
 |----------------|-------------------------------------------------------------------------|
@@ -35,7 +35,7 @@ _FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹⁻]+")
 _VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 
-# Runs are cut short before each step, so that no pattern meets one that is long.
+# Long runs are shortened before each step, so that no pattern meets them.
 _SPACES = re.compile(rf"[ \t{THIN}]{{2,}}")
 _BLANK_LINES = re.compile(r"\n(?:[ \t]?\n){2,}")
 _RUN = re.compile(r"([^\w\s])\1{12,}")
@@ -50,7 +50,7 @@ _MARKS = {
 # A calculator annotation, as in GSM8K's own solutions: `3*6=<<3*6=18>>18`.
 _CALCULATION = re.compile(r"<<([^<>\n]{0,300})>>([ $]?[\d.])?")
 
-# A backslash that was read as an escape before it came here leaves a backspace or a form feed.
+# A `\b` or `\f` that was read as an escape earlier is now a backspace or a form feed.
 _EATEN = re.compile(r"\x08(?=oxed)|\x0c(?=rac\b|rac\{)")
 _COLOUR = re.compile(r"\\(?:text)?color\s*\{[^{}]{0,30}\}")
 _BARE_BOX = re.compile(r"\\boxed[ \t]*(-?\d[\d.,]*)")
@@ -86,7 +86,7 @@ _NUMBERING = re.compile(rf"(?m)^([ \t{BOLD}{HASHES}]*)\(?(\d{{1,2}})[.)][ \t]+(?
 def plain_text(answer: str) -> str:
     """Returns the answer without markup, but with the marks in the table above.
 
-    Digits and signs of other scripts become the ASCII ones. Time and length are linear.
+    Digits and signs of other scripts become their ASCII equivalents. Time and length are linear.
     """
     text = html.unescape(answer).replace("\r\n", "\n").translate(_CHARACTERS)
     text = _shortened(text)
@@ -114,7 +114,7 @@ def _fraction_sign(found: re.Match[str]) -> str:
 
 
 def _calculated(found: re.Match[str]) -> str:
-    """Drops the annotation if the result follows it; otherwise keeps the result in it."""
+    """Drops the annotation if its result follows in the text; otherwise keeps only the result."""
     return found[2] or found[1].rpartition("=")[2]
 
 
@@ -125,7 +125,7 @@ def _element(found: re.Match[str]) -> str:
 def _without_latex(text: str) -> str:
     text = _EATEN.sub(lambda found: "\\b" if found[0] == "\x08" else "\\f", _COLOUR.sub("", text))
     text = _BARE_BOX.sub(rf"{BOX}\1{BOX_END}", text)
-    for _ in range(2):  # one may hold another
+    for _ in range(2):  # a box may contain another
         text = _BOXED.sub(rf"{BOX}\1{BOX_END}", text)
     text = re.sub(_BOX_START, BOX, text)
     text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], " "), text.replace("$$", " "))
@@ -134,7 +134,7 @@ def _without_latex(text: str) -> str:
 
 
 def _fraction(found: re.Match[str]) -> str:
-    """Returns `3/4`, after a digit `1 3/4`, and for more than two numerals `(9 × 2)/(1)`."""
+    """Returns a fraction as `3/4`, `1 3/4` after a digit, or `(9 × 2)/(1)` for expressions."""
     top, bottom = (found[2], found[3]) if found[4] is None else (found[4], found[5])
     if _NUMERAL_ONLY.fullmatch(top) and _NUMERAL_ONLY.fullmatch(bottom):
         text = f"{top.strip()}/{bottom.strip()}"
@@ -150,7 +150,7 @@ def _without_markdown(text: str) -> str:
 
 
 def _without_numbering(text: str) -> str:
-    """Returns the text without the numbers of lists that count up from 1; others are kept."""
+    """Returns the text without item numbers that count up from 1; other numbers are kept."""
     last = 0
 
     def head(found: re.Match[str]) -> str:

@@ -3,15 +3,15 @@
 | text                          | number        | why                                           |
 |-------------------------------|---------------|-----------------------------------------------|
 | `1,234` `1'234` `1,00,000`    | 1234 ...      | groups of three, or Indian ones               |
-| `1.234,56` `1.234.567`        | 1234.56 ...   | no other reading is left                      |
+| `1.234,56` `1.234.567`        | 1234.56 ...   | no other reading is possible                  |
 | `1.234`                       | 1.234         | a decimal point, as in English ...            |
 | `70.000` in a text in German  | 70000         | ... unless the language groups by it          |
 | `12,50` `0,5`                 | 12.5, 0.5     | no group of three, so a decimal comma         |
-| `25%`                         | 25, percent   | a percentage is asked for as 25               |
-| `1万5000` `3万5千`            | 15000, 35000  | what follows a sign of magnitude is added     |
+| `25%`                         | 25, percent   | questions ask for 25, not for 0.25            |
+| `1万5000` `3万5千`            | 15000, 35000  | digits after a magnitude are added to it      |
 | `x = - 18`                    | -18           | elsewhere a minus before a space is a dash    |
 | `3:30` `12/25/2024` `1.2.3`   | nothing       | a time, a date, a version; `5:00` is 5        |
-| more than 100 digits          | nothing       | a model in a loop; it bounds the work as well |
+| more than 100 digits          | nothing       | a model in a loop; bounds the work as well    |
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _LEAD = re.compile(rf"(?P<minus>-[ {THIN}]?)?(?P<money>{_MONEY}[ {THIN}]?)?(?P<i
 _MINUS_WORD = re.compile(r"(?i)(?:minus|negative|moins|menos|meno|минус|负|負|マイナス)[ ]?$")
 # A minus after these subtracts: a number, a bracket, a variable; a hyphen joins a word.
 _MINUEND = re.compile(rf"(?:[\d)%°-]|(?<![{_LETTER}])[{_LETTER}])[ $*{BOLD}{THIN}]*$|[{_LETTER}]$")
-# After these a minus is a sign also before a space.
+# After these, a minus is a sign even if a space follows it.
 _VALUE_NEXT = re.compile(rf"(?i)(?:[=≈{BOX}]|\b(?:is|are|was|equals))[ $*{BOLD}{THIN}]*$")
 _NAME = re.compile(rf"(?:[{_LETTER}_^#@]|[{_LETTER}]{{2}}-)$")  # as in `H2O`, `x_1`, `COVID-19`
 
@@ -109,7 +109,7 @@ _CHINESE_DIGITS = {sign: value for value, sign in enumerate("零一二三四五�
 _CHINESE_TENS = {"十": 10, "百": 100, "千": 1000}
 _CHINESE_LARGE = {"万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8}
 _CHINESE = re.compile(f"[{''.join([*_CHINESE_DIGITS, *_CHINESE_TENS, *_CHINESE_LARGE])}]{{1,24}}")
-# A number that takes more digits is shown as a fraction, as one whose decimals do not end.
+# A number that needs more digits is shown as a fraction, like one whose decimals do not end.
 _EXACTLY = Context(prec=2000, traps=[Inexact])
 
 
@@ -131,10 +131,10 @@ class Number:
 
 
 def is_same(one: Number, other: Number) -> bool:
-    """Returns whether two numbers are equal, as 18, 18.0 and $18.00 are, without rounding.
+    """Returns whether two numbers are equal without rounding, as 18, 18.0 and $18.00 are.
 
-    A percentage equals the bare number (`25%` as 25, which is how GSM8K's answers state
-    percentages) and the share (`25%` as 0.25); two percentages must be equal.
+    A percentage equals the bare number (`25%` equals 25, as in GSM8K's answers) and the share
+    (`25%` equals 0.25). Two percentages must be equal.
     """
     if one.value == other.value:
         return True
@@ -183,7 +183,7 @@ def numerals(
 
     Digits in a name, as in `H2O` or `m^2`, are not numerals. points_group: the text's language
     writes `70.000` for 70000. spaces_group: `1 234` is one number; otherwise it is two, unless
-    points_group is true, it is money, its group begins with 0, or it has several groups.
+    points_group is true, the numeral is money, its group begins with 0, or it has several groups.
     """
     at = start
     while found := _DIGITS.search(text, at, end):
@@ -192,7 +192,7 @@ def numerals(
         if lead is None:
             continue
         first, is_negative = lead
-        has_lead = first < found.start()  # a currency, most often
+        has_lead = first < found.start()  # mostly a currency
         groups = _SPACE_GROUPS.match(text, at, end) if _MAY_LEAD.fullmatch(run) else None
         if groups is not None and (
             (spaces_group or points_group or has_lead or len(groups[0]) > 4 or groups[0][1] == "0")
@@ -252,7 +252,7 @@ def chinese_numeral(text: str, at: int) -> Numeral | None:
 def _lead(text: str, begin: int, digits: int) -> tuple[int, bool] | None:
     """Returns where a numeral with its currency or minus begins, and whether it is negative.
 
-    None if the digits are part of a name.
+    Returns None if the digits are part of a name.
     """
     head = text[begin:digits]
     lead = _LEAD.search(head)
@@ -276,7 +276,8 @@ def _scaled(
 ) -> tuple[Fraction, int, int]:
     """Returns a value times the magnitudes that follow it, and where they end.
 
-    The third is the product of the East Asian ones. has_lead: a currency precedes the value.
+    The third result is the product of the East Asian magnitudes. has_lead: a currency precedes the
+    value.
     """
     unit = 1
     for _ in range(_MOST_SCALES):
@@ -285,7 +286,7 @@ def _scaled(
             break
         near, sign = scale["near"], scale["sign"] or scale["thousand"]
         if near in {"m", "b"} and not has_lead:
-            break  # metres
+            break  # `m` is metres here
         if near:
             power = _NEAR_MAGNITUDES[near[0].lower()]
         elif sign:
@@ -298,7 +299,7 @@ def _scaled(
 
 
 def _value_of(run: str, points_group: bool) -> Fraction | None:
-    """Returns the value of digits with their separators, or None if they are not one number."""
+    """Returns the value of digits with separators, or None if they are not one number."""
     if len(run) > MOST_DIGITS:
         return None
     if run.isdigit() or (points_group and _POINT_GROUP.fullmatch(run)):
@@ -313,7 +314,7 @@ def _value_of(run: str, points_group: bool) -> Fraction | None:
 def _with_tail(value: Fraction, tail: re.Match[str]) -> Fraction | None:
     """Returns the value with the suffix of its digits applied.
 
-    None for a time or a date, for a zero divisor, and for a power or an exponent that is too large.
+    Returns None for a time, a date or a zero divisor, and for too large a power or exponent.
     """
     tens, power = int(tail["tens"] or 0), int(tail["power"] or 1)
     top, bottom = int(tail["top"] or 0), int(tail["bottom"] or 1)
@@ -331,7 +332,7 @@ def _with_tail(value: Fraction, tail: re.Match[str]) -> Fraction | None:
 
 
 def _worded(phrase: str) -> Fraction | None:
-    """Returns a phrase's value, or None if it is not one number, as `two three` or `third`."""
+    """Returns a phrase's value; None if it is not one number, such as `two three` or `third`."""
     words = [word for word in re.split(r"[ -]", phrase) if word not in {"a", "an", "and"}]
     if words[0] == "half" and len(words) > 1:
         rest = _worded(" ".join(words[1:]))

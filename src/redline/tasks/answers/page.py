@@ -1,4 +1,4 @@
-"""A plain text with its sentences, and how its language writes numerals."""
+"""Splits a plain text into sentences, and finds out how its language writes numerals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from redline.tasks.answers.markup import BOLD, THIN
 from redline.tasks.answers.numeral import Numeral, Span, numerals
 
-# Words of languages that group digits by points; the text must have no English ones.
+# Words of languages that group digits with points; the text must have no English words.
 _POINTS_GROUP = re.compile(
     r"(?i)\b(?:de[rlsmn]?|die|das|und|ist|sie|es|el|los?|las?|son|une?|eine?[mnr]?|von|les?|uma|il|"
     r"gli|het|een|är|"
@@ -19,8 +19,8 @@ _POINTS_GROUP = re.compile(
 _ENGLISH = re.compile(r"(?i)\b(?:the|of|is|and|answer)\b")
 
 _BREAK = re.compile(rf"(?P<stop>[.!?…])[\"')\]{BOLD}]*[ {THIN}]+|[。！？]|[ ]*\n\s*")
-# A period after one of the first never ends a sentence; after one of the others, as in `Rs. 500`,
-# it ends none before a number.
+# A period after an abbreviation of the first group never ends a sentence; after one of the second
+# group, such as `Rs.`, it ends a sentence unless a number follows.
 _ABBREVIATION = re.compile(
     r"(?i)(?<!\w)(?:(mrs?|ms|dr|e\.g|i\.e|st|[ap]\.m|bzw)|approx|nos?|nr|rs|rp|ca|eq|fig|vs|vol|p)$",
 )
@@ -32,7 +32,7 @@ _LONGEST = 2000
 class Page:
     """A plain text and its sentences in order, each within one line and none blank.
 
-    points_group: its language writes `70.000` for 70000.
+    points_group: the text's language writes `70.000` for 70000.
     """
 
     text: str
@@ -48,14 +48,14 @@ class Page:
         return list(numerals(self.text, *span, self.points_group, spaces_group))
 
     def sentence_start(self, place: int) -> int:
-        """Returns the start of the sentence that holds `place`, or of the last before it."""
+        """Returns the start of the sentence around `place`, or of the last sentence before it."""
         at = bisect_right(self.sentences, place, key=lambda span: span.start) - 1
         return self.sentences[max(at, 0)].start if self.sentences else 0
 
     def within(self, start: int, end: int) -> list[Span]:
-        """Returns the sentences of a part of the text; the first and the last are cut to it.
+        """Returns the sentences of a part of the text; the first and the last may be cut.
 
-        The colon alone that is left of `**The answer is:**` before the answer's line is none.
+        A colon alone, such as the rest of `**The answer is:**`, is not a sentence.
         """
         first = bisect_right(self.sentences, start, key=lambda span: span.end)
         last = bisect_right(self.sentences, end - 1, key=lambda span: span.start)

@@ -1,10 +1,10 @@
-"""Removes what is not part of a model's answer: its reasoning, later turns, further questions.
+"""Removes reasoning, later turns and further questions from a model's answer.
 
 | in the answer                                    | what is kept                                  |
 |--------------------------------------------------|-----------------------------------------------|
 | `<think>...</think>` and similar tags            | the text outside                              |
-| an end without a beginning (it was in the prompt)| the text after it                             |
-| a beginning without an end                       | the text before it: the reasoning was cut     |
+| an end without a beginning (it is in the prompt) | the text after it                             |
+| a beginning without an end (reasoning was cut)   | the text before it                            |
 | `<|im_end|>`, `</s>`, `<end_of_turn>` ...        | the text before it                            |
 | `Question:`, `Q:`, `User:` after an answer       | the text before it: the model ran on          |
 """
@@ -15,7 +15,7 @@ import re
 
 from redline.tasks.answers.markup import BOLD, BOX, HASHES
 
-# Some models prefix the first: `<seed:think>`.
+# Some models put a prefix before the first of these: `<seed:think>`.
 _NAMES = (
     r"(?:\w{1,16}[:_])?think|thinking|thought|thoughts|reasoning|scratchpad|analysis|reflection|"
     r"rationale"
@@ -63,7 +63,7 @@ def spoken(answer: str) -> str:
 
 
 def names_reasoning(text: str) -> bool:
-    """Whether the text contains a tag of reasoning, as a prompt does that asks for it."""
+    """Returns whether the text contains a reasoning tag, for example to ask for reasoning."""
     return _REASONING.search(text) is not None
 
 
@@ -72,9 +72,9 @@ def _own_turn(text: str) -> str:
 
 
 def without_run_on(text: str, answered: re.Pattern[str] = ANSWERED) -> str:
-    """Returns plain text up to the next question that the model asks itself after it has answered.
+    """Returns plain text up to the first question that the model asks itself after its answer.
 
-    A question before any answer echoes the one that was asked, and stays. A series that begins with
+    A question before any answer repeats the prompt, and stays. A series that begins with
     `Question 1` is the model's way to the answer, and stays. answered: what an answer looks like,
     numbers by default.
     """

@@ -1,11 +1,11 @@
-"""Picks the number of one sentence that is its answer.
+"""Picks the number that is the answer of one sentence.
 
 | numbers                                                                | rank                    |
 |------------------------------------------------------------------------|-------------------------|
-| `9 * 2`, the 2 of `2x`: parts of what is to be worked out              | none                    |
+| `9 * 2`, the 2 of `2x`: parts of an expression to work out             | none                    |
 | `Step 3`, `question 5`, `not 17`: names; `3 to 5`: ranges              | none                    |
 | `in 3 days`, `per 7 eggs`, `(2 blue)`, `because she has 9`: remarks    | 0                       |
-| the text after `=`, and what the sentence says of its subject          | 1                       |
+| numbers after `=`, and numbers that the sentence states of its subject | 1                       |
 
 The last number of the highest rank is the answer; numbers in bold take precedence over all others.
 The words that make a number a remark are mostly English; in other languages the last number usually
@@ -36,7 +36,7 @@ _OPERATOR = (
     r"(?:[+×÷*·^]|/(?!\w*[A-Za-z]{2})|[xX](?=[ ]?\d)|(?:times|multiplied by|divided by)(?=[ ]\d))"
 )
 _UNIT = rf"(?:{_BLANK}(?:\([^()]{{0,40}}\)|[A-Za-z/°%²]+)){{0,5}}?"
-# With a unit between, a dash is a minus only in a sentence with an equals sign.
+# After a unit, a dash is a minus only in a sentence with an equals sign.
 _OPERATOR_NEXT = re.compile(
     rf"[xyznXYZN](?![A-Za-z])|{_BLANK}\)?{_BLANK}(?:{_OPERATOR}|-){_BLANK}\(?-?[$€£]?(?:[\d.(]|"
     rf"[a-z]\b)|{_UNIT}{_BLANK}[×÷*·+/]{_BLANK}\(?[$€£]?[\d(]|{_BLANK}[+×*·]{_BLANK}[A-Za-z]"
@@ -74,21 +74,21 @@ _REMARK_AFTER = re.compile(
     r"[^.,;]{0,30}\bthan\b|times (?:as|the|more|larger|bigger|that)\b)"
 )
 _CONCLUDED = re.compile(r"(?i)\b(?:so|thus|therefore|hence)\b[^,;:]*$")
-# As the 3 and the 20 of `200 minutes, or 3 hours and 20 minutes`.
+# Finds the 3 and the 20 of `200 minutes, or 3 hours and 20 minutes`.
 _LARGE_UNIT = re.compile(
     r"[ ](?:years?|weeks?|days?|hours?|hrs?|minutes?|feet|foot|ft)(?:,?[ ]and)?[ ]"
 )
 _SMALL_UNIT = re.compile(
     r"[ ](?:months?|days?|hours?|hrs?|min(?:ute)?s?|sec(?:ond)?s?|inch(?:es)?)\b"
 )
-# As the 100 and the 50 of `150 loaves: 100 white and 50 brown`.
+# Finds the 100 and the 50 of `150 loaves: 100 white and 50 brown`.
 _PART_OF_TOTAL = re.compile(r"\d[^:]*:[ ](?:[^:]*\d[^:]*\0|\0[^:]*(?:,| and)[^:]*\d)")
 _EACH = re.compile(r"[ ](?:[A-Za-z]+[ ])?(?:each|apiece|per|a piece)\b|/[A-Za-z]")
 _IN_RANGE = re.compile(
     rf"(?:\b(?:between|zwischen|entre)[ ]{_BLANK}\0[A-Za-z ]{{0,20}}[ ](?:and|und|et|y)[ $]*|"
     rf"(?<!\bfrom[ ])(?<!\bby[ ])\0{_BLANK}[ ]to[ ]{_BLANK})$"
 )
-# As the 50 and the 60 of `20 %, from 50 to 60`.
+# Finds the 50 and the 60 of `20 %, from 50 to 60`.
 _FROM_TO = re.compile(rf"\bfrom[ ]{_BLANK}\0[^\d.,;:]{{0,20}}[ ]to[ ]{_BLANK}$")
 
 
@@ -96,7 +96,7 @@ class Pick(NamedTuple):
     """The answer of a sentence.
 
     found: `numeral` is the answer. nothing: the sentence has no number. unsolved: it has only parts
-    of an expression, such as `9 * 2`. valueless: it has a range, a time or a number without end, or
+    of an expression, such as `9 * 2`. valueless: it has a range, a time or an overlong number, or
     declines to answer. is_result: the answer follows an equals sign, in digits and not in bold.
     """
 
@@ -147,7 +147,7 @@ def _ranks(text: str, span: Span, numerals: list[Numeral]) -> tuple[list[int], N
         elif result is not None and rank == _MAIN:
             first, last = sorted((numeral, result))
             if not _NEW_CLAUSE.search(text, first.end, last.start):
-                # As the 2 of `= $18 a day at 2 markets`, and of `9 eggs - 2 eggs = 7 eggs`.
+                # The 2 of `= $18 a day at 2 markets`, and of `9 eggs - 2 eggs = 7 eggs`.
                 rank = _REMARK if first is result else _OPERAND
         ranks.append(rank)
     for at, (one, other) in enumerate(pairwise(numerals)):
@@ -164,7 +164,7 @@ def _ranks(text: str, span: Span, numerals: list[Numeral]) -> tuple[list[int], N
 
 
 def _results(text: str, span: Span, numerals: list[Numeral]) -> list[Numeral]:
-    """Returns the numerals right after an equals sign and without an operator after them."""
+    """Returns the numerals that directly follow an equals sign and precede no operator."""
     found: list[Numeral] = []
     equals = [sign.end() for sign in _EQUALS.finditer(text, span.start, span.end)]
     for before, numeral in pairwise([Numeral(0, span.start, None), *numerals]):

@@ -1,4 +1,4 @@
-"""Two evaluations of the same questions, side by side."""
+"""Compares two evaluations of the same questions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MOST_SHOWN = 5
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """A comparison of two evaluations of the same questions.
 
-    first, second: paths of the results. pairs: statistics of the questions that both answered.
+    first, second: paths of the results. pairs: statistics of the questions answered in both.
 
-    won, lost: the questions for which the second, or the first, has the larger share of right
-    answers; at most five of each, by their row numbers in the first. first_answers, second_answers:
-    the number of answers to the questions of `pairs`. only_first, only_second: the number of
-    questions that only one of them answered.
+    won, lost: at most five questions each, by row number in the first results: `won` if the second
+    results have the larger share of right answers, `lost` if the first have it.
+    first_answers, second_answers: the number of answers to the questions of `pairs`. only_first,
+    only_second: the number of questions answered in only one of the two.
     """
 
     first: str
@@ -115,8 +115,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(first: Path, second: Path) -> Comparison:
     """Compares two results files question by question; all answers to a question count together.
 
-    Raises ConfigError if they have no question in common or one is not of an evaluation, and
-    JournalError for a damaged file.
+    Raises ConfigError if the files have no question in common or a file is not from an evaluation,
+    and JournalError for a damaged file.
     """
     ones, others = _Questions(first), _Questions(second)
     common = {
@@ -146,7 +146,7 @@ def compare(first: Path, second: Path) -> Comparison:
 
 
 class _Questions:
-    """The answers of a results file by their question, see `question_of`.
+    """The answers of a results file, by question (see `question_of`).
 
     Failed samples are not answers, but their hashes identify a question.
     """
@@ -154,7 +154,7 @@ class _Questions:
     def __init__(self, path: Path) -> None:
         output = Output.at(path)
         manifest = manifests.load(output)
-        # Without a manifest it is unknown.
+        # Without a manifest, the number of samples is unknown.
         self._may_have_samples = manifest is None or (manifest.settings.get("samples") or 1) > 1
         self.answers: dict[str | int, list[Graded]] = {}
         self._questions: dict[str, str | int] = {}
@@ -176,13 +176,13 @@ class _Questions:
         known = others._questions
         found = next((known[each] for each in self._hashes[question] if each in known), None)
         if found is None:
-            # Asked once in one run and several times in the other: samples have other names.
+            # One run asked once, the other several times: the custom_ids of samples differ.
             name = self.answers[question][0].custom_id
             found = others._named.get(self._base(name)) if name else None
         return found if found in others.answers else None
 
     def row(self, question: str | int) -> int:
-        """Returns the row number of its first answer."""
+        """Returns the row number of the question's first answer."""
         return self.answers[question][0].row
 
     def share(self, question: str | int) -> Fraction:

@@ -1,6 +1,6 @@
-"""An evaluation: its questions, and how each answer is graded.
+"""Describes an evaluation, and grades each answer.
 
-A result line has the verdict on its answer next to `correct`, `strict` and `extracted`:
+A result line has the fields `correct`, `strict` and `extracted`, and a verdict on the answer:
 
   correct     the answer is right, even if it was cut
   truncated   the answer was cut at the token limit and is not right
@@ -8,7 +8,7 @@ A result line has the verdict on its answer next to `correct`, `strict` and `ext
   invalid     the answer contains nothing that could be graded
   wrong       an answer was found, but not the right one
 
-A question whose call failed is in the failures.
+A question whose call failed is in the failures file.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _GSM8K_PROMPT = (
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """A test set and how it is graded.
 
-    prompt, system: Jinja templates over a question's columns. gold: the column of the right
-    answer. metric: one of METRICS in metrics.py; pattern, fields, letters and judge are settings of
-    single metrics. shots: the number of examples before each question, 0 to 1,000, which are the
-    first rows of `shots_file` with their gold answers. params: parameters of each request.
+    prompt, system: Jinja templates that use a question's columns. gold: the column of the right
+    answer. metric: one of METRICS in metrics.py; pattern, fields, letters and judge each belong to
+    one metric. shots: the number of examples before each question, 0 to 1,000: the first rows of
+    `shots_file`, with their gold answers. params: parameters of each request.
     """
 
     name: str
@@ -65,7 +65,7 @@ BUILT_IN = {GSM8K.name: GSM8K}
 
 
 class Grading:
-    """A job's Task that asks each question once and grades the answer.
+    """A job's Task that asks each question and grades the answer.
 
     Raises ConfigError if the metric or the judge is not valid.
     """
@@ -152,7 +152,7 @@ class Grading:
         return outcome
 
     def example(self, row: dict[str, Any]) -> str:
-        """Returns an answer that is right for this row. Raises Rejected if there is none."""
+        """Returns a right answer for this row. Raises Rejected if there is none."""
         gold = self._gold_of(row)
         self._metric.read(gold)
         return self._metric.example(gold)

@@ -1,8 +1,8 @@
-"""A judge: a second model that decides whether an answer is right when no rule can.
+"""Asks a judge, a second model, whether an answer is right, for questions that no rule decides.
 
 The judge sees the question, the right answer and the answer, and ends its reply with a verdict. If
-the verdict is missing, the judge is asked once more. If it is missing again, the question fails,
-and is neither right nor wrong.
+the verdict is missing, the judge is asked once more. If it is missing again, the question fails:
+it counts as neither right nor wrong.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The settings of a judge: its model, prompt and parameters.
 
     model: the judge's model, at the endpoint that answers the questions. prompt: a Jinja template
-    over the question's columns and `asked` (its prompt), `gold` and `reply`; it must ask for a line
+    with the question's columns, `asked` (its prompt), `gold` and `reply`; it must ask for a line
     `VERDICT: CORRECT` or `VERDICT: INCORRECT`. params: parameters of the judge's requests, which
     have a temperature of 0 by default.
     """
@@ -74,10 +74,10 @@ class Judge:
         request: Request,
         ask: Callable[[Request], Awaitable[Outcome]],
     ) -> tuple[Grade, str] | Outcome:
-        """Returns the grade and the judge's words, or the outcome of what could not be judged.
+        """Returns the grade and the judge's words, or the failed outcome if there is no verdict.
 
-        seen: the question's columns, `asked`, `gold` and `reply`. request: the one that was
-        answered. Raises Rejected if the prompt does not fit the question.
+        seen: the question's columns, `asked`, `gold` and `reply`. request: the answered
+        request. Raises Rejected if the prompt does not fit the question.
         """
         text = self._renderer.prompt(dict(seen))
         for reminder in _TRIES:
@@ -101,9 +101,9 @@ class Judge:
 
 
 def verdict_in(text: Any) -> bool | None:
-    """Returns whether the last verdict in a judge's reply is CORRECT; None without a verdict.
+    """Returns whether the last verdict in a judge's reply is CORRECT; None if there is no verdict.
 
-    Reasoning is not part of the reply: it often quotes the verdicts that were asked for.
+    Reasoning is not part of the reply: it often quotes the possible verdicts.
     """
     if not isinstance(text, str):
         return None

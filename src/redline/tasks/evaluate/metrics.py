@@ -1,16 +1,16 @@
-"""Metrics that decide whether an answer is right, one for each kind of answer.
+"""Decides whether an answer is right, with a metric for each kind of answer.
 
-metric   what is found in an answer      right when                   strict when
+metric   what is found in an answer      it is right if               it is strict if
 number   its final number                it is the gold number        the first after #### is gold
-choice   the letter it settles on        it is the gold letter        the answer is the letter alone
+choice   the letter that it chooses      it is the gold letter        the answer is the letter alone
 exact    the answer, its ends trimmed    equal but for case, quotes,  equal, character by character
                                          a last period, white space
 regex    the last match of `pattern`     equal to gold, as for exact  the answer is the match alone
-json     the JSON value in it            all `fields` are gold's      the answer is the JSON alone
+json     the JSON value in it            all `fields` equal gold's    the answer is the JSON alone
 
-If gold is a list, each of its items is a right answer. For json, however, the answer must contain
-an object if gold is one, otherwise a list. Reasoning in `<think>` is not part of an answer, except
-for regex. judge.py defines the judge, which is another model.
+If gold is a list, each of its items is a right answer. For json, however, a list is itself the
+right answer: the answer must contain a list if gold is one, otherwise an object. Reasoning in
+`<think>` is not part of an answer, except for regex. judge.py grades with a second model instead.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _LONGEST_SHOWN = 200
 class Grade(msgspec.Struct, frozen=True):
     """The grade of one answer.
 
-    extracted: the value found in the answer, or None; the text of its JSON if a results file cannot
-    hold it. strict: the answer also has the form that its metric asks for.
+    extracted: the value found in the answer, or None; its JSON as text if a results file cannot
+    hold the value. strict: the answer also has the form that its metric asks for.
     """
 
     extracted: Any = None
@@ -58,10 +58,10 @@ class Grade(msgspec.Struct, frozen=True):
 
 
 class Metric:
-    """A way to grade answers. gold: the right answer as it is in the data."""
+    """Grades answers. gold: the right answer as it is in the data."""
 
     def read(self, gold: Any) -> Any:
-        """Returns the right answer as `grade` takes it.
+        """Returns the right answer in the form that `grade` takes.
 
         Raises Rejected if no answer can be graded against `gold`.
         """
@@ -72,7 +72,7 @@ class Metric:
         raise NotImplementedError
 
     def example(self, gold: Any) -> str:
-        """Returns an answer that is right. `read` accepts `gold`."""
+        """Returns a right answer. gold: a value that `read` accepts."""
         return as_text(gold)
 
 
@@ -81,9 +81,9 @@ def metric_of(
 ) -> Metric:
     """Returns the metric with this name.
 
-    letters: of the options, for choice. Raises ConfigError for an unknown name, for regex without a
-    pattern, for a pattern that is not valid or has several groups, for letters that are not
-    distinct or not from A to Z, and for a pattern or fields that the metric does not take.
+    letters: the letters of the options, for choice. Raises ConfigError for an unknown name, for
+    regex without a pattern, for a pattern that is not valid or has several groups, for letters that
+    are not distinct or not from A to Z, and for a pattern or fields that the metric does not take.
     """
     if pattern is not None and name != "regex":
         raise ConfigError(f"the metric `{name}` takes no pattern", hint='metric = "regex" does')
@@ -128,7 +128,7 @@ class _AnyOf(Metric):
                 raise Rejected(f"the gold answer is neither text nor a number: {_shown(one)}")
         rights = [self._metric.read(one) for one in listed]
         if isinstance(gold, str) and listed != [gold]:
-            with suppress(Rejected):  # the text itself may be meant
+            with suppress(Rejected):  # the text itself may be the answer
                 rights.append(self._metric.read(gold))
         return rights
 
@@ -179,9 +179,9 @@ class _Choice(Metric):
             )
 
     def read(self, gold: Any) -> str:
-        """Returns the gold letter; data sets such as MMLU give its index, from 0."""
+        """Returns the gold letter; data sets such as MMLU give its index, counted from 0."""
         letter = as_text(gold).strip().upper().removesuffix(".0")
-        # At most 26 letters; Python refuses to read a number of thousands of digits.
+        # There are at most 26 letters, and Python refuses to parse a number of thousands of digits.
         if letter.isdecimal() and len(letter) <= 2 and int(letter) < len(self._letters):
             return self._letters[int(letter)]
         if len(letter) != 1 or letter not in self._letters:
@@ -230,7 +230,7 @@ class _Regex(Metric):
 
 
 class _Json(Metric):
-    """Compares JSON. fields: the names to compare; if there are none, the whole value."""
+    """Compares JSON. fields: the names to compare; if empty, the whole value is compared."""
 
     def __init__(self, fields: Sequence[str]) -> None:
         self._fields = tuple(fields)
@@ -267,7 +267,7 @@ class _Json(Metric):
 
 
 def _kept(found: Any) -> Any:
-    """Returns the value; its JSON as text if it has half of a surrogate pair."""
+    """Returns the value, or its JSON as text if it contains half of a surrogate pair."""
     try:
         msgspec.json.encode(found)
     except UnicodeEncodeError:
@@ -287,7 +287,7 @@ def _is_json(answer: str) -> bool:
 def _is_equal(one: Any, other: Any) -> bool:
     """Returns whether two JSON values are equal.
 
-    1 equals 1.0, a boolean only itself. Texts are compared as the metric `exact` compares them.
+    1 equals 1.0, a boolean equals only itself. Texts are compared as by the metric `exact`.
     """
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other

@@ -1,6 +1,6 @@
-"""The score of an evaluation, read from its results file.
+"""Calculates the score of an evaluation from its results file.
 
-An interrupted run that is continued ends with the same score.
+A run that was interrupted and resumed ends with the same score as any other.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Graded(_Line, frozen=True):
 
 
 class Scores:
-    """Counts of an evaluation's answers, and of its questions if each has several samples.
+    """Counts an evaluation's answers, and its questions if each has several samples.
 
     A failed call counts as an answer that is not correct, and is also counted separately.
     Intervals are over questions, because answers to one question are not independent. Raises
-    ConfigError if the output has no manifest or is not of an evaluation.
+    ConfigError if the output has no manifest or is not from an evaluation.
     """
 
     def __init__(self, output: Output) -> None:
@@ -78,9 +78,9 @@ class Scores:
         return question_of(line, may_have_samples=self.samples > 1)
 
     def text(self) -> str:
-        """Returns the summary for a reader, then `name: value` lines; accuracy is the last one.
+        """Returns the summary for a reader, then `name: value` lines; accuracy is the last line.
 
-        If every call failed, there is no score, and the only such line is `failed`.
+        If every call failed, there is no score, and `failed` is the only `name: value` line.
         """
         lines = []
         if not self.is_over:
@@ -154,7 +154,7 @@ class Scores:
 
 
 def _majority_is_right(group: list[Graded]) -> bool:
-    """Returns whether the answer that most samples of a question give is right.
+    """Returns whether the most frequent answer to a question is right.
 
     All right answers count as the same answer; wrong ones are the same if they are written alike.
     """
@@ -167,9 +167,9 @@ def _majority_is_right(group: list[Graded]) -> bool:
 
 
 def question_of(line: _Line, may_have_samples: bool) -> str | int:
-    """Returns the key that all answers to a question share, and no others have.
+    """Returns the key that all answers to one question share, and no other answers have.
 
-    Only for samples without a name it is the row number, which added rows may shift.
+    The row number, which shifts if rows are added, is the key only for samples without a name.
     """
     if not may_have_samples:
         return line.hash
@@ -182,7 +182,7 @@ def base_name(custom_id: str) -> str:
 
 
 def graded(path: Path) -> list[Graded]:
-    """Reads the answers of a results file. Raises ConfigError if it is not of an evaluation."""
+    """Reads the answers of a results file. Raises ConfigError if no evaluation wrote it."""
     try:
         return list(read_results(path, Graded))
     except msgspec.ValidationError as error:

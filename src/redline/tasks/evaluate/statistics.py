@@ -1,4 +1,4 @@
-"""Statistics of scores: intervals, several samples per question, and paired runs."""
+"""Calculates intervals of scores, scores of several samples per question, and paired tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Answer = TypeVar("Answer", bound=Hashable)
 
 # The normal quantile of a two-sided 95 % interval.
 _Z = NormalDist().inv_cdf(0.975)
-# The most additions for an exact test; they take about half a second.
+# The maximum number of additions in an exact test; this takes about half a second.
 _MOST_EXACT = 5_000_000
 
 
@@ -44,10 +44,10 @@ def wilson(correct: float, total: float) -> Interval:
 def share_interval(questions: Sequence[tuple[int, int]]) -> Interval:
     """Returns the 95 % interval of the share of right answers, clustered by question.
 
-    questions: for each, the number of right answers and of all answers. The result is Wilson's
-    interval for the number of independent answers that would have the same standard error, which
-    is the cluster-robust one (Liang and Zeger 1986) with a question as a cluster. With one answer
-    per question it equals `wilson`; equal answers to one question count as one.
+    questions: for each question, the number of right answers and of all answers. The standard error
+    is cluster-robust (Liang and Zeger 1986), with a question as a cluster. The result is Wilson's
+    interval for the number of independent answers that have this standard error. With one answer
+    per question it equals `wilson`. If all answers to a question agree, they count as one.
     """
     correct, total = map(sum, zip(*questions, strict=True)) if questions else (0, 0)
     if correct in (0, total):
@@ -69,7 +69,7 @@ def pass_at(k: int, samples: int, correct: int) -> float:
 
 
 def majority(answers: Iterable[Answer | None]) -> Answer | None:
-    """Returns the most frequent answer, the first one in a tie; None if there is no answer.
+    """Returns the most frequent answer (in a tie, the first), or None if there is no answer.
 
     Self-consistency (Wang et al. 2022): samples without an answer have no vote.
     """
@@ -81,11 +81,11 @@ class Paired(NamedTuple):
     """Two runs on the same questions, compared by each question's share of right answers.
 
     first, second: the means of the shares. both, neither: the number of questions with all answers
-    right in both runs, or none. only_first, only_second: the number of questions with a larger
-    share in that run. The remaining questions have equal shares between 0 and 1. difference:
-    second minus first; interval: its 95 % interval. p: two-sided, for the hypothesis of no
-    difference. is_mcnemar: p is that of McNemar's exact test, because all differing shares differ
-    by 1.
+    right in both runs, and with none right in either. only_first, only_second: the number of
+    questions with a larger share in that run. The remaining questions have equal shares between 0
+    and 1. difference: second minus first; interval: its 95 % interval. p: two-sided, for the
+    hypothesis of no difference. is_mcnemar: p comes from McNemar's exact test, because all
+    differing shares differ by 1.
     """
 
     questions: int
@@ -109,9 +109,9 @@ def paired(outcomes: Mapping[tuple[Fraction | bool, Fraction | bool], int]) -> P
 
     The test flips the sign of each question's difference (Fisher 1935): if the runs do not differ,
     both signs are equally likely. It is exact, and is McNemar's test (1947) if each question has
-    one answer; for very many questions it is the normal approximation. The interval is that of
-    Agresti and Min (2005) for pairs: it adds two questions, half of one won by either run and one
-    tied, so that a few questions without a difference prove nothing.
+    one answer; for very many questions, the normal approximation replaces it. The interval for
+    pairs (Agresti and Min 2005) adds two questions: one tied, the other won half by each run. So a
+    few questions without a difference prove nothing.
     """
     shares: Counter[tuple[Fraction, Fraction]] = Counter()
     differences: Counter[Fraction] = Counter()
@@ -162,7 +162,7 @@ def _flip_p(differences: Mapping[Fraction, int]) -> float:
     observed = abs(sum(int(d * scale) * count for d, count in differences.items()))
     reach = sum(terms.elements())
     if terms.total() * reach > _MOST_EXACT:
-        # As a fraction: with many numbers of answers per question, no float holds the scale.
+        # A fraction, since the scale may exceed a float if the numbers of answers vary.
         squares = sum(term * term * count for term, count in terms.items())
         return math.erfc(math.sqrt(Fraction(observed * observed, 2 * squares)))
     # chances[s]: the probability that the positive terms add up to s.
@@ -177,7 +177,7 @@ def _flip_p(differences: Mapping[Fraction, int]) -> float:
 def _binomial_p(fewer: int, trials: int) -> float:
     """Returns the two-sided p of a fair coin that shows one side `fewer` of `trials` times.
 
-    fewer: at most half of the trials.
+    fewer: a count of at most half of `trials`.
     """
     if trials == 0:
         return 1.0

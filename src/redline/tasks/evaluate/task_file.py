@@ -24,7 +24,7 @@ from redline.tasks.evaluate.evaluation import BUILT_IN, Evaluation, Grading
 
 
 def load(path: Path) -> Evaluation:
-    """Loads the evaluation in a file; without a name, it is named after the file.
+    """Loads an evaluation, which is named after the file if the file sets no name.
 
     Raises ConfigError, which names the file and the key.
     """
@@ -34,7 +34,7 @@ def load(path: Path) -> Evaluation:
         raise ConfigError(f"{path} does not exist", hint="a task is a TOML file") from error
     shots = table.get("shots_file")
     if isinstance(shots, str) and url_of(shots) is None:
-        # Relative to the task's file, whatever the working directory.
+        # The path is relative to the task's file, not to the working directory.
         table["shots_file"] = str(path.parent / local_path(shots))
     table.setdefault("name", path.stem)
     return struct_in(table, Evaluation, str(path))
@@ -54,9 +54,9 @@ def built_in(name: str) -> Evaluation:
 def shots_of(
     evaluation: Evaluation, prompt_of: Callable[[dict[str, Any]], str]
 ) -> list[tuple[str, str]]:
-    """Returns the prompts and right answers of the first rows of the shots' file.
+    """Returns the prompts and right answers of the first rows of `shots_file`.
 
-    Raises ConfigError if there are too few rows, or if one cannot be read or has no right answer.
+    Raises ConfigError if there are too few rows, or if a row cannot be read or has no right answer.
     """
     grading = Grading(evaluation)
     path = str(evaluation.shots_file)

@@ -16,7 +16,7 @@ _LONG_ANSWER = 50_000
 
 
 def summary(lines: Sequence[str], figures: Mapping[str, object]) -> str:
-    """Returns the lines for a reader and, after a blank one, `name: value` for each figure."""
+    """Returns the lines for a reader and, after a blank line, `name: value` for each figure."""
     blank = [""] if lines and lines[-1] else []
     named = [f"{name}: {value}" for name, value in figures.items()]
     return "\n".join([*lines, *blank, *named]) + "\n"

@@ -1,4 +1,4 @@
-"""Sums the usage of all answers to one row, because asking again costs more."""
+"""Sums the usage of all answers to one row, because each re-ask costs tokens too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LONGEST_KEPT = 4_000
 
 
 class UsageSum:
-    """The total usage of a row: `add` each outcome in turn, then `put_into` the one to keep."""
+    """The total usage of a row: `add` each outcome, then `put_into` the outcome to keep."""
 
     def __init__(self) -> None:
         self._paid: list[dict[str, Any] | None] = []
@@ -24,21 +24,20 @@ class UsageSum:
         if reply is None:
             return
         (self._given if outcome.is_cached else self._paid).append(reply.usage)
-        # The beginning of an earlier answer is enough; its bytes are not kept.
+        # Only the beginning of an earlier answer is kept, not all of its bytes.
         output = reply.output
         kept = output[:_LONGEST_KEPT] if isinstance(output, str) else None
         self._answer = Reply(output=kept, finish_reason=reply.finish_reason, model=reply.model)
 
     def paid(self) -> dict[str, Any] | None:
-        """Returns the sum of all paid answers, empty if there are none; None if one is unknown."""
+        """Returns the usage of all paid answers; {} if there are none, None if any is unknown."""
         return summed(self._paid)
 
     def put_into(self, outcome: Outcome) -> None:
-        """Sets the outcome's usage to the sum of all paid answers, or of all if none was paid.
+        """Sets the outcome's usage to the sum over all paid answers, or over all if none was paid.
 
-        is_cached becomes whether none was paid, and attempts the most of any outcome. An outcome
-        without a reply, which failed after answers that were not valid, also gets the last of these
-        answers.
+        is_cached becomes true if no answer was paid; attempts becomes the most of any outcome. An
+        outcome without a reply, which failed after invalid answers, also gets the last of these.
         """
         if outcome.reply is None:
             outcome.reply = self._answer

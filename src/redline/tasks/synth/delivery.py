@@ -1,6 +1,6 @@
-"""The texts that a synthesis has delivered, counted from its results.
+"""Counts the texts that a synthesis has delivered, from its results.
 
-An interrupted run that is continued ends with the same counts.
+A run that was interrupted and resumed ends with the same counts as any other.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from redline.tasks.evaluate import summary
 from redline.tasks.synth.near_duplicates import fewest_words, word_count
 from redline.tasks.synth.synthesis import KINDS, Cause, Line, text_of
 
-# The most texts whose words are counted.
+# The maximum number of texts whose words are counted.
 _MOST_COUNTED = 1_000
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """The counts of a synthesis: wanted = delivered + failed + unfinished.
 
-    dropped: the number of texts that were not kept, by reason; if a run was cut short before it
-    wrote a row's line, that row's texts are not counted. failed: the number of texts that could not
-    be made, by reason. note: a warning about the delivered texts, or empty.
+    dropped: the number of texts that were not kept, by reason; if a run ended before it wrote a
+    row's line, that row's texts are not counted. failed: the number of texts that could not be
+    made, by reason. note: a warning about the delivered texts, or empty.
     """
 
     wanted: int
@@ -39,7 +39,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
         return self.wanted - self.delivered - self.failed.total()
 
     def text(self) -> str:
-        """Returns the summary for a reader, then `name: value` lines; `delivered` is the last."""
+        """Returns the summary for a reader, then `name: value` lines; `delivered` comes last."""
         lines = [f"{'delivered':10} {self.delivered:,} of {self.wanted:,}"]
         if self.dropped:
             lines.append(f"{'dropped':10} {self.dropped.total():,}: {_listed(self.dropped)}")
@@ -59,7 +59,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def delivered(output: Output, wanted: int, similarity: float | None = None) -> Delivery:
-    """Counts the results of the first `wanted` rows. Blocks; takes a byte of memory per row.
+    """Counts the results of the first `wanted` rows. Blocks; uses one byte of memory per row.
 
     similarity: the threshold for near-duplicates, if any. Raises JournalError for a damaged file.
     """
@@ -68,7 +68,7 @@ def delivered(output: Output, wanted: int, similarity: float | None = None) -> D
     failed: Counter[str] = Counter()
     count = 0
     words: list[int] = []
-    # Successes first: a row in both files was made after it had failed.
+    # Successes first: a row in both files failed at first and then succeeded.
     for path in (output.path, output.failed_path):
         for line in read_results(path, Line, is_optional=True):
             if line.row > wanted or is_told[line.row]:
@@ -105,7 +105,7 @@ def _note(words: list[int], similarity: float | None) -> str:
 
 
 def _reason(line: Line, error: Cause) -> str:
-    """Returns why a text could not be made: the reason of the last drop, or the kind of error."""
+    """Returns why a text could not be made: why its last try was dropped, or the kind of error."""
     return line.dropped[-1] if error.kind == "not_kept" and line.dropped else error.kind
 
 

@@ -1,13 +1,13 @@
-"""An index that finds near-duplicates among texts.
+"""Finds near-duplicates among texts with an index.
 
 The similarity of two texts is the Jaccard index of their runs of three words: the runs in both
-texts as a share of the runs in either. Case and punctuation do not count. In a script that is
-written without spaces each character is a word, and a text of fewer than three words is one run.
+texts as a share of the runs in either. Case and punctuation do not count. In a script
+without spaces, each character is a word. A text of fewer than three words is one run.
 
 MinHash (Broder 1997) with locality-sensitive hashing finds candidates, which are then compared run
 by run. So texts below the threshold are never reported as near-duplicates, whatever their order. A
-pair exactly at the threshold is missed at most once in 10,000 times, more similar pairs far less
-often.
+pair exactly at the threshold is missed with a probability of at most 1 in 10,000, a more similar
+pair far less often.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LONGEST_BAND = _PERMUTATIONS // 2
 class NearDuplicates:
     """An index of texts. similarity: the threshold for near-duplicates, 0.1 to 1.
 
-    Takes about 9 kB of memory per text and 4 bytes per word, less for a higher similarity. Not
+    Uses about 9 kB of memory per text plus 4 bytes per word, less for a higher similarity. Not
     thread-safe. Raises ConfigError if the package is missing.
     """
 
@@ -51,13 +51,13 @@ class NearDuplicates:
         self._index = datasketch.MinHashLSH(
             num_perm=_PERMUTATIONS, params=(_PERMUTATIONS // band, band)
         )
-        # Drawing the permutations takes longer than hashing a text, so each text gets a copy. The
-        # runs are already hashed, and `int` leaves them as they are.
+        # Drawing the permutations takes longer than hashing a text, so each text gets a copy of
+        # this MinHash. The runs are already hashed, and `int` leaves the hashes as they are.
         self._empty: Any = datasketch.MinHash(num_perm=_PERMUTATIONS, hashfunc=int)
         self._texts: list[tuple[int, array[int]]] = []
 
     def add(self, text: str, number: int) -> int | None:
-        """Adds the text, or returns the number of its first near-duplicate in the index."""
+        """Adds the text and returns None, or returns the number of its first near-duplicate."""
         runs, sketch = self._read(text)
         found = frozenset(runs)
         places: list[int] = sorted(self._index.query(sketch))
@@ -87,26 +87,26 @@ class NearDuplicates:
 
 
 def runs_of(text: str) -> set[str]:
-    """Returns the runs of words in a text; a text without words has the empty run."""
+    """Returns the runs of words in a text; a text without words has one run, which is empty."""
     words = _WORDS.findall(text.casefold())
     last = max(1, len(words) - _RUN_WORDS + 1)
     return {" ".join(words[at : at + _RUN_WORDS]) for at in range(last)}
 
 
 def word_count(text: str) -> int:
-    """Counts the words of a text as for its runs."""
+    """Counts the words of a text in the same way as its runs."""
     return len(_WORDS.findall(text))
 
 
 def fewest_words(similarity: float) -> float:
     """Returns the number of words at which a copy with one changed word has this similarity.
 
-    One word in the middle changes 3 of n - 2 runs, which leaves n - 5 of n + 1 in common.
-    Infinite for a similarity of 1.
+    Changing one word in the middle changes 3 of n - 2 runs: of n + 1 distinct runs, n - 5 are in
+    both texts. Returns infinity for a similarity of 1.
     """
     if similarity >= 1:
         return math.inf
-    # Rounded, since 5.8 / 0.2 is a little above 29.
+    # Rounded, since 5.8 / 0.2 is slightly above 29 as a float.
     return math.ceil(round((5 + similarity) / (1 - similarity), 9))
 
 

@@ -1,4 +1,4 @@
-"""Synthesis: a model makes texts, and each one that fails a check is made again.
+"""Synthesizes texts with a model, and asks again for each text that fails a check.
 
 Text                         Kind
 cut at the token limit       cut
@@ -43,22 +43,22 @@ _HINTS = {
     "near_duplicate": "raise --temperature or --tries, or vary the prompt with --vary",
     "cut": "raise --max-tokens, or ask for a shorter text",
 }
-# The step exceeds the number of texts, so that no later try of a text has the seed of another text.
+# The step exceeds the number of texts, so no retry of a text uses the seed of another text.
 MOST_TEXTS = 10_000_000
 _SEED_STEP = 10_000_019
-# Servers accept signed 32-bit seeds, and some accept no others.
+# All servers accept seeds that fit in signed 32-bit integers; some accept only these.
 _SEEDS = 2**31
 
 
 class NotKept(Rejected):
-    """None of the tries gave a text to keep."""
+    """Raised if no try gave a text to keep."""
 
 
 class Filters(msgspec.Struct, frozen=True, kw_only=True):
     """The conditions that a text must meet.
 
     least_chars, most_chars: the length in characters, without white space at the ends. schema: the
-    text contains JSON that is valid by this schema.
+    text contains JSON that is valid under this schema.
     """
 
     least_chars: int = 1
@@ -67,7 +67,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Judgement(NamedTuple):
-    """The text to write and, if it is not kept, the kind of reason and the reason."""
+    """The text to write and, if it is dropped, the kind from the table above and the reason."""
 
     value: Any
     kind: str = ""
@@ -81,7 +81,7 @@ class Cause(msgspec.Struct):
 
 
 class Line(msgspec.Struct):
-    """A line of the results, or of the failures."""
+    """A line of the results or failures file."""
 
     row: int
     output: Any = None
@@ -105,7 +105,7 @@ class Synthesis:
         self.similarity = similarity
         self._structured = None if filters.schema is None else Structured(filters.schema)
         self._index = None if similarity is None else NearDuplicates(similarity)
-        # By row: the kinds of texts dropped by earlier runs, which kept none for the row.
+        # Kinds of the texts that earlier runs dropped, for each row without a kept text.
         self._dropped: dict[int, list[str]] = {}
         # Texts are judged one at a time, in about a millisecond each.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="redline-synth")
@@ -121,7 +121,7 @@ class Synthesis:
         }
 
     def recall(self, results: Path, failures: Path) -> None:
-        """Reads the existing texts, and the rows that continue with later seeds."""
+        """Reads the kept texts, and the dropped tries of rows that continue with later seeds."""
         if self._index is not None:
             for line in read_results(results, Line):
                 self._index.keep(text_of(line.output), line.row)
@@ -135,7 +135,7 @@ class Synthesis:
         before = self._dropped.get(n, [])
         dropped = list(before)
         used = UsageSum()
-        # Around JSON, reasoning is ignored anyway; inside a value, it is data.
+        # Reasoning around JSON is ignored anyway; inside a JSON value, such text is data.
         is_all_text = self._structured is not None or names_reasoning(str(request.body))
         while True:
             seed = _seed(row, len(dropped))
@@ -204,7 +204,7 @@ class Synthesis:
 
 
 def _seed(row: Mapping[str, Any], number: int) -> int | None:
-    """Returns the seed of a row's try `number`, from 0; None for rows without a seed."""
+    """Returns the seed of try `number` of a row, counted from 0; None for rows without a seed."""
     first = row.get("seed")
     return None if first is None else (first + number * _SEED_STEP) % _SEEDS
 

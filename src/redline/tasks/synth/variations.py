@@ -1,4 +1,4 @@
-"""The input rows of a synthesis: one for each text, all different."""
+"""Makes the input rows of a synthesis: one for each text, all different."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import msgspec
 from redline.errors import ConfigError
 
 OWN = ("n", "seed")
-# Columns of `vary` that are parameters of the request.
+# The columns of `vary` that become parameters of the request.
 SAMPLING = ("temperature", "top_p")
 
 
 class Variations:
-    """The input rows of a synthesis, `count` of them.
+    """Iterates over `count` input rows of a synthesis.
 
     A row has a number n from 1, the seed `first_seed` + n, the columns of one row of `base` if
     `base` is given, and one value of each list in `vary`.
 
-    All combinations of base rows and values occur before any recurs, and the first rows are spread
-    over each list. A row does not depend on `count`: a larger count continues a smaller one.
+    Every combination of base row and values occurs once before any occurs again, and the first rows
+    are spread over each list. A row does not depend on `count`: a larger count only adds rows.
     first_seed: None for rows without a seed. A base row's custom_id becomes `ID#1`, `ID#2`, ... as
-    the row recurs. Raises ConfigError for a column that would occur twice, for a list of
+    the row occurs again. Raises ConfigError for a column that would occur twice, for a list of
     custom_ids, and for a list without values.
     """
 
@@ -42,7 +42,7 @@ class Variations:
         self._vary = dict(vary or {})
         self._base = base
         self._check()
-        # Whether the user gave columns, which the prompt may use.
+        # Whether the user gave columns that the prompt may use.
         self.has_columns = bool(self._base or self._vary.keys() - set(SAMPLING))
         self.sampling = tuple(name for name in SAMPLING if name in self._vary)
 
@@ -98,9 +98,10 @@ class Variations:
 def combination(place: int, lengths: Sequence[int]) -> list[int]:
     """Returns the place-th combination: an index into each of the lists of these lengths.
 
-    Places follow a diagonal, which moves by one when it would close, so that each list is traversed
-    as evenly as its length allows; for lists of A and B values the first lcm(A, B) places are one
-    diagonal. From place 0 on, every combination occurs once before any recurs.
+    Each place advances every index by one, along a diagonal of the table of combinations. When a
+    diagonal would return to its start, the next one begins, so each list is traversed as evenly as
+    its length allows. For lists of A and B values, the first lcm(A, B) places are one diagonal.
+    From place 0 on, every combination occurs once before any occurs again.
     """
     period = math.prod(lengths)
     chosen: list[int] = []

@@ -1,4 +1,4 @@
-"""Finds the column of the rows to tag, and the one with the gold labels."""
+"""Finds the column with the text to tag, and the column with the gold labels."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from redline.store import local_path, url_of
 from redline.tasks.tag.schema import Schema
 
 _TEXT = "text"
-# A row that has all names of one of these sets brings its own prompt.
+# A row that has all names of one of these sets has its own prompt.
 _OWN_CONTENT = ({"messages"}, {"prompt"}, {"input"}, {"url", "body"})
-# In the only name of a table, these mean that its header was not split.
+# If a table has a single column, one of these in its name means that the header was not split.
 _SEPARATORS = frozenset(";\t|")
-# Names that in a Jinja expression never refer to a column.
+# Names that never refer to a column in a Jinja expression.
 _JINJA_WORDS = frozenset(("true", "True", "false", "False", "none", "None", "not"))
-# If the first rows, up to this number, are all broken, the columns remain unknown.
+# If as many rows at the start are all broken, the columns remain unknown.
 _MOST_LOOKED_AT = 1000
 
 
 class Gold(msgspec.Struct, frozen=True):
-    """A field of the tags, and the column of gold labels that it is compared with."""
+    """A field of the tags, and the column with the gold labels for it."""
 
     field: str
     column: str
@@ -36,12 +36,12 @@ class Gold(msgspec.Struct, frozen=True):
 def first_row(rows: str) -> Mapping[str, Any] | None:
     """Returns the first readable row.
 
-    None if none of the first 1,000 is readable, and for a pipe, which can be read only once. Raises
-    ConfigError if the rows cannot be read at all.
+    Returns None if none of the first 1,000 is readable, and for a pipe, which can be read only
+    once. Raises ConfigError if the rows cannot be read at all.
     """
     if url_of(rows) is None:
         path = local_path(rows)
-        # Others can be read only once.
+        # Other inputs can be read only once.
         if not path.is_file() and not path.is_dir():
             return None
     with first_rows(rows, _MOST_LOOKED_AT) as looked_at:
@@ -51,9 +51,9 @@ def first_row(rows: str) -> Mapping[str, Any] | None:
 def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> str | None:
     """Returns a prompt with a row's text: its column `text`, or its only column besides gold.
 
-    None if the rows bring their own prompt. row: None for a row with a column `text`.
-    rows: the name of the rows, for the error. Raises ConfigError if several columns are possible,
-    or none.
+    Returns None if the rows have their own prompts. row: the first row; None if it is unknown, and
+    a column `text` is assumed. rows: the name of the rows, for the error. Raises ConfigError if
+    several columns are possible, or none.
     """
     if row is None:
         return _template(_TEXT)
@@ -74,18 +74,18 @@ def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> st
 
 
 def _template(column: str) -> str:
-    """Returns the template of a column's text: `{{ name }}`, or `{{ row["its name"] }}`."""
+    """Returns the template for a column: `{{ name }}`, or `{{ row["its name"] }}`."""
     if column.isidentifier() and column not in _JINJA_WORDS:
         return f"{{{{ {column} }}}}"
-    # Jinja decodes the escapes in a string as Python does, which are also those of JSON.
+    # Jinja decodes escapes in a string as Python does, and those of JSON are among them.
     return f"{{{{ row[{json.dumps(column, ensure_ascii=False)}] }}}}"
 
 
 def gold_of(text: str, schema: Schema, row: Mapping[str, Any] | None) -> Gold:
     """Parses COLUMN or FIELD=COLUMN.
 
-    row: has the columns; None if they are unknown. Raises ConfigError if the field or the column
-    does not exist, and for a COLUMN alone if a tag has several fields that it may be compared with.
+    row: a row that has the columns; None if they are unknown. Raises ConfigError if the field or
+    the column does not exist, and for a COLUMN alone if it may belong to several fields.
     """
     field, equals, column = text.partition("=")
     known = listed(schema.fields)

@@ -1,4 +1,4 @@
-"""CSV with the line ends of Unix, in which every text can be read back."""
+"""Writes CSV with Unix line ends, from which every text can be read back."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TextIO
 
 
 class _UnixLines:
-    """The file of a csv writer, whose own line ends are replaced.
+    """A file for a csv writer; it replaces the writer's line ends with Unix line ends.
 
-    csv quotes a carriage return only if the line end contains one, and readers take one without
-    quotes for a line end. So csv writes its own line end.
+    csv quotes a carriage return only if the line end contains one, and readers take an unquoted
+    carriage return for a line end. So csv writes CRLF, which is replaced here.
     """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
     def write(self, line: str) -> object:
-        """Takes a whole line from csv."""
+        """Writes a whole line from csv."""
         return self._file.write(line.removesuffix("\r\n") + "\n")
 
 

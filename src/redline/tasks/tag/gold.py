@@ -1,4 +1,4 @@
-"""The agreement of tags with gold labels: accuracy, macro F1 and the confusion matrix."""
+"""Measures how tags agree with gold labels: accuracy, macro F1 and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import msgspec
 from redline.errors import ConfigError
 from redline.tasks.tag.csv_lines import row_writer
 
-# Distinct labels beyond those of the schema. A column with more distinct values does not contain
-# labels, and the memory for them must not grow with the rows.
+# The maximum number of distinct labels outside the schema. A column with more distinct values does
+# not contain labels, and the memory for the values must not grow with the rows.
 MOST_OTHERS = 1000
 
 
 class Agreement(msgspec.Struct, frozen=True):
     """The agreement of tags with gold labels.
 
-    counts: the number of rows by (gold, said). labels: those that occur as either, in alphabetical
-    order.
+    counts: the number of rows by (gold, said), the gold label and the tag. labels: all that occur
+    as either, in alphabetical order.
     """
 
     counts: dict[tuple[str, str], int]
@@ -38,8 +38,8 @@ class Agreement(msgspec.Struct, frozen=True):
     def macro_f1(self) -> float:
         """The unweighted mean of the labels' F1, which is 0 for a label that is never right.
 
-        F1 of a label is 2 tp / (2 tp + fp + fn), which is 2 tp / (gold + said). The mean is over
-        the labels that occur, as in scikit-learn's f1_score with average="macro".
+        The F1 of a label is 2 tp / (2 tp + fp + fn), which equals 2 tp / (gold + said). The mean is
+        over the labels that occur, as in scikit-learn's f1_score with average="macro".
         """
         golds, saids = Counter[str](), Counter[str]()
         for (gold, said), rows in self.counts.items():
@@ -67,16 +67,16 @@ class Agreement(msgspec.Struct, frozen=True):
     def confusions(self, most: int) -> list[tuple[tuple[str, str], int]]:
         """Returns at most `most` pairs of confused labels, the most frequent first.
 
-        Each is (gold, said), with its number of rows.
+        Each item is ((gold, said), number of rows).
         """
         wrong = [(pair, rows) for pair, rows in self.counts.items() if pair[0] != pair[1]]
         return sorted(wrong, key=lambda one: (-one[1], one[0]))[:most]
 
 
 def agreement(pairs: Iterable[tuple[str, str]], known: Iterable[str] = ()) -> Agreement:
-    """Counts pairs of gold label and tag.
+    """Counts the pairs (gold label, tag).
 
-    known: the labels that the schema lists. Raises ConfigError if more than 1,000 others occur.
+    known: the labels in the schema. Raises ConfigError if more than 1,000 other labels occur.
     """
     counts, labels = Counter[tuple[str, str]](), set(known)
     most = len(labels) + MOST_OTHERS

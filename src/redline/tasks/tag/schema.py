@@ -1,10 +1,10 @@
-"""Schemas of tags: a JSON Schema, lists of labels, or a pydantic model.
+"""Loads the schema of tags from a JSON Schema, lists of labels, or a pydantic model.
 
 | what the user gives                                      | a tag is                           |
 |----------------------------------------------------------|------------------------------------|
-| `["a", "b"]`                                             | an object, its `label` in the list |
-| `{"label": ["a", "b"], "urgency": ["low", "high"]}`      | an object, each field in its list  |
-| `{"type": "object", "properties": ...}`, any JSON Schema | what is valid by it                |
+| `["a", "b"]`                                             | an object with a listed `label`    |
+| `{"label": ["a", "b"], "urgency": ["low", "high"]}`      | an object with listed values       |
+| `{"type": "object", "properties": ...}`, any JSON Schema | any value that is valid under it   |
 | `package.module:Model`, a pydantic model                 | the JSON of such a model           |
 """
 
@@ -34,11 +34,11 @@ LABEL = "label"
 _NEEDED_FOR = "tagging by a schema"
 _TYPES = {"array", "boolean", "integer", "null", "number", "object", "string"}
 _WORDS = ("type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "$defs")
-# Further problems of the same answer add little, and each lengthens the next prompt.
+# More problems of the same answer add little, and each of them lengthens the next prompt.
 _MOST_PROBLEMS = 5
 _MOST_LISTED = 20
 _LONGEST_PROBLEM = 500
-# A reference may lead to another one; a chain longer than this leads nowhere.
+# A reference may lead to another one; a longer chain counts as an empty schema.
 _MOST_REFERENCES = 32
 # The depth to which nested choices are searched for labels.
 _MOST_NESTED = 4
@@ -53,8 +53,8 @@ class Schema:
 
     json_schema: the JSON Schema that is sent and shown. name: the name of the response format.
 
-    fields: the names of a tag's fields, as they are kept. labels: for each field that takes one of
-    a list of texts, these texts. kind: `object`, `array`, or None if the schema leaves it open.
+    fields: the names of a tag's fields in the results. labels: the allowed texts of each field that
+    is limited to a list of texts. kind: `object`, `array`, or None if the schema leaves it open.
     Raises ConfigError if the JSON Schema is not valid or refers to another document.
     """
 
@@ -62,7 +62,7 @@ class Schema:
         self, json_schema: dict[str, Any], *, name: str = "tag", model: Any = None
     ) -> None:
         self.json_schema = json_schema
-        # OpenAI accepts these characters in the name of a response format, and 64 of them.
+        # OpenAI accepts these characters in the name of a response format, at most 64 of them.
         self.name = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "tag"
         self._model = model
         self._validator = _validator(json_schema) if model is None else None
@@ -77,9 +77,9 @@ class Schema:
     def checked(self, value: Any) -> tuple[Any, list[str]]:
         """Returns the value to keep and its errors, at most six; a valid value has none.
 
-        A label that differs only in case and white space takes the schema's spelling. With a
-        pydantic model, the model's own dump is kept. A value that no results file can hold, such as
-        half of a surrogate pair or a model's `nan`, is an error.
+        A label that differs only in case and white space gets the schema's spelling. With a
+        pydantic model, its own dump is kept. A value that no results file can hold, such as half of
+        a surrogate pair or a model's `nan`, is an error.
         """
         value = self._tidied(self.json_schema, value)
         if self._model is not None:
@@ -99,11 +99,11 @@ class Schema:
             errors = islice(self._validator.iter_errors(value), _MOST_PROBLEMS)
             return list(map(_words, errors))
         except (RecursionError, ArithmeticError) as error:
-            # A recursive schema follows a value that is nested deeply; a number exceeds a float.
+            # Such as a deeply nested value in a recursive schema, or a number larger than a float.
             return [_short(f"it cannot be checked: {error}")]
 
     def bare(self, text: str) -> dict[str, str] | None:
-        """Returns the tag of an answer that is only a label, if tags have one field; or None."""
+        """Returns the tag if an answer is only a label and tags have one field; otherwise None."""
         if len(self._parts) != 1:
             return None
         ((name, part),) = self._parts.items()
@@ -131,7 +131,7 @@ class Schema:
         return {name: self._tidied(parts.get(name, others), item) for name, item in value.items()}
 
     def _only_choice(self, part: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the only choice of a part besides null; the part if it has several or none."""
+        """Returns a part's only choice besides null; the part itself if it has several or none."""
         for _ in range(_MOST_NESTED):
             choices = part.get("anyOf") or part.get("oneOf")
             found = map(self._followed, choices if isinstance(choices, list) else [])
@@ -224,7 +224,7 @@ def as_json_schema(value: Any) -> dict[str, Any]:
 
 
 def _holds_lists_alone(value: Mapping[str, Any]) -> bool:
-    """Returns whether each value is a list of texts, and none has a meaning in JSON Schema."""
+    """Returns whether every value is a list of texts and the object is not a JSON Schema."""
     kinds = value.get("type")
     is_type = isinstance(kinds, list) and _TYPES.issuperset(map(str, kinds))
     return "enum" not in value and not is_type and all(map(_are_labels, value.values()))
@@ -260,7 +260,7 @@ def _of_model(module: str, name: str, given: str) -> Schema:
         schema = model.model_json_schema()
         dumped = model.model_json_schema(mode="serialization")
     except Exception as error:
-        # A module may raise anything while it is imported, and all of it is the user's to fix.
+        # A module may raise any error while it is imported, and the user has to fix it.
         if isinstance(error, ModuleNotFoundError) and error.name == "pydantic":
             extra("pydantic", "schema", given)
         raise ConfigError(
@@ -268,7 +268,7 @@ def _of_model(module: str, name: str, given: str) -> Schema:
             hint="give a class derived from pydantic.BaseModel, as package.module:Model",
         ) from error
     made, kept = Schema(schema, name=name, model=model), Schema(dumped, model=model)
-    # The aliases that a model reads by may differ from those of its dump, which is what is kept.
+    # A model may read and dump a field under different aliases; the results hold the dump.
     made.fields, made.labels = kept.fields, kept.labels
     return made
 
@@ -288,7 +288,7 @@ def _validator(json_schema: dict[str, Any]) -> Any:
     resolver = referencing.Registry().resolver_with_root(draft.create_resource(json_schema))
     for reference in _references(json_schema):
         if not reference.startswith("#"):
-            # Nothing is fetched: a run must not depend on another server.
+            # Referenced documents are not fetched: a run must not depend on another server.
             raise ConfigError(
                 f"the schema refers to {reference}, which is outside of it",
                 hint="move it into $defs",
@@ -316,7 +316,7 @@ def _multiple_of(validator: Any, step: float, value: Any, schema: Any) -> Iterat
 
 
 def _is_anchor(reference: str, resolver: Any) -> bool:
-    """Whether the schema has an anchor of this name, by the rules of its draft."""
+    """Returns whether the schema has an anchor with this name, under the rules of its draft."""
     from referencing.exceptions import Unresolvable
 
     try:
@@ -327,7 +327,7 @@ def _is_anchor(reference: str, resolver: Any) -> bool:
 
 
 def _references(part: Any) -> Iterator[str]:
-    """Yields every text by which a part of a schema refers to another."""
+    """Yields every reference in a part of a schema."""
     if isinstance(part, dict):
         found = (part.get("$ref"), part.get("$dynamicRef"))
         yield from (reference for reference in found if isinstance(reference, str))
@@ -340,7 +340,7 @@ def _references(part: Any) -> Iterator[str]:
 def _pointed(root: Any, reference: str) -> Any:
     """Resolves a reference such as `#/$defs/Name` (RFC 6901, section 6).
 
-    Returns None if it does not exist, or is the name of an anchor.
+    Returns None if the target does not exist, or if the reference is the name of an anchor.
     """
     pointer = unquote(reference.removeprefix("#"))
     if pointer and not pointer.startswith("/"):
@@ -364,7 +364,7 @@ def _kind(root: Mapping[str, Any]) -> Literal["object", "array"] | None:
 
 
 def _nearest(said: str, labels: list[str]) -> str:
-    """Returns the only label that matches but for case and white space, otherwise `said`."""
+    """Returns the only label equal to `said` except for case and white space, or else `said`."""
     if said in labels:
         return said
     folded = _folded(said)
@@ -398,14 +398,14 @@ def _placed(path: Iterable[Any], message: str) -> str:
 
 def _by_model(model: Any, value: Any) -> tuple[Any, list[str]]:
     try:
-        # As JSON, so that dates, enums and the like are read from what JSON has for them.
+        # As JSON, so that dates, enums and similar types are read from their form in JSON.
         made = model.model_validate_json(json.dumps(value))
         dumped = made.model_dump(mode="json", by_alias=True)
         if isinstance(dumped, (dict, list)):
             sort_sets(made.model_dump(by_alias=True), dumped)
         return dumped, []
     except Exception as error:
-        # pydantic's ValidationError, or whatever a function of the user's own raises.
+        # pydantic's ValidationError, or any error of a validator that the user wrote.
         if not hasattr(error, "errors"):
             return value, [_short(f"{type(error).__name__}: {error}")]
         return value, [_placed(one["loc"], one["msg"]) for one in error.errors()[:_MOST_PROBLEMS]]

@@ -1,8 +1,8 @@
 """Asks for JSON that follows a schema: in the prompt, and with `response_format` if accepted.
 
-Three formats are tried in order: OpenAI's strict one, if the schema can be converted to that form,
-the schema as it is, and none. If an endpoint refuses one, the next is tried; once an answer has
-shown which is accepted, the refused ones are not sent again.
+Three formats are tried in order: OpenAI's strict format, if the schema can be converted to it; the
+schema as it is; and no format. If an endpoint refuses a format, the next one is tried. Once an
+answer has shown which format is accepted, the refused formats are not sent again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from redline.job.settings import Ask
 from redline.tasks.tag.schema import Schema
 
 FORMATS = ("auto", "always", "never")
-# The statuses with which servers refuse a parameter that they do not know, or its form. OpenRouter
-# answers 404 if no provider of a model accepts it.
+# The statuses with which servers refuse an unknown parameter, or its form. OpenRouter answers 404
+# if no provider of the model accepts the parameter.
 _REFUSALS = frozenset({400, 404, 415, 422})
-# An error with one of these words is such a refusal, whatever its status: gateways answer 500, 501
-# or even 200.
+# An error with one of these words is also a refusal, whatever its status: some gateways answer 500,
+# 501 or even 200.
 _FORMAT_WORDS = re.compile(r"(?i)response_?format|json_schema|structured output|guided|\bstrict\b")
 
 
@@ -47,7 +47,7 @@ class Structured:
 
     @property
     def is_format_refused(self) -> bool:
-        """Whether the endpoint refused every format, so that none is sent any more."""
+        """Whether the endpoint refused every format, so no format is sent any more."""
         return 0 < len(self._formats) == self._at
 
     def instructed(self, request: Request) -> Request:
@@ -100,12 +100,12 @@ class Structured:
         return outcome
 
     def _settle(self, at: int, *, is_taken: bool) -> None:
-        """Begins with this format from now on, unless another one was accepted before."""
+        """Uses this format first from now on, unless another format was accepted before."""
         if not self._is_taken:
             self._at, self._is_taken = max(self._at, at), is_taken
 
     def _is_refused(self, error: Exception) -> bool:
-        """Returns whether the error may be about the format, so that another one is tried."""
+        """Returns whether the error may be about the format, so another format is worth a try."""
         if not self._falls_back or not isinstance(error, Rejected | ServerFailed | BadReply):
             return False
         if _FORMAT_WORDS.search(error.what):
@@ -137,9 +137,9 @@ _DROPPED = ("default", "examples", "$schema", "$id")
 def strict_form(schema: dict[str, Any]) -> dict[str, Any] | None:
     """Converts the schema to the form of OpenAI's strict mode; None if that is not possible.
 
-    In that form an object lists all of its properties, and all are required. Every value that is
-    valid under the result is valid under `schema`: open objects are closed, and optional properties
-    that may be null become required.
+    In that form an object lists all of its properties, and all are required. So open objects are
+    closed, and optional properties that may be null become required. Every value that is valid
+    under the result is valid under `schema`.
     """
     if schema.get("type") != "object" or "anyOf" in schema:
         return None
@@ -150,7 +150,7 @@ def strict_form(schema: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class _NotStrict(Exception):
-    """A part of a schema has no strict form."""
+    """Raised if a part of a schema has no strict form."""
 
 
 def _strict(part: Any, root: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _close(made: dict[str, Any], part: Mapping[str, Any], root: Mapping[str, Any
     is_closed = part.get("additionalProperties") is False
     if not is_closed and "additionalProperties" in part:
         raise _NotStrict
-    # An open object without properties accepts any; closed it would accept none.
+    # An open object without properties accepts any property; if closed, it would accept none.
     if not isinstance(names, dict) or not isinstance(required, list) or not (names or is_closed):
         raise _NotStrict
     optional = (inner for name, inner in names.items() if name not in required)

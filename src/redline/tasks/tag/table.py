@@ -1,7 +1,7 @@
-"""Tags as a table for other programs, with a line for each row that has a tag.
+"""Writes tags as a table for other programs, with a line for each row that has a tag.
 
-The columns of the rows come first, then the fields of their tags, each in the order in which they
-first occur. A field with the name of a column becomes `tag_NAME`. Lists and objects are JSON.
+The columns of the rows come first, then the fields of their tags, each in order of first
+occurrence. A field with the name of a column becomes `tag_NAME`. Lists and objects are JSON.
 
 | values of a column       | in Parquet | in CSV           |
 |--------------------------|------------|------------------|
@@ -39,8 +39,8 @@ _MOST_INT = 2**63 - 1
 class _Columns:
     """The columns of a table, and the kinds of values in each.
 
-    tags: the column name of each field of a tag, which differs from all columns of the rows. rows:
-    the number of rows of the table.
+    tags: the column name of each field of a tag; it differs from the names of all columns of the
+    rows. rows: the number of rows in the table.
     """
 
     def __init__(self, results: Path) -> None:
@@ -62,13 +62,13 @@ class _Columns:
         self.kinds = rows | {self.tags[field]: kinds for field, kinds in fields.items()}
 
     def of(self, line: Line) -> dict[str, Any]:
-        """Returns the line's values by column, without those that are missing."""
+        """Returns the line's values by column name, without missing ones."""
         named = {self.tags[field]: value for field, value in _tag(line).items()}
         return {name: _plain(value) for name, value in (*_row(line).items(), *named.items())}
 
 
 def check_path(path: Path) -> None:
-    """Raises ConfigError if no table can be written to that path."""
+    """Raises ConfigError if no table can be written to this path."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"cannot export to {path}", hint=f"use one of {', '.join(SUFFIXES)}")
     if path.is_dir() or not path.parent.is_dir():

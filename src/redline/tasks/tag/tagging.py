@@ -1,4 +1,4 @@
-"""Tagging by a schema: finds the JSON of an answer, validates it, and asks again if necessary.
+"""Tags rows by a schema: finds the JSON in an answer, validates it, and asks again if necessary.
 
   answer                                consequence
   contains a valid tag                  the row gets the tag
@@ -7,7 +7,8 @@
   is a refusal, or cut by a filter      the row fails: the same question would end the same way
   is the last one, and not valid        the row fails with the problem
 
-The prompt has the schema, and so has `response_format` if the endpoint accepts it (structured.py).
+The prompt contains the schema, and so does `response_format` if the endpoint accepts it
+(structured.py).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _ENDINGS: dict[str | None, str] = {
     "refusal": "the model refused to answer",
     "content_filter": "the answer was cut by a content filter",
 }
-# The same question would end the same way.
+# Asking again would end the same way.
 _FINAL_ENDINGS = ("refusal", "content_filter")
 _LONGEST_QUOTE = 4_000
 
@@ -41,7 +42,7 @@ class Tagging:
     """A job's Task that tags rows.
 
     reasks: how many times a row may be asked again, 0 or more. response_format: one of FORMATS,
-    which states whether to send a response format.
+    which decides when a response format is sent.
     """
 
     def __init__(self, schema: Schema, *, reasks: int, response_format: str = "auto") -> None:
@@ -51,7 +52,7 @@ class Tagging:
 
     @property
     def is_format_refused(self) -> bool:
-        """Whether the endpoint refuses response formats, so that only the prompt has the schema."""
+        """Whether the endpoint refuses response formats, so only the prompt has the schema."""
         return self._structured.is_format_refused
 
     def settings(self) -> Mapping[str, Any]:

@@ -1,8 +1,8 @@
-"""The summary of a tagging job, read from its files.
+"""Summarizes a tagging job from its files.
 
-An interrupted run that is continued ends with the same numbers. A failed row has no tag, so it is
-neither right nor wrong and is counted separately. A row in both files failed at first and then
-succeeded (see journal.py).
+A run that was interrupted and resumed ends with the same numbers as any other. A failed row has no
+tag, so it is neither right nor wrong and is counted separately. A row in both files failed at first
+and then succeeded (see journal/journal.py).
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ class Line(msgspec.Struct):
 class Review(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a tagging job.
 
-    tagged: rows with a tag. failed: rows without one. reasks: the total over both.
+    tagged: the number of rows with a tag. failed: the number of rows that failed. reasks: the total
+    number of re-asks over both.
 
-    is_over: whether every row of the input is tagged or failed. unread: the least number of tagged
-    and failed rows that the last run did not read. without_gold: tagged rows that are not compared
-    because their gold column is empty. strays: compared rows whose gold label is not in the schema.
-    agreement: of the tags with gold; None if it was not requested.
+    is_over: whether every row of the input is tagged or failed. unread: a lower bound on the
+    tagged and failed rows that the last run did not read. without_gold: the number of tagged rows
+    that are not compared because their gold column is empty. strays: the number of compared rows
+    whose gold label is not in the schema. agreement: of the tags with the gold labels; None if it
+    was not requested.
     """
 
     tagged: int
@@ -107,7 +109,7 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
 def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
     """Summarizes an output's files. Memory is bounded, except for 200 bytes per failure.
 
-    Raises JournalError for a damaged file, ConfigError if gold's column holds no labels.
+    Raises JournalError for a damaged file, ConfigError if the gold column does not hold labels.
     """
     failures = read_results(output.failed_path, Line, is_optional=True)
     failed = {line.hash: line.reasks for line in failures}
@@ -126,8 +128,8 @@ def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
             if row.get(gold.column) in (None, ""):
                 counts["without_gold"] += 1
                 continue
-            # Values other than text are compared by their JSON, such as 3 or true; a field that the
-            # tag lacks is null.
+            # Values other than text, such as 3 or true, are compared as JSON; a field that the tag
+            # lacks counts as null.
             said = tag.get(gold.field)
             label = as_text(row[gold.column])
             if not known and not isinstance(said, str):
@@ -153,7 +155,7 @@ def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
 
 
 def _value_of(text: str) -> str:
-    """Writes a value in one way: `True` of a CSV file as `true`, `4.0` as `4`, `[ 1 ]` as `[1]`."""
+    """Normalizes a value: `True` of a CSV file becomes `true`, `4.0` `4`, and `[ 1 ]` `[1]`."""
     try:
         value = msgspec.json.decode(text if text.startswith(("[", "{")) else text.lower())
         if isinstance(value, str):
