@@ -1,7 +1,8 @@
-"""Prepares the process of the redline command before the other modules are imported.
+"""Prepares a process that runs the redline command, before the other modules are imported.
 
-Ctrl-C during the imports prints one line and exits with status 130, and the garbage collector is
-off. This module is imported first. In a program that merely imports redline it does nothing.
+During the imports, Ctrl-C prints one line and ends the process with status 130, and the garbage
+collector is off. This module is imported first. It does nothing in a program that merely imports
+redline.
 """
 
 import gc
@@ -10,7 +11,7 @@ import signal
 import sys
 import threading
 
-# Long enough for a callback to return.
+# The delay before an ignored interrupt is repeated: long enough for a callback to return.
 _REPEAT_S = 0.01
 
 
@@ -22,17 +23,17 @@ def is_command() -> bool:
 
 
 def collect_rarely() -> None:
-    """Makes the garbage collector run rarely: reference counting frees nearly all garbage of a run.
+    """Makes the garbage collector run rarely, since reference counting frees nearly all garbage.
 
-    With Python's default threshold of 700 objects, the collector takes a quarter of a busy client's
-    time. A thousand calls in flight and their connections are 50,000 objects, all in use.
+    With Python's default threshold of 700 objects, the collector takes a quarter of the time of a
+    busy client. A thousand calls in flight and their connections are 50,000 objects, all in use.
     """
     gc.set_threshold(100_000, 20, 100)
     gc.enable()
 
 
 def end(number: int, frame: object) -> None:
-    """Ends the process at once: nothing is open yet."""
+    """Handles SIGINT during the imports: ends the process at once, since nothing is open yet."""
     try:
         os.write(2, b"interrupted\n")
     finally:
@@ -40,7 +41,7 @@ def end(number: int, frame: object) -> None:
 
 
 def give_way() -> None:
-    """Lets Ctrl-C raise KeyboardInterrupt again, as in any program, and loses no interrupt."""
+    """Makes Ctrl-C raise KeyboardInterrupt again, as in any program, and loses no interrupt."""
     if signal.getsignal(signal.SIGINT) is end:
         sys.unraisablehook = _repeat_interrupt
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -52,8 +53,9 @@ def _repeat_interrupt(ignored: "sys.UnraisableHookArgs") -> None:
     Python ignores errors in weakref callbacks and `__del__`, and every import runs such a callback.
     """
     if ignored.exc_type is KeyboardInterrupt:
-        # Another thread interrupts later, since an error raised here would also be ignored. On a
-        # busy machine it may interrupt before `start` has returned: then another one does.
+        # A thread repeats the interrupt later, since an error raised here would also be ignored.
+        # On a busy machine, the thread may interrupt before `start` has returned: then the loop
+        # starts another thread.
         while True:
             try:
                 threading.Timer(_REPEAT_S, _interrupt_main).start()

@@ -1,4 +1,4 @@
-"""Clocks: monotonic time for waiting, wall time for people and for HTTP dates."""
+"""Provides monotonic time for waiting, and wall time for people and for HTTP dates."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Clock(Protocol):
         """Returns monotonic seconds from an arbitrary zero."""
 
     def wall_s(self) -> float:
-        """Returns seconds since 1970-01-01 UTC; may jump."""
+        """Returns the seconds since 1970-01-01 UTC, which may jump."""
 
 
 class SystemClock:
-    """The machine's clocks. The monotonic one is the event loop's own (PEP 418)."""
+    """The machine's clocks. The monotonic clock is the one that the event loop uses (PEP 418)."""
 
-    # These are read several times for each call, so no Python function wraps them.
+    # The clocks are read several times for each call, so no Python function wraps them.
     now_s = staticmethod(time.monotonic)
     wall_s = staticmethod(time.time)
 

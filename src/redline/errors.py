@@ -1,4 +1,4 @@
-"""The error tree, grouped by what to do about an error.
+"""Defines all errors, as a tree grouped by what to do about an error.
 
 RedlineError
   ConfigError            fix the settings, then run again
@@ -6,20 +6,20 @@ RedlineError
     Withdrawn            a pool took the call back before it was written
     Retryable            the same call may succeed later
       RateLimited        429: wait `retry_after_s`, or back off
-      TimedOut           a timeout expired; `phase` names it
-      ServerFailed       408, 409, 425, 5xx, 529
+      TimedOut           a timeout expired; `phase` says which
+      ServerFailed       408, 409, 425, 5xx, or an answer that broke off
       Disconnected       the connection was refused, reset or closed early
       BadReply           a 200 whose body cannot be read; final after two retries
     Final                the same call will never succeed
       Rejected           400, 403, 404, 413, 422, or rejected by a function or --fail-on
-        BadRow           the row itself: it cannot be read, or makes no request; nothing was sent
+        BadRow           the row cannot be read, or no request can be made from it; nothing was sent
         BadTemplate      a template fails on the row; nothing was sent
-      OverLimit          larger than a limit could ever grant
+      OverLimit          the call is larger than one of the limits can ever grant
       Refused            401: the key is not accepted; stops the run
       Unpaid             no credit, or a spend limit is reached; stops the run
       BudgetSpent        the run's own budget is spent; stops the run
       Unpriced           no price is known, so the budget cannot be enforced; stops the run
-  NoEndpoint             every endpoint is down
+  NoEndpoint             every endpoint is down, or the shared limits cannot be reached
   TooManyFailures        the share of failed rows has reached --stop-at-error-rate
   WaitTooLong            no call can be sent for longer than --longest-wait
   JournalError           the results file cannot be trusted or written
@@ -34,9 +34,10 @@ from typing import ClassVar
 
 
 class RedlineError(Exception):
-    """Base of all errors. what: what happened; where: the place; hint: what to do next.
+    """Base of all errors. what: what happened; where: where it happened; hint: what to do next.
 
-    stops_run: True if no other row can succeed either; the run then ends with this row unfinished.
+    stops_run: True if no other row can succeed either; the run then ends, and the row that failed
+    with this error stays unfinished.
     """
 
     stops_run: ClassVar[bool] = False
@@ -49,7 +50,7 @@ class RedlineError(Exception):
 
     @property
     def kind(self) -> str:
-        """The name written to result files: `rate_limited`, `timed_out`, ..."""
+        """The error's name in result files: `rate_limited`, `timed_out`, ..."""
         name = type(self).__name__
         return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
 
@@ -98,7 +99,7 @@ class WaitTooLong(RedlineError):
 
 
 class CallError(RedlineError):
-    """One attempt failed. status: the HTTP status of the response; None without a response."""
+    """One attempt failed. status: the HTTP status of the response; None if there was none."""
 
     _body: bytes | Callable[[], bytes] = b""
     # False if a full queue refused the call, or if the call waited in a queue for too long.
@@ -122,7 +123,7 @@ class CallError(RedlineError):
         return body
 
     def keep_body(self, body: bytes | Callable[[], bytes]) -> None:
-        """Sets `body`, or a function that returns it at first use: masking a long body is slow."""
+        """Sets `body`. A function is called at the first read: masking a long body is slow."""
         self._body = body
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -133,14 +134,14 @@ class CallError(RedlineError):
 class Withdrawn(CallError):
     """A pool took the call back before it was written, and sends it to another endpoint.
 
-    It does not count as an attempt, and no retry follows.
+    A withdrawn send does not count as an attempt, and uses up no retry.
     """
 
 
 class Retryable(CallError):
     """The same call may succeed later.
 
-    retry_after_s: how many seconds the server asks the client to wait; None if it does not ask.
+    retry_after_s: the seconds that the server asks the client to wait; None if it does not ask.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class RateLimited(Retryable):
 
 
 class ServerFailed(Retryable):
-    """The server answered with a status that may be transient."""
+    """The server responded with a status that may be transient, or its answer broke off."""
 
 
 class Disconnected(Retryable):
@@ -180,8 +181,8 @@ class BadReply(Retryable):
 class TimedOut(Retryable):
     """A timeout expired.
 
-    phase: `connect`, `first_byte`, `attempt`, `row` or `run`. after_s: the timeout in seconds; None
-    if only the time of its expiry is known.
+    phase: which timeout expired: `connect`, `first_byte`, `attempt`, `row` or `run`. after_s: its
+    length in seconds; None if only the time of its expiry is known.
     """
 
     def __init__(
@@ -207,11 +208,11 @@ class Final(CallError):
 
 
 class Rejected(Final):
-    """The endpoint, or redline itself, refused this row permanently."""
+    """The endpoint, or redline itself, rejected this row for good."""
 
 
 class BadRow(Rejected):
-    """The row cannot be read, or makes no request. Nothing was sent."""
+    """The row cannot be read, or no request can be made from it. Nothing was sent."""
 
 
 class BadTemplate(Rejected):
@@ -219,7 +220,7 @@ class BadTemplate(Rejected):
 
 
 class OverLimit(Final):
-    """The call is larger than a limit could ever grant."""
+    """The call is larger than one of the limits can ever grant."""
 
 
 class Refused(Final):
@@ -235,7 +236,7 @@ class Unpaid(Final):
 
 
 class BudgetSpent(Final):
-    """The call may cost more than is left of the run's budget, or spending cannot be recorded."""
+    """The call may cost more than is left of the run's budget, or its cost cannot be recorded."""
 
     stops_run = True
 
@@ -247,7 +248,7 @@ class Unpriced(Final):
 
 
 def check_known(what: str, name: str, known: Iterable[str]) -> None:
-    """Raises ConfigError if `name` is not one of `known`. what: the kind of name, for messages."""
+    """Raises ConfigError if `name` is not in `known`. what: the kind of name, for the message."""
     if name not in known:
         raise ConfigError(
             f"unknown {what}: {name}", hint=nearest(name, known) or f"one of {', '.join(known)}"
@@ -257,8 +258,8 @@ def check_known(what: str, name: str, known: Iterable[str]) -> None:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns `did you mean X?` if a known name differs only by typos, otherwise an empty string.
 
-    A merely similar name is not suggested: a wrong hint is worse than none. To save time, a name
-    whose length differs by more than the allowed number of typos is not compared.
+    A merely similar name is not suggested: a wrong hint is worse than none. To save time, a known
+    name whose length differs by more than the allowed number of typos is not compared.
     """
     slips = {
         each: _slips(name.lower(), each.lower())
@@ -275,7 +276,7 @@ def _most_slips(name: str, known: str) -> int:
 
 
 def _slips(one: str, other: str) -> int:
-    """Counts letters that were omitted, added, replaced or swapped with their neighbour.
+    """Counts the letters that were omitted, added, replaced or swapped with their neighbour.
 
     This is the optimal string alignment distance.
     """

@@ -1,7 +1,8 @@
-"""Rare events as frozen records, and the protocol of their listeners.
+"""Defines rare events as frozen records, and the protocol of their listeners.
 
 An event reports what has happened; a listener cannot change what follows. Listeners are called on
-the event loop and must return at once. Events of every row are only counted, in `waist.counters`.
+the event loop and must return at once. Steps that every row takes are no events: `waist.counters`
+only counts them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event"):
-    """Base of all events. `at_s` is monotonic time."""
+    """Base of all events. at_s: when the event happened, in seconds of monotonic time."""
 
     at_s: float
 
@@ -27,7 +28,7 @@ class RequestRepeated(Event, frozen=True):
 
 
 class RetryScheduled(Event, frozen=True):
-    """A row waits `wait_s` and is then retried. error: the error's kind; what: its message."""
+    """A row waits `wait_s` seconds for its retry. error: the error's kind; what: its message."""
 
     error: str
     wait_s: float
@@ -35,11 +36,11 @@ class RetryScheduled(Event, frozen=True):
 
 
 class RetryStarted(Event, frozen=True):
-    """A waiting row is retried."""
+    """The retry of a waiting row starts."""
 
 
 class EndpointParked(Event, frozen=True):
-    """The endpoint asked redline to send no requests until `at_s + for_s`."""
+    """The endpoint asked redline to send no requests for `for_s` seconds from `at_s` on."""
 
     endpoint: str
     for_s: float
@@ -56,7 +57,7 @@ class EndpointLost(Event, frozen=True):
 
 
 class EndpointOut(Event, frozen=True):
-    """One of several endpoints gets no more calls, because of `reason`; `left` of `of` remain."""
+    """One of `of` endpoints gets no more calls, because of `reason`; `left` endpoints remain."""
 
     endpoint: str
     reason: str
@@ -65,26 +66,29 @@ class EndpointOut(Event, frozen=True):
 
 
 class EndpointDegraded(Event, frozen=True):
-    """One of several endpoints fails, and gets few calls until it works. reason: its last error."""
+    """One of several endpoints is failing, and gets few calls until it works.
+
+    reason: its last error.
+    """
 
     endpoint: str
     reason: str
 
 
 class EndpointRecovered(Event, frozen=True):
-    """A degraded endpoint works again, and gets calls like the others."""
+    """A degraded endpoint works again, and gets calls as the other endpoints do."""
 
     endpoint: str
 
 
 class EndpointBack(Event, frozen=True):
-    """An endpoint that was lost has answered."""
+    """A lost endpoint has answered again."""
 
     endpoint: str
 
 
 class AlertChanged(Event, frozen=True):
-    """An alert fires or has ended; see redline.observe.alerts."""
+    """An alert began or ended. `observe.alerts.Alert` describes all fields except `at_s`."""
 
     rule: str
     number: int
@@ -102,7 +106,7 @@ class Listener(Protocol):
 
 
 class Silence:
-    """A listener that ignores every event."""
+    """Ignores every event."""
 
     def on_event(self, event: Event) -> None:
         pass
@@ -112,7 +116,7 @@ SILENCE = Silence()
 
 
 class Listeners:
-    """Passes each event on to several listeners, in their order."""
+    """Passes each event on to several listeners, in the given order."""
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = listeners

@@ -1,4 +1,4 @@
-"""Decompression of an HTTP message's body (RFC 9110, 8.4.1), piece by piece and bounded."""
+"""Decompresses the body of an HTTP message (RFC 9110, 8.4.1) in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import zlib
 
 # zlib's `wbits`: 16 plus the largest window for gzip, a negative number for deflate with no header.
 _GZIP, _ZLIB, _RAW = 31, 15, -15
-# Gzip members may follow one another; a legitimate body has few (bgzip: 64 KB in each).
+# A body may consist of several gzip members; a legitimate body has few (bgzip: 64 KB in each).
 _MOST_MEMBERS = 1024
 
 
@@ -15,7 +15,7 @@ class BadCompressionError(ValueError):
 
 
 class Inflate:
-    """Decompresses one body. A few bytes may become gigabytes, so each step is bounded.
+    """Decompresses one body. A few bytes may become gigabytes, so each step has a bound.
 
     may_be_raw: accept deflate without a zlib header, which some senders omit (RFC 9110, 8.4.1.2).
     """
@@ -24,19 +24,19 @@ class Inflate:
         self._may_be_raw = may_be_raw
         self._decoder: zlib._Decompress | None = None
         self._is_gzip = False
-        self._first = b""  # until the two bytes that identify the format have arrived
+        self._first = b""  # the first byte, until the second one arrives: two identify the format
         self._members = 1
 
     @property
     def is_whole(self) -> bool:
-        """Whether the compressed data has ended, or there was none."""
+        """Whether the compressed data is complete, or there was none."""
         return self._decoder.eof if self._decoder is not None else not self._first
 
     def take(self, data: bytes, most_bytes: int) -> bytes:
         """Returns the decompressed bytes of `data`, at most `most_bytes` (1 or more).
 
         Bytes beyond `most_bytes` are dropped: the caller must refuse such a body. Raises
-        BadCompressionError.
+        BadCompressionError if the data is damaged or other bytes follow it.
         """
         if self._decoder is None:
             data = self._first + data

@@ -1,4 +1,4 @@
-"""The formats of the OpenAI APIs and of Anthropic's Messages API, each defined once."""
+"""Defines the formats of the OpenAI APIs and of Anthropic's Messages API, each once."""
 
 from redline.apis import (
     chat,

@@ -1,4 +1,4 @@
-"""The properties of an API that redline needs to call it and to read its answers."""
+"""Defines the properties of an API that redline needs to call it and to read its answers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Envelope(msgspec.Struct, kw_only=True):
 
 
 def no_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | None:
-    """Returns None, for an API without a quick reader."""
+    """Returns None: the default of `read_usual`, for an API that has no faster reader."""
     return None
 
 
 class Api(msgspec.Struct, frozen=True, kw_only=True):
     """One API of an endpoint.
 
-    path: the path of its requests; a url belongs to the API if it ends with the part of `path`
-    after `/v1`. prompt: the field of a request that holds the prompt. texts: all fields whose
-    strings the model reads. as_json: fields that become part of the prompt as JSON, with their
-    names. output_limits: fields that bound the tokens of one answer. has_system: whether a request
-    may have a system message. has_output: whether answers have generated tokens. is_streamed:
-    whether answers may be streamed.
+    path: the path of its requests; a URL belongs to the API if its path ends with the part of
+    `path` after `/v1`. prompt: the field of a request that holds the prompt. texts: all fields
+    whose strings the model reads. as_json: fields that become part of the prompt as JSON, names
+    included. output_limits: fields that bound the output tokens of one answer. has_system: whether
+    a request may have a system message. has_output: whether answers have generated tokens.
+    is_streamed: whether answers may be streamed.
     read: parses a response body. Its second argument is the request's body, which says how many
     answers were requested, or None if that is unknown. Raises msgspec.DecodeError if the body has
     another format, and ErrorInside or CallError if it contains an error.

@@ -1,4 +1,4 @@
-"""POST /v1/files and /v1/batches: upload files of requests and download files of results.
+"""Reads and writes the objects and files of the Batch API: POST /v1/files and /v1/batches.
 
 https://platform.openai.com/docs/api-reference/batch
 """
@@ -24,7 +24,7 @@ ENDED = frozenset(("failed", "completed", "expired", "cancelled"))
 # OpenAI's limits: bytes in one file, and lines in one batch.
 MOST_FILE_BYTES = 200 * 1024 * 1024
 MOST_LINES = 50_000
-# The code and message of a line without an answer, by the final status of its batch.
+# The code and message of the error in a result line without an answer, by the batch's final status.
 UNFINISHED = {
     "expired": ("batch_expired", "This request was not executed within the completion window."),
     "cancelled": ("batch_cancelled", "This request was not executed: the batch was cancelled."),
@@ -36,14 +36,14 @@ _OUTSIDE = ("messages", "prompt", "input")
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True):
-    """When a file expires: this many seconds after its anchor, which is `created_at`."""
+    """When a file expires: `seconds` after its `anchor`, which is `created_at`."""
 
     anchor: str
     seconds: int
 
 
 class BatchRequest(msgspec.Struct):
-    """The body of POST /v1/batches. endpoint: the url that all lines of the input file have."""
+    """The body of POST /v1/batches. endpoint: the `url` of all lines of the input file."""
 
     input_file_id: str
     endpoint: str
@@ -53,7 +53,7 @@ class BatchRequest(msgspec.Struct):
 
 
 class RequestLine(msgspec.Struct):
-    """One line of an uploaded file."""
+    """One line of an uploaded file of requests."""
 
     custom_id: str
     method: str
@@ -74,14 +74,14 @@ class Problem(msgspec.Struct):
 
 
 class LineChecker:
-    """Reads and checks the lines of one file. endpoint: the url that every line must have."""
+    """Reads and checks the lines of one file. endpoint: the `url` that every line must have."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._names: set[str] = set()
 
     def read(self, raw: bytes, line: int) -> RequestLine | Problem:
-        """Returns the request on a line, or the line's problem. line: the line number, from 1."""
+        """Returns the request on a line, or why the line is invalid. line: its number, from 1."""
         try:
             asked = _ASKED.decode(raw)
             found = msgspec.json.decode(raw)
@@ -108,7 +108,7 @@ class LineChecker:
 
 
 def _misshapen(reason: str, line: int) -> Problem:
-    """Returns the problem of a line that is JSON but not a request."""
+    """Returns why a line that is JSON is not a request. reason: the message of msgspec."""
     if missing := _MISSING.search(reason):
         return _absent(missing[1], line)
     wrong = _WRONG.search(reason)
@@ -123,9 +123,9 @@ def _absent(name: str, line: int) -> Problem:
 
 
 class Batch(msgspec.Struct):
-    """A batch as the provider reports it. created_at: wall time, 0 if unknown.
+    """A batch as the provider reports it. created_at: wall time in seconds, 0 if unknown.
 
-    finished: the number of lines with an answer or an error; 0 if the provider reports none.
+    finished: the number of lines that have an answer or an error; 0 if the provider does not say.
     """
 
     id: str
@@ -153,7 +153,7 @@ class Batch(msgspec.Struct):
 
     @property
     def files(self) -> list[str]:
-        """The ids of the result file and the error file, as far as they exist."""
+        """The ids of the result file and the error file, if they exist, without repeats."""
         found = (self.output_file_id, self.error_file_id)
         return list(dict.fromkeys(name for name in found if name and isinstance(name, str)))
 
@@ -172,7 +172,10 @@ class Batch(msgspec.Struct):
 
 
 class FileObject(msgspec.Struct, kw_only=True):
-    """A file as the API reports it. bytes: its size. created_at, expires_at: wall time."""
+    """A file as redline's servers report it.
+
+    bytes: its size. created_at, expires_at: wall times in whole seconds.
+    """
 
     id: str
     object: str = "file"
@@ -185,7 +188,7 @@ class FileObject(msgspec.Struct, kw_only=True):
 
 
 class BatchObject(msgspec.Struct, kw_only=True):
-    """A batch as the API reports it; times are wall times in whole seconds."""
+    """A batch as redline's servers report it; times are wall times in whole seconds."""
 
     id: str
     object: str = "batch"
@@ -211,17 +214,17 @@ class BatchObject(msgspec.Struct, kw_only=True):
 
 
 def errors_object(problems: Sequence[Problem]) -> dict[str, Any]:
-    """The `errors` of a batch that has failed."""
+    """Returns the `errors` of a batch that has failed."""
     return {"object": "list", "data": [msgspec.to_builtins(problem) for problem in problems]}
 
 
 def counts_object(total: int, completed: int = 0, failed: int = 0) -> dict[str, int]:
-    """The `request_counts` of a batch."""
+    """Returns the `request_counts` of a batch. total: the number of its requests."""
     return {"total": total, "completed": completed, "failed": failed}
 
 
 def page_object(items: Sequence[Any], names: Sequence[str], *, has_more: bool) -> dict[str, Any]:
-    """One page of files or batches. names: the items' ids."""
+    """Returns one page of a list of files or batches. names: the items' ids, in the same order."""
     return {
         "object": "list",
         "data": items,
@@ -232,7 +235,7 @@ def page_object(items: Sequence[Any], names: Sequence[str], *, has_more: bool) -
 
 
 def deleted_object(file_id: str) -> dict[str, Any]:
-    """The response to a DELETE of a file."""
+    """Returns the body of the response to a DELETE of a file."""
     return {"id": file_id, "object": "file", "deleted": True}
 
 
@@ -248,7 +251,7 @@ class _Error(msgspec.Struct):
 
 
 class ResultLine(msgspec.Struct):
-    """One line of a result or error file. problem: why its result cannot be read, or empty."""
+    """One line of a result or error file. problem: why its result is unreadable, or empty."""
 
     custom_id: str
     response: _Response | None = None
@@ -289,10 +292,10 @@ def read_line(raw: bytes) -> ResultLine:
 def result_object(
     name: str, custom_id: str, response: dict[str, Any] | None, error: Any = None
 ) -> dict[str, Any]:
-    """One line of a result or error file. name: its `id`. response: from `answer_object`."""
+    """Returns one line of a result or error file. name: its `id`. response: see `answer_object`."""
     return {"id": name, "custom_id": custom_id, "response": response, "error": error}
 
 
 def answer_object(status_code: int, request_id: str | None, body: Any) -> dict[str, Any]:
-    """The `response` of a result line. body: the answer's JSON."""
+    """Returns the `response` of a result line. body: the decoded JSON of the answer."""
     return {"status_code": status_code, "request_id": request_id, "body": body}

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: messages in, a message for each choice out.
+"""Defines POST /v1/chat/completions: messages in, a message for each choice out.
 
 https://platform.openai.com/docs/api-reference/chat
 """
@@ -89,17 +89,20 @@ FORM = Form(
 
 
 def tool_call(name: str, tool: str, arguments: str) -> Object:
-    """A tool call in a message. name: the call's id. tool: the tool's name."""
+    """Returns a tool call. name: the call's id. tool: the tool's name. arguments: JSON."""
     return {"id": name, "type": "function", "function": {"name": tool, "arguments": arguments}}
 
 
 def call_piece(index: int, position: int, call: Object) -> Object:
-    """A choice of an event with `call`, a new part of the tool call at this position."""
+    """Returns a choice of an event, with a new part of a tool call.
+
+    index: that of the choice. position: the index of the tool call. call: its new part.
+    """
     return _piece(index, None, tool_calls=[{"index": position, **call}])
 
 
 def event_of(whole: Object) -> Object:
-    """The single event of a stream that contains the whole answer."""
+    """Returns the one event of a stream that contains the whole answer. whole: the answer."""
     choices = []
     for choice in whole.get("choices") or []:
         rest = dict(choice)

@@ -1,7 +1,8 @@
-"""Reads and writes answers with choices, the common part of chat and completions.
+"""Reads and writes answers with choices, which chat and completions have in common.
 
-A choice is `{"index", "message" or "text", "logprobs", "finish_reason"}`; in the events of a chat's
-stream, `delta` is the new part of its message. Servers mix the two APIs, so one reader reads both.
+A choice is `{"index", "message" or "text", "logprobs", "finish_reason"}`. In a streamed chat, each
+event has the new part of the message in `delta`. Servers mix the two APIs, so one reader reads
+both.
 """
 
 from __future__ import annotations
@@ -107,12 +108,16 @@ _convert = msgspec.convert
 
 
 def choices(body: Object) -> int:
-    """The number of requested answers: `n` for each prompt; at most 100,000."""
+    """Returns the number of requested answers: `n` for each prompt, at most 100,000."""
     return _copies(number(body.get("n")), body)
 
 
 def drafts(body: Object) -> int:
-    """The number of billed answers: `best_of` per prompt if given, of which `n` are returned."""
+    """Returns the number of billed answers, at most 100,000.
+
+    That is `best_of` for each prompt, of which the server returns `n`; `n` if `best_of` is not
+    given.
+    """
     n, best_of = number(body.get("n")), number(body.get("best_of"))
     return _copies(n if best_of is None else max(n or 1, best_of), body)
 
@@ -126,7 +131,7 @@ def _copies(each: int | None, body: Object) -> int:
 
 
 def read_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | None:
-    """Reads the answer of a chat with one choice; see `Api.read_usual`."""
+    """Reads an answer of chat that has one choice; see `Api.read_usual`."""
     if asked and (type(asked) is not dict or "n" in asked or "prompt" in asked):
         return None
     input_tokens = output_tokens = None
@@ -152,7 +157,7 @@ def read_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | N
 
 
 def read(body: bytes, asked: Object | None) -> Reply:
-    """Reads a body as a text, or as a list of texts if there are several; see `Api.read`."""
+    """Reads a body whose output is a text, or a list of several texts; see `Api.read`."""
     reply = _REPLY.decode(body)
     found = reply.choices
     if not found:
@@ -184,7 +189,7 @@ def has_ended(body: bytes) -> bool:
     try:
         endings = _ENDINGS.decode(body)
     except msgspec.ValidationError:
-        # Plain JSON with neither choices nor an error.
+        # The JSON is in another format: it has neither choices nor an error.
         return True
     choices = endings.choices or ()
     return not endings.error and all(choice.finish_reason is not None for choice in choices)
@@ -198,10 +203,10 @@ P = TypeVar("P", bound=_Part)
 
 
 def in_order(found: list[P], asked: int | None, name: str) -> list[P]:
-    """The parts of an answer, sorted by index. Raises BadReply if they are not those requested.
+    """Returns the parts of an answer by index. Raises BadReply if they are not those requested.
 
-    asked: the requested number; None if it is unknown, so that nothing is checked. name: what an
-    error calls a part.
+    asked: the number of requested parts; None if it is unknown, and then nothing is checked. name:
+    the word for a part in an error, such as `choice`.
     """
     if asked == len(found) == 1 and not found[0].index:
         return found
@@ -235,7 +240,7 @@ def _choice_text(choice: _Choice) -> Any:
 
 
 def text_of(content: Any) -> Any:
-    """The content unchanged, or the joined texts of a list of parts."""
+    """Returns the joined texts of a list of parts; any other content unchanged."""
     if not isinstance(content, list):
         return content
     texts = (part.get("text") for part in content if isinstance(part, dict))
@@ -253,7 +258,7 @@ def _finish(choice: _Choice, output: Any) -> str | None:
     reason = choice.finish_reason
     if output in (None, "") and not _tool_calls(choice) and reason in (None, "stop"):
         return "empty"
-    # Some servers send the reason's number in their own API.
+    # Some servers send a number: that of the reason in an API of their own.
     return str(reason) if isinstance(reason, int) else reason
 
 
@@ -267,9 +272,9 @@ def write_choice(
     logprobs: Object | None = None,
     tool_calls: Any = None,
 ) -> Object:
-    """A choice of an answer, or of an event, which has only the new part.
+    """Returns a choice of an answer; for an event, a choice with only its new part.
 
-    name: the key of the text and the tool calls. part: makes the value of this key from both.
+    name: the key of the text and the tool calls. part: makes the key's value from these two.
     """
     return {
         "index": index,
@@ -280,11 +285,11 @@ def write_choice(
 
 
 class Form(NamedTuple):
-    """The differences between the two APIs in the answers that redline writes.
+    """How the answers that redline writes differ between the two APIs.
 
     id_prefix: the prefix of an answer's id. whole, event: the `object` of an answer and of an
-    event. choice, piece: `write_choice` for an answer and for an event; called with its arguments
-    from `index` on. opening: makes the piece that precedes the text of the choice with this index;
+    event. choice, piece: `write_choice` for an answer and for an event, without its first two
+    arguments. opening: makes the piece that precedes the text of the choice with a given index;
     None if the API has no such piece.
     """
 
@@ -299,8 +304,9 @@ class Form(NamedTuple):
 class ChoicesWriter(NamedTuple):
     """Writes one answer, whole or as the events of a stream.
 
-    name: the answer's id after the prefix, unique among all answers. created_s: wall time.
-    includes_usage: whether events have a `usage`, which is null in all but the last event.
+    name: the answer's id without its prefix, unique among all answers. created_s: wall time in
+    whole seconds. includes_usage: whether events have a `usage`, which is null in all but the last
+    event.
     """
 
     form: Form
@@ -310,7 +316,7 @@ class ChoicesWriter(NamedTuple):
     includes_usage: bool = False
 
     def whole(self, choices: list[Object], usage: Object | None) -> Object:
-        """The answer with these choices."""
+        """Returns the answer with these choices."""
         return {
             "id": f"{self.form.id_prefix}-{self.name}",
             "object": self.form.whole,
@@ -321,7 +327,7 @@ class ChoicesWriter(NamedTuple):
         }
 
     def event(self, *pieces: Object) -> Object:
-        """An event with these pieces."""
+        """Returns an event with these pieces, each the new part of one choice."""
         event = self.whole(list(pieces), None)
         event["object"] = self.form.event
         if not self.includes_usage:
@@ -329,12 +335,12 @@ class ChoicesWriter(NamedTuple):
         return event
 
     def last(self, usage: Object) -> list[Object]:
-        """The event with the usage, after all choices; an empty list if it was not requested."""
+        """Returns the last event, which has the usage; an empty list if none was requested."""
         return [{**self.event(), "usage": usage}] if self.includes_usage else []
 
     def encoder(self) -> Callable[[Object], bytes]:
         """Returns a function that encodes an event with one piece; the rest is encoded once."""
-        # The bracket of the empty list of choices is the last one.
+        # The last `]` is that of the empty list of choices.
         begin, _, end = event_bytes(self.event()).rpartition(b"]")
 
         def encode(piece: Object) -> bytes:

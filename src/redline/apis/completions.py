@@ -1,4 +1,4 @@
-"""POST /v1/completions: prompts in, a text for each choice out.
+"""Defines POST /v1/completions: prompts in, a text for each choice out.
 
 https://platform.openai.com/docs/api-reference/completions
 """

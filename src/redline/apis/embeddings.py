@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: inputs in, a vector for each input out.
+"""Defines POST /v1/embeddings: inputs in, a vector for each input out.
 
 https://platform.openai.com/docs/api-reference/embeddings
 """
@@ -38,7 +38,7 @@ _REPLY = msgspec.json.Decoder(_Reply)
 
 
 def inputs(body: dict[str, Any]) -> int | None:
-    """The number of vectors that a request asks for; None if its body has no `input`."""
+    """Returns the number of requested vectors; None if the body has no `input`."""
     value = body.get("input")
     if isinstance(value, list):
         # A list of numbers is one input, given as token ids.
@@ -47,7 +47,7 @@ def inputs(body: dict[str, Any]) -> int | None:
 
 
 def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
-    """Reads a body as one vector, or as a list of vectors; see `Api.read`."""
+    """Reads a body whose output is a vector, or a list of several vectors; see `Api.read`."""
     reply = _REPLY.decode(body)
     if not reply.data:
         raise msgspec.ValidationError("`data` is empty")
@@ -68,7 +68,7 @@ API = Api(path="/v1/embeddings", prompt="input", texts=("input",), has_output=Fa
 
 
 def whole(vectors: list[Any], model: str, input_tokens: int) -> dict[str, Any]:
-    """The answer with these vectors, each a list of numbers, or base64 of 32-bit floats."""
+    """Returns the answer with these vectors, each a list of numbers or 32-bit floats in base64."""
     data = [
         {"object": "embedding", "index": index, "embedding": vector}
         for index, vector in enumerate(vectors)

@@ -1,7 +1,7 @@
-"""Errors inside a response with HTTP 200, judged by the status that they contain.
+"""Finds errors inside responses with HTTP 200, and judges them by the status that they contain.
 
-Gateways send such an error if the model behind them fails after the response has begun
-(OpenRouter's page on errors).
+Gateways send such an error if the model behind them fails after the response has begun (see
+OpenRouter's page on errors).
 
   the error contains                   it is judged as
   a status from 400 to 599             that status
@@ -41,7 +41,7 @@ _CODES = {
     529: ("overloaded_error",),
 }
 _STATUS_OF = {code: status for status, codes in _CODES.items() for code in codes}
-# The fields that JSON with nothing but an error may have.
+# The fields that JSON may have if it is nothing but an error.
 _ENVELOPE = {
     *("code", "detail", "error", "id", "message", "object", "param", "request_id", "status"),
     *("status_code", "type", "user_id"),
@@ -85,8 +85,8 @@ def _is_named(value: dict[str, Any]) -> bool:
 def judge_error(value: Any, headers: Mapping[str, str], wall_s: float) -> CallError | NoEndpoint:
     """Returns the error that a response with HTTP 200 contains.
 
-    value: the response's JSON: the error itself, or an object with the error in `error`. headers,
-    wall_s: as for `judge`.
+    value: the decoded JSON of the response: the error itself, or an object with the error in
+    `error`. headers, wall_s: as for `judge`.
     """
     value = _unlisted(value)
     error = value.get("error") if isinstance(value, dict) else value
@@ -108,11 +108,11 @@ def judge_part(what: str, error: Any, *, is_begun: bool = True) -> CallError | N
     """Returns the error of an answer that broke off.
 
     what: the beginning of the message, such as `choice 1 broke off`. is_begun: whether a part of
-    the answer has arrived. The error then has no status: tokens before the break may have been
-    billed, whereas a request refused with a status is not billed.
+    the answer has arrived. The error then has no status: a request refused with a status is not
+    billed, but tokens that have arrived may be.
     """
     judged = judge_error({"error": error}, {}, 0.0)
-    # NoEndpoint (the model is lost) keeps the message that it has before an answer begins.
+    # NoEndpoint (the model is lost) has the same message whether or not an answer has begun.
     if isinstance(judged, CallError):
         judged.what = f"{what}: {judged.what}"
         if is_begun:
@@ -130,7 +130,10 @@ def judge_choice(index: int, error: Any, finish_reason: Any) -> CallError | NoEn
 
 
 def _unlisted(value: Any) -> Any:
-    """Returns the only item of a list: Gemini's compatible API sends its error in a list."""
+    """Returns the only item of a list, since Gemini's compatible API sends its error in a list.
+
+    Any other value is returned unchanged.
+    """
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 

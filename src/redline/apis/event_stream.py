@@ -1,7 +1,7 @@
 """Writes and reads the bytes of streamed answers: text/event-stream (WHATWG HTML, 9.2).
 
-An event has a field on each line and ends with a blank line; its `data` is JSON. The API ends a
-stream with `data: [DONE]`; anything after that is not part of the answer.
+An event has a field on each line and ends with a blank line; its `data` is JSON. The event
+`data: [DONE]` ends the stream; anything after it is not part of the answer.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ DONE_EVENT = b"data: %b\n\n" % DONE
 _LONGEST_EVENT_BYTES = 8 * 1024 * 1024
 # Two line ends, matched atomically: CR LF is one line end, not two.
 _BLANK_LINE = re.compile(rb"(?:\r\n?+|\n)(?:\r\n?+|\n)")
-# The most bytes of an incomplete blank line: CR LF CR LF without its last byte.
+# The most bytes of an incomplete blank line: those of CR LF CR LF but the last.
 _MOST_BEGUN_BYTES = 3
-# An LF may still follow, unless the server ends lines with CR alone.
+# Blank lines whose last LF may not have arrived, unless the server ends lines with CR alone.
 _MAY_GO_ON = frozenset({b"\r\n\r", b"\n\r"})
-# A key, a colon and the opening quote of a model's text. Inside a JSON string, these quotes would
-# be escaped.
+# A key, a colon and the opening quote of a model's text. They cannot be found inside a JSON string,
+# where these quotes would be escaped.
 _KEYS = tuple(
     b'%b":%b"' % (key, space)
     for key in (b"content", b"text", b"arguments")
@@ -32,7 +32,7 @@ _KEYS = tuple(
 # The inside of a JSON string, without its quotes.
 _INSIDE = re.compile(rb'[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*')
 _INSIDE_AT = _INSIDE.match
-# Whether data, from one offset up to another, is the inside of a JSON string.
+# is_text(data, start, stop): a match if the bytes are the inside of a JSON string, otherwise None.
 is_text = _INSIDE.fullmatch
 
 
@@ -43,29 +43,29 @@ def event_bytes(event: object, name: str = "") -> bytes:
 
 
 class ErrorData(bytes):
-    """The data of an event whose `event` field is `error`."""
+    """The `data` of an event whose `event` field is `error`."""
 
 
 class EventParser:
-    """Splits a stream of bytes into complete events, wherever the bytes were cut."""
+    """Splits a stream of bytes into complete events, however the bytes are divided into reads."""
 
     def __init__(self) -> None:
-        # The bytes since the last blank line; a bytearray, so that no read copies a long event.
+        # The bytes after the last blank line; a bytearray, so that reads do not copy a long event.
         self._rest = bytearray()
         self._is_first = True
 
     def blocks(self, data: bytes) -> list[tuple[bytes, bytes | None]]:
-        """Returns each block that `data` completes: its bytes with the blank line, and its data.
+        """Returns each block that `data` completes: its bytes with the blank line, and its `data`.
 
-        The data is an ErrorData for an error, and None for a block without an event, such as a
-        comment. The bytes of all blocks followed by `left()` are the bytes passed in so far. Raises
-        BadReply for an event longer than 8 MiB.
+        The latter is an ErrorData for an error, and None for a block without an event, such as a
+        comment. The bytes of all blocks so far, followed by `left()`, are the bytes passed in so
+        far. Raises BadReply for an event longer than 8 MiB.
         """
         if not (self._rest or self._is_first) and _is_line(data):
             # Most reads are exactly one event.
             return [(data, data[6:-2].strip() or None)]
         rest = self._rest
-        # A blank line may have begun in the bytes kept from earlier reads.
+        # A blank line may have begun at the end of an earlier read.
         start = max(0, len(rest) - _MOST_BEGUN_BYTES)
         rest += data
         raws = _split(bytes(rest)) if not start or _has_end(rest, start) else []
@@ -82,24 +82,24 @@ class EventParser:
     def is_amid(self) -> bool:
         """Whether an event is incomplete, or no event has been completed yet.
 
-        The next bytes are then not sure to begin an event.
+        If True, the next bytes may not begin an event.
         """
         return bool(self._rest) or self._is_first
 
     def line(self, data: bytes) -> bytes | None:
         """Returns the data of a one-line event, if `data` is exactly that and not `is_amid`.
 
-        None for anything else. Unlike `blocks`, this does not change the parser.
+        None for anything else. Unlike `blocks`, this method does not change the parser.
         """
         return None if self.is_amid or not _is_line(data) else _data_of(data)
 
     def rest(self) -> bytes | None:
-        """The data of an event that the end of the stream has cut short; None if there is none."""
+        """Returns the data of an event that the end of the stream cut short; None without one."""
         rest = self.left()
         return _data_of(rest.removeprefix(BOM) if self._is_first else rest)
 
     def left(self) -> bytes:
-        """The bytes after the last complete block, unchanged."""
+        """Returns the bytes after the last complete block, unchanged."""
         return bytes(self._rest)
 
 
@@ -131,7 +131,7 @@ def event_form_of(data: bytes) -> EventForm | None:
         if at >= 0:
             start = at + len(key)
             inside = _INSIDE_AT(data, start)
-            assert inside is not None  # it may be empty
+            assert inside is not None  # the text may be empty
             begin, end = data[:start], data[inside.end() :]
             return EventForm(begin, end, len(begin), len(end)) if end[:1] == b'"' else None
     return None
@@ -169,7 +169,7 @@ def _is_line(event: bytes) -> bool:
 
 def _data_of(event: bytes) -> bytes | None:
     if _is_line(event):
-        # Most events are.
+        # Most events are one line.
         return event[6:-2].strip() or None
     if event.find(b"\r") >= 0:
         event = event.replace(b"\r\n", b"\n").replace(b"\r", b"\n")

@@ -1,10 +1,10 @@
-"""Reads JSON that does not follow RFC 8259, and numbers, as some servers write them.
+"""Reads JSON that does not follow RFC 8259, and numbers that some servers write as texts.
 
   a byte order mark             is skipped
   NaN, Infinity, 1e999          become null
   half of a surrogate pair      becomes U+FFFD
 
-This is ten times slower than msgspec, so it is used only for data that msgspec has refused.
+This takes ten times as long as msgspec, so it is used only for data that msgspec has refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def decoded(data: bytes) -> Any:
 
 
 def decoded_or_text(data: bytes) -> Any:
-    """As `decoded`, but returns data that is not JSON at all as text."""
+    """Decodes as `decoded` does, but returns data that is not JSON at all as text."""
     try:
         return decoded(data)
     except (ValueError, RecursionError):
@@ -53,7 +53,7 @@ def encoded(value: Any) -> bytes:
 
 
 def clean(value: Any) -> Any:
-    """Replaces everything that proper JSON cannot contain, as in the table above."""
+    """Returns the value with everything replaced that proper JSON cannot contain; see the table."""
     if isinstance(value, str):
         return paired(value)
     if isinstance(value, dict):
@@ -64,7 +64,7 @@ def clean(value: Any) -> Any:
 
 
 def paired(text: str) -> str:
-    """The text with surrogate pairs joined and single halves replaced by U+FFFD."""
+    """Returns the text with surrogate pairs joined and single halves replaced by U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
@@ -72,11 +72,11 @@ class PairJoiner:
     """Joins surrogate pairs that were cut between two pieces of one text."""
 
     def __init__(self) -> None:
-        # The first half of a pair, whose other half may come with the next piece.
+        # The first half of a pair whose second half may begin the next piece; otherwise empty.
         self._half = ""
 
     def add(self, text: str) -> str:
-        """Returns the next piece; half a pair at its end is kept for the piece after it."""
+        """Returns the next piece of text; half a pair at its end is kept for the piece after it."""
         if self._half:
             text, self._half = self._half + text, ""
         if text and "\ud800" <= text[-1] <= "\udbff":

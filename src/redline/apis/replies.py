@@ -1,11 +1,11 @@
-"""Reads the replies of every API, and plain JSON from any other path.
+"""Reads the replies of every API, and plain JSON from all other paths.
 
 The end of the request's path determines the API. `read` raises BadReply for a body that does not
 match the API's format, so that the call is retried as after any other fault. For a body that
-contains an error, it raises that error.
+contains an error, `read` raises that error.
 
-  an answer                                    is
-  with an `error` and no choices               judged by the status inside
+  an answer                                    raises
+  with an `error` and no choices               an error, judged by the status inside
   with a choice with an `error` or broken off  that error, or ServerFailed
   with fewer or more choices than requested    BadReply
   a response that is queued or in progress     BadReply
@@ -56,7 +56,7 @@ def _read_plain(
 
 
 def _check_plain(whole: Any) -> None:
-    """Raises the error that the JSON contains, or that of one of its choices that broke off."""
+    """Raises the error that the JSON contains, or the error of the first choice that broke off."""
     if is_error(whole, of_any_api=True):
         raise ErrorInside(whole)
     found = whole.get("choices") if isinstance(whole, dict) else None
@@ -67,10 +67,10 @@ def _check_plain(whole: Any) -> None:
                 raise error
 
 
-# Any path that belongs to no API: JSON in, JSON out. Anthropic's messages have a separate `system`:
+# For paths that belong to no API: JSON in, JSON out. Anthropic's messages have a separate `system`:
 # https://platform.claude.com/docs/en/api/messages
 PLAIN = Api(path="", texts=("system",), read=_read_plain)
-# The longer ending first.
+# The longer of two endings comes first: both match the path of chat.
 APIS = (chat.API, completions.API, embeddings.API, responses.API)
 
 
@@ -93,7 +93,7 @@ def read(
 
     output_path: selects the answer in the JSON, for any API. asked: the request's body, which says
     how many answers were requested; None if that is unknown. headers: those of the response.
-    wall_s: the current wall time, for an error inside, as in `judge`. Raises CallError, and
+    wall_s: the current wall time in seconds, to judge an error inside. Raises CallError, and
     NoEndpoint if a local engine is lost.
     """
     if headers is None:
@@ -110,7 +110,7 @@ def read(
         try:
             reply = read_body(body, asked)
         except msgspec.DecodeError as error:
-            # Either improper JSON, or JSON in another format.
+            # The body is either improper JSON, or JSON in another format.
             body, value = _loose(body, error)
             if is_error(value, of_any_api=api is PLAIN):
                 raise ErrorInside(value) from error
@@ -130,7 +130,7 @@ def read(
 
 
 def _loose(body: bytes, error: msgspec.DecodeError) -> tuple[bytes, Any]:
-    """Returns the body as proper JSON, and its value. Raises `error` if it is not JSON at all."""
+    """Returns the body as proper JSON, and its value. Raises `error` if the body is not JSON."""
     try:
         return body, msgspec.json.decode(body)
     except ValueError:
@@ -147,7 +147,7 @@ def _path_of(url: str) -> str:
 
 
 def quote(body: bytes) -> str:
-    """The beginning of a body, on one line, for a message."""
+    """Returns the beginning of a body, at most 120 characters on one line, for a message."""
     line = " ".join(body[: 2 * _LONGEST_QUOTE].decode("utf-8", "replace").split())
     cut = line if len(line) <= _LONGEST_QUOTE else line[: _LONGEST_QUOTE - 3] + "..."
     return f"`{cut}`" if cut else "with nothing at all"

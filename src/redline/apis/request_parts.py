@@ -1,4 +1,4 @@
-"""Parts of requests that several APIs share; only the fields that redline's servers read."""
+"""Defines the parts of requests that several APIs share, as far as redline's servers read them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 Count = Annotated[int, Meta(ge=1)]
-# Tokens as numbers, texts, or a list of either.
+# A text, or a list of texts, of token ids, or of lists of token ids.
 Inputs = str | list[str | int | list[int]]
 
 
@@ -41,7 +41,7 @@ class JsonSchema(Struct, frozen=True):
 
 
 class ResponseFormat(Struct, frozen=True):
-    """The form required of an answer. /v1/responses puts the schema beside the type."""
+    """The required form of an answer. /v1/responses puts `schema` directly beside `type`."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None

@@ -1,4 +1,4 @@
-"""POST /v1/responses: a list of items, such as messages and tool calls.
+"""Defines POST /v1/responses: input items in, output items out, such as messages and tool calls.
 
 https://platform.openai.com/docs/api-reference/responses
 """
@@ -61,7 +61,7 @@ _ITEM = msgspec.json.Decoder(_Item)
 
 
 def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
-    """Reads a body as its text, or its refusal if it has no text; see `Api.read`."""
+    """Reads a body whose output is its text, or its refusal if it has no text; see `Api.read`."""
     reply = _REPLY.decode(body)
     if reply.error:
         raise judge_part("the response failed", reply.error)
@@ -114,10 +114,10 @@ API = Api(
 
 
 def whole(name: str, created_s: int, text: str, *, is_cut: bool, **fields: Any) -> dict[str, Any]:
-    """The answer with this text. is_cut: whether the token limit cut the text.
+    """Returns the answer with this text. is_cut: whether the token limit cut the text.
 
-    name: part of the answer's ids. created_s: wall time. fields: more fields, such as `model` and
-    `usage`.
+    name: the ids of the response and its message, without prefixes. created_s: wall time in whole
+    seconds. fields: more fields, such as `model` and `usage`.
     """
     status = "incomplete" if is_cut else "completed"
     part = {"type": "output_text", "text": text, "annotations": []}
@@ -144,12 +144,12 @@ def whole(name: str, created_s: int, text: str, *, is_cut: bool, **fields: Any) 
 
 
 def event_of(whole: dict[str, Any]) -> dict[str, Any]:
-    """The single event of a stream that contains the whole response."""
+    """Returns the one event of a stream that contains the whole response. whole: the response."""
     return {"type": "response.completed", "sequence_number": 0, "response": whole}
 
 
 def text_of_event(event: dict[str, Any]) -> str:
-    """The text that an event adds."""
+    """Returns the text that an event adds; empty if it adds none."""
     is_text = event.get("type") == "response.output_text.delta"
     return str(event.get("delta", "")) if is_text else ""
 

@@ -1,4 +1,4 @@
-"""Assembles the events of a stream into the answer that an unstreamed call would get."""
+"""Assembles the events of a stream into the answer that a call without streaming would get."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ _HEAD = msgspec.json.Decoder(_EventHead)
 
 
 def read_event(data: bytes) -> tuple[Object, bool]:
-    """The JSON object of an event, and whether only `loose_json` can read it. Raises BadReply."""
+    """Returns the JSON object of an event, and whether only `loose_json` can read its data.
+
+    Raises BadReply if the data is not a JSON object.
+    """
     is_loose = False
     try:
         found = msgspec.json.decode(data)
@@ -52,7 +55,7 @@ def read_event(data: bytes) -> tuple[Object, bool]:
 
 
 class StreamedAnswer:
-    """The part of an answer that has arrived so far."""
+    """Collects the events of one answer, as far as they have arrived."""
 
     def __init__(self) -> None:
         self._choices: dict[int, _Choice] = {}
@@ -62,8 +65,8 @@ class StreamedAnswer:
     def add(self, event: Object) -> str:
         """Adds an event and returns the text that it adds to the first choice.
 
-        Raises ErrorInside for an event that is an error, the error of a choice that broke off, and
-        AttributeError or TypeError for a malformed event.
+        Raises ErrorInside for an event that is an error, CallError or NoEndpoint for a choice that
+        broke off, and AttributeError or TypeError for a malformed event.
         """
         if is_error_event(event):
             raise ErrorInside(event)
@@ -109,11 +112,11 @@ class StreamedAnswer:
 
     @property
     def finish_reasons(self) -> list[Any]:
-        """The finish reason of each choice as the endpoint sent it; None if it has not yet."""
+        """The finish reason of each choice, as the endpoint sent it; None until it is sent."""
         return [self._choices[index].finish_reason for index in sorted(self._choices)]
 
     def whole(self, *, is_done: bool) -> tuple[str, bytes]:
-        """Returns the url and the body that the same answer has without a stream.
+        """Returns the API's path and the body that the same answer has without streaming.
 
         is_done: whether the stream announced its end. Raises Disconnected for an incomplete answer.
         """
@@ -139,7 +142,7 @@ class _Choice:
         self.texts: list[str] = []
         self.refusals: list[str] = []
         self.tools: dict[int, Object] = {}
-        # The objects in `tools` whose arguments come in pieces, which are joined only once.
+        # The objects in `tools` whose arguments come in pieces, which `whole` joins.
         self._in_pieces: list[Object] = []
         self.finish_reason: str | int | None = None
         self._joiner = PairJoiner()
@@ -162,7 +165,7 @@ class _Choice:
         return text
 
     def whole(self, index: int) -> Object:
-        """The choice as an unstreamed answer contains it."""
+        """Returns the choice as an answer without streaming contains it."""
         if rest := self._joiner.end():
             self.texts.append(rest)
         for holder in self._in_pieces:
@@ -178,7 +181,10 @@ class _Choice:
         return {"index": index, "message": message, "finish_reason": self.finish_reason}
 
     def _merge(self, whole: Object, part: Object) -> None:
-        """Adds the next piece of a tool call: `arguments` come in pieces, other strings whole."""
+        """Merges the next piece of a tool call into `whole`.
+
+        The pieces of `arguments` are collected; any other value arrives complete.
+        """
         for name, value in part.items():
             if isinstance(value, dict):
                 self._merge(whole.setdefault(name, {}), value)

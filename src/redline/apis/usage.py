@@ -1,4 +1,4 @@
-"""Writes and reads token counts, which are in the `usage` of an answer.
+"""Writes and reads the token counts in the `usage` of an answer.
 
 API                       input          output             input details
 chat and completions      prompt_tokens  completion_tokens  prompt_tokens_details
@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-# More than any call can use: a larger count is an error, and one of over 308 digits has no float.
+# More than any call can use: a larger count is an error, and over 308 digits do not fit a float.
 MOST_TOKENS = 10**9
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 
@@ -44,7 +44,10 @@ class _UsualUsage(Counts, frozen=True):
 
 
 def completion_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
-    """The usage of chat and completions. input_tokens: each prompt counts once, even for n > 1."""
+    """Returns the usage of chat and completions.
+
+    input_tokens: the tokens of each prompt, counted once even for n > 1.
+    """
     return {
         "prompt_tokens": input_tokens,
         "completion_tokens": output_tokens,
@@ -53,7 +56,7 @@ def completion_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
 
 
 def response_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
-    """The usage of a response, and of a batch."""
+    """Returns the usage of a response or of a batch."""
     return {
         "input_tokens": input_tokens,
         "input_tokens_details": {"cached_tokens": 0},
@@ -64,7 +67,7 @@ def response_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
 
 
 def stated_tokens(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """The input and output tokens of a usage, 0 to 10^9; None for a count that is missing."""
+    """Returns the input and output tokens of a usage, 0 to 10^9 each; None for a missing count."""
     read = usage.get("prompt_tokens")
     written = usage.get("completion_tokens")
     return (
@@ -74,10 +77,10 @@ def stated_tokens(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 class Usage(NamedTuple):
-    """Tokens of one call; no token is counted twice.
+    """The tokens of one call, each counted once.
 
     input: tokens that were neither read from the provider's cache nor written to it. cached: tokens
-    read from the cache. written: tokens written to the cache.
+    read from the cache. written: tokens written to the cache. output: generated tokens.
     """
 
     input: int = 0
@@ -95,7 +98,7 @@ class Usage(NamedTuple):
 
 
 def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> Usage | None:
-    """Reads the `usage` of a reply; None if it has no counts, or only zeros.
+    """Reads the `usage` of a reply. Returns None if the usage has no counts, or only zeros.
 
     has_output: False for embeddings, whose usage has no output.
     In OpenAI's chat, completions, embeddings and responses, the input includes the tokens read from
@@ -125,7 +128,7 @@ def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> U
 
 
 def _read_carefully(usage: Mapping[str, Any], *, has_output: bool) -> Usage | None:
-    """As `read_usage`, for a usage whose fields may be missing or malformed."""
+    """Reads as `read_usage` does, but accepts missing and malformed fields."""
     read = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
     output = _count(usage.get("completion_tokens", usage.get("output_tokens")))
     if output is None and not has_output:
@@ -135,7 +138,7 @@ def _read_carefully(usage: Mapping[str, Any], *, has_output: bool) -> Usage | No
     hit = _count(usage.get("cache_read_input_tokens")) or 0
     written = _count(usage.get("cache_creation_input_tokens")) or 0
     if hit + written > (read if "prompt_tokens" in usage else 0):
-        # Counted beside the input, as by Anthropic: a part cannot be larger than the whole.
+        # More than the whole cannot be a part of it: these are counted separately, as at Anthropic.
         return Usage(read, hit, written, output)
     stated = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     details = stated if isinstance(stated, Mapping) else {}
@@ -148,5 +151,5 @@ def _read_carefully(usage: Mapping[str, Any], *, has_output: bool) -> Usage | No
 
 
 def _count(value: object) -> int | None:
-    """The value if it is a number of tokens from 0 to 10^9; otherwise None."""
+    """Returns the value if it is a number of tokens from 0 to 10^9; otherwise None."""
     return value if type(value) is int and 0 <= value <= MOST_TOKENS else None

@@ -1,4 +1,4 @@
-"""The types that all backends share: Request, Call, Reply, Outcome, Load, Sink and Backend."""
+"""Defines the types that all backends share, such as Request, Call, Outcome, Load and Backend."""
 
 from redline.waist.backend import (
     COUNTED,

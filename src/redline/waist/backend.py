@@ -1,4 +1,4 @@
-"""The waist of redline: a call goes in, an outcome comes out."""
+"""Defines the protocol of backends, where a call goes in and an outcome comes out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class _Counts(TypedDict, total=False):
-    """The fields of a body that determine how many answers it requests; others are ignored."""
+    """The fields of a body that determine how many answers it requests; all others are ignored."""
 
     n: Any
     prompt: Any
@@ -63,18 +63,19 @@ class _Given(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(_Given, frozen=True, kw_only=True, dict=True):
-    """One call in the endpoint's own terms.
+    """One request, in the format of the endpoint's API.
 
-    url: a path such as `/v1/chat/completions`, joined to the endpoint's base URL.
-    body: any value that can be encoded as JSON, or None for no body; a user's own coroutine gets it
-    as its argument. Bytes are sent unchanged, and need a Content-Type in `headers`. Do not change
-    the body in place: `with_fields` returns a changed request.
-    raw: given instead of `body`, the JSON to send, byte for byte; `body` is then decoded from
-    `raw` when it is first read. None if `body` is given, which takes precedence.
+    url: a path such as `/v1/chat/completions`, joined to the endpoint's base URL. method: the HTTP
+    method. headers: HTTP headers, which take precedence over those of the endpoint.
+    body: any value that can be encoded as JSON, or None for no body. A user's own coroutine gets
+    the body as its argument. Bytes are sent unchanged, and need a Content-Type in `headers`. Do not
+    change the body in place: `with_fields` returns a changed request.
+    raw: the JSON to send, byte for byte, given instead of `body`; `body` is then decoded from
+    `raw` when it is first read. If both are given, `body` takes precedence and `raw` is None.
     output_path: keys and indices that select the answer in a plain JSON reply, outermost first.
     """
 
-    # The field `body`, which a property hides.
+    # The descriptor of the field `body`, which the property `body` hides.
     _given: ClassVar[Any] = _Given.__dict__["body"]
 
     def __post_init__(self) -> None:
@@ -99,9 +100,9 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     @property
     def asked(self) -> Any:
-        """The body; if it is undecoded JSON, only the fields that say how many answers it requests.
+        """The body, or only its fields that say how many answers it requests, if it is undecoded.
 
-        None if the answers must not be counted.
+        None if the number of answers must not be checked.
         """
         read = self.__dict__
         if "asked" in read:
@@ -125,7 +126,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def read(cls, raw: bytes, url: str, model: str | None) -> Request:
-        """Returns a request with this JSON as its body, whose answers are not counted.
+        """Returns a request with this JSON as its body; the number of its answers is not checked.
 
         Not every server returns as many answers as the client requests. model: the `model` of the
         JSON, or None.
@@ -176,7 +177,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         return changed
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are the same call, whether constructed with `body` or with `raw`."""
+        """Whether both make the same call, even if only one was constructed with `raw`."""
         if not isinstance(other, Request):
             return NotImplemented
         has_same_bytes = self.raw is not None and self.raw == other.raw
@@ -186,7 +187,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         )
 
     def __repr__(self) -> str:
-        """Returns the expression that constructs it."""
+        """Returns the expression that constructs the request."""
         names = ["body" if self.raw is None else "raw", "method", "url", "headers", "output_path"]
         return f"Request({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
@@ -195,7 +196,7 @@ class Held(Protocol):
     """Memory or another resource that is held until it is released."""
 
     def release(self) -> None:
-        """Releases it; further calls do nothing."""
+        """Releases the resource; further calls do nothing."""
 
 
 @mutable
@@ -203,22 +204,24 @@ class Call(msgspec.Struct, kw_only=True):
     """The state of one call on its way through the backends.
 
     deadline_s: monotonic time after which no attempt starts or continues.
-    priority: lower goes first. tenant: the tenant whose budget pays. avoid: endpoints not to use.
-    unfit: endpoints that are too small for the call or do not serve it. barred: endpoints that it
-    must never use, such as those that do not have its model; `avoid` includes them.
-    committed: the first chunk of the answer has been passed on, so the call may not be retried.
-    attempts: attempts started. requests: how many times the current request was written. sent_s:
-    when the request in flight was written, None between attempts. refused: requests of this attempt
-    that cost nothing, because an endpoint refused them; the call is sent again. billed_at: the
-    endpoint whose failed attempt may have been billed, until another endpoint has the request.
+    priority: calls with a lower number are sent first. tenant: the tenant whose budget pays. avoid:
+    endpoints that the call must not use now.
+    unfit: endpoints whose limits are too small for the call, or that do not serve it. barred:
+    endpoints that the call must never use, such as those without its model; `avoid` includes them.
+    committed: True once the first chunk of the answer has been passed on: no retry may follow.
+    attempts: the number of attempts started. requests: how many times the current request was
+    written. sent_s: the monotonic time when the request in flight was written; None between
+    attempts. refused: the number of requests of this attempt that cost nothing, because an endpoint
+    refused them; the call is sent again. billed_at: the endpoint whose failed attempt may have been
+    billed, until another endpoint has the request.
     held: a long answer's share of the memory for answers, until the caller releases it.
-    once: the request is never written twice, even if its connection fails.
+    once: True if the request must never be written twice, even if its connection fails.
     on_write: called just before a request is written; a CallError that it raises ends the attempt,
     and nothing is written. on_wait: called when the call begins to wait for its next attempt; its
-    slot is free until that attempt. again_s: the monotonic time before which the server asked not
+    slot is free until then. again_s: the monotonic time before which the server asked not
     to receive the call again; -inf if it did not ask, or the call does not wait for that time.
-    silent_s: when the request was written, if the call was cancelled before a byte of the response
-    arrived; otherwise None.
+    silent_s: the monotonic time when the request was written, if the call was then cancelled before
+    a byte of the response arrived; otherwise None.
     """
 
     deadline_s: float = math.inf
@@ -241,7 +244,7 @@ class Call(msgspec.Struct, kw_only=True):
     silent_s: float | None = None
 
     def bar(self, barred: frozenset[str]) -> None:
-        """Makes the call avoid these endpoints for good, and no others."""
+        """Bars the call from these endpoints for good, and lets it use all others again."""
         self.avoid = self.barred = barred
         self.unfit = frozenset()
 
@@ -256,7 +259,7 @@ class Call(msgspec.Struct, kw_only=True):
             raise TimedOut("row", hint=hint) from None
 
     def let_go(self) -> None:
-        """Releases the memory held for a long answer: it is dropped, or its reader now owns it."""
+        """Releases the memory held for a long answer, once it is dropped or its reader owns it."""
         if self.held is not None:
             self.held.release()
             self.held = None
@@ -265,13 +268,13 @@ class Call(msgspec.Struct, kw_only=True):
 class Chunk(msgspec.Struct, frozen=True):
     """One piece of a streamed answer.
 
-    text: the new text of the first choice. data: the JSON of the event. raw: the bytes of the event
-    as the endpoint sent them, with the blank line that ends it; the whole body if the endpoint does
-    not stream; b"" if the answer came from no endpoint.
+    text: the new text of the first choice. data: the decoded JSON of the event. raw: the bytes of
+    the event as the endpoint sent them, with the blank line that ends the event; the whole body if
+    the endpoint does not stream; b"" if the answer came from no endpoint.
 
-    A sink that relays gets no text and no data; `raw` then has all bytes since the last chunk,
-    including comments and `[DONE]`. The `raw` of all chunks together is what the endpoint sent,
-    byte for byte, except for an event that is an error, which ends the call instead.
+    A sink that relays gets neither text nor data; `raw` then has all bytes since the last chunk,
+    including comments and `[DONE]`. Joined, the `raw` of all chunks is what the endpoint sent, byte
+    for byte, except that an event with an error ends the call and is not passed on.
     """
 
     text: str
@@ -282,7 +285,8 @@ class Chunk(msgspec.Struct, frozen=True):
 class Outlet(Protocol):
     """A connection to the client of a stream whose body is sent in chunks (RFC 9112, 7.1).
 
-    write: sends bytes unchanged; None while the client has no room, or after it has disconnected.
+    write: a function that sends bytes unchanged; None while the client has no room for more, or
+    after the client has disconnected.
     """
 
     @property
@@ -290,16 +294,16 @@ class Outlet(Protocol):
 
 
 class Sink(Protocol):
-    """Receives a streamed answer in order. It is awaited: a slow sink slows the connection.
+    """Receives a streamed answer in order, and is awaited: a slow sink slows the connection.
 
-    relays: True if the sink wants only the bytes. Most events are then not decoded, and the reply
-    has its usage and finish reason, but no output for chat and completions.
+    relays: True if the sink wants only the bytes. Most events are then not decoded: a reply of chat
+    or completions has its usage and finish reason, but no output.
     """
 
     relays: bool = False
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """Called before the first chunk, with the response's HTTP status and headers.
+        """Receives the response's HTTP status and headers before the first chunk.
 
         headers: by lower-case names; empty if the answer came from no endpoint.
         """
@@ -316,7 +320,7 @@ class Sink(Protocol):
         return False
 
     def outlet(self) -> Outlet | None:
-        """Returns an outlet for HTTP chunks as received, used instead of `put_now`; None for none.
+        """Returns an outlet that takes the HTTP chunks as received; None to use `put_now` instead.
 
         Called only for sinks that relay, after the first chunk; the outlet is used until the call
         is over.
@@ -325,10 +329,10 @@ class Sink(Protocol):
 
 
 class Backend(Protocol):
-    """Anything that answers calls: an HTTP endpoint, a retry around one, a user's coroutine."""
+    """Answers calls: an HTTP endpoint, a retry around another backend, or a user's coroutine."""
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        """Returns the current load, and when the request could start.
+        """Returns the current load, including when the request could start.
 
         now_s: monotonic time. request: None for the smallest possible request. Never waits, and
         reserves nothing.
@@ -343,7 +347,7 @@ class Backend(Protocol):
 
 @dataclass(eq=False, repr=False)
 class Around:
-    """Base of backends that wrap another backend: passes on `load` and `aclose`."""
+    """Base of backends that wrap another backend: passes `load` and `aclose` on to it."""
 
     _inner: Backend
 
@@ -363,25 +367,26 @@ def is_backend(thing: object) -> bool:
 class Member(Backend, Protocol):
     """A backend that a pool holds.
 
-    on_room: called when the backend may be able to take another call, or None for no callback. Not
-    called when one of its calls ends, nor when the time until which `load` reported it parked or
-    closed is over: the pool notices both by itself.
+    on_room: called when the backend may be able to take another call; None for no callback. It need
+    not be called when one of the backend's calls ends, nor once `parked_until_s` or `opens_s` of
+    the last load has passed: the pool notices both by itself.
     """
 
     on_room: Callable[[], None] | None
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
-        """Whether it could take a call now, in addition to `coming` calls about to reach it.
+        """Whether the backend could take a call now, besides `coming` calls about to reach it.
 
-        That is: it is not parked, it has a free slot and a free place to wait for its limits, and
-        its limits will admit the call soon.
+        That is: the backend is not parked, it has a free slot and a free place to wait for its
+        limits, and its limits will admit the call soon.
         """
 
     def withdraw(self, call: Call | None = None) -> int:
-        """Withdraws a call that waits: for a slot, a place ahead, a connection or its grant.
+        """Withdraws a call that waits for a slot, a place ahead, a connection or its grant.
 
-        call: None for all waiting calls. Returns the number of withdrawn calls: their outcomes will
-        be `Withdrawn`, their requests are not written (again), and what they held is free again. A
-        call is unaffected if it is not here, if it has been written and does not wait to be written
-        again, or if it is about to be written in this turn of the loop without having waited.
+        call: None for all waiting calls. Returns the number of withdrawn calls. Their outcomes will
+        have the error `Withdrawn`, their requests are not written (again), and the slots and
+        grants that they held are free again. A call is not withdrawn if it is not at this backend,
+        if it has been written and does not wait to be written again, or if it is about to be
+        written in this turn of the event loop without having waited.
         """

@@ -1,4 +1,4 @@
-"""The counters of backends: plain numbers that displays and reports read."""
+"""Counts attempts and cache lookups, as plain numbers that displays and reports read."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Literal
 
 import msgspec
 
-# Errors that show that an endpoint does not work; any other error shows that it works.
+# Errors that show that an endpoint does not work. Any other error, except `cancelled`, shows that
+# the endpoint works.
 _OUT_OF_ORDER = frozenset({"server_failed", "disconnected", "timed_out", "bad_reply"})
 
 
 class Attempts:
     """Counts the attempts whose requests were written.
 
-    retries: attempts of a request that was written before and failed. failovers: the retries whose
-    request another endpoint may have billed. errors: failed attempts by the error's kind, including
-    `cancelled`. ended_s: the monotonic time when an attempt last ended. longest_s: the duration of
-    the longest attempt. failures_in_a_row: failures of the endpoint since it last worked;
-    failing_since_s: when the first of these failures occurred, inf if there is none.
+    retries: attempts of a request that was written before and failed. failovers: those retries
+    whose request another endpoint may have billed. errors: the number of failed attempts by the
+    error's kind, including `cancelled`. ended_s: the monotonic time when an attempt last ended.
+    longest_s: the duration of the longest attempt in seconds. failures_in_a_row: the number of
+    failures of the endpoint since it last worked; failing_since_s: the monotonic time when the
+    first of these failures occurred, inf if there is none.
     """
 
     def __init__(self) -> None:
@@ -59,7 +61,7 @@ class Attempts:
         input_tokens: int = 0,
         output_tokens: int = 0,
     ) -> None:
-        """Counts the end of an attempt, with its tokens or an error's kind."""
+        """Counts the end of an attempt. error: the kind of its error; None if it succeeded."""
         self.in_flight -= 1
         self.input_tokens += input_tokens
         self.output_tokens += output_tokens
@@ -82,10 +84,11 @@ Found = Literal["hit", "shared", "miss", "passed"]
 
 
 class CacheUse(msgspec.Struct):
-    """Counts of cache lookups by their result.
+    """Counts cache lookups by their result.
 
-    hits: the answer was stored. shared: the answer comes from a call in flight. misses: the request
-    is sent. passed: the request is sent without a lookup, since its answer may differ each time.
+    hits: the answer was in the cache. shared: the answer comes from an identical call in flight.
+    misses: the request is sent. passed: the request is sent without a lookup, since its answer may
+    differ each time.
     """
 
     hits: int = 0
@@ -94,7 +97,7 @@ class CacheUse(msgspec.Struct):
     passed: int = 0
 
     def count(self, found: Found) -> None:
-        """Counts one lookup of this kind."""
+        """Counts one lookup with this result."""
         if found == "hit":
             self.hits += 1
         elif found == "miss":
@@ -106,7 +109,7 @@ class CacheUse(msgspec.Struct):
 
     @property
     def spared(self) -> int:
-        """The number of calls that were answered without a request."""
+        """The number of calls that the cache answered, without a request of their own."""
         return self.hits + self.shared
 
     @property

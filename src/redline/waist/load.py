@@ -1,4 +1,4 @@
-"""The load of a backend: for pools, health pages, and diagnosis of what holds calls back.
+"""Describes the load of a backend, for pools, health pages and the diagnosis of what binds.
 
 state     meaning                                               may change to
 starting  it is being prepared, and takes no call yet           warming, ready, degraded, gone
@@ -18,7 +18,7 @@ import msgspec
 
 
 class Health(Enum):
-    """The states of the table above."""
+    """The states of a backend; see the module's table."""
 
     STARTING = "starting"
     WARMING = "warming"
@@ -31,22 +31,23 @@ class Health(Enum):
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """The load of a backend at one moment.
 
-    in_flight: calls that hold a slot. waiting: calls that wait for a slot, or hold one and wait for
-    the limits. queued: the calls that wait for a slot. slots: the most calls at once, 0 if the
+    in_flight: calls that hold a slot. waiting: calls that wait for a slot, or that hold a slot and
+    wait for the limits. queued: calls that wait for a slot. slots: the most calls at once, 0 if the
     backend has no bound of its own. ahead_free: for an endpoint, how many more calls may get ready
     to wait for the limits.
-    room_s: seconds until one more call could start, after those that are waiting; 0 for now. If
-    only a slot is missing, an arbitrary number above 0: when a slot becomes free is not known.
+    room_s: seconds until one more call could start, after the calls that are waiting; 0 if it could
+    start now. If the call lacks only a slot, an arbitrary number above 0, since it is not known
+    when a slot becomes free.
     steady: with fewer calls in flight than this, the backend has room for another call, until a
     call has failed; 0 if its room depends on more than the number of calls.
     parked_until_s: monotonic time before which no call starts; -inf if the backend is not parked.
     opens_s: monotonic time before which the backend takes no call, since its limits would hold the
     call for long; -inf if it may take one at any time.
     next_s: monotonic time before which no call starts, because the endpoint asked redline to wait
-    or the first call in the queue waits for a limit; -inf if neither is so. redline's own pauses
-    between connections to an endpoint that is down do not count.
-    tokens_out: input and output tokens that the calls on the wire are expected to use, if a limit
-    counts tokens.
+    or the first call in the queue waits for a limit; -inf if neither applies. The pauses that
+    redline makes between attempts to connect to an endpoint that is down do not count.
+    tokens_out: the input and output tokens, together, that the calls on the wire are expected to
+    use, if a limit counts tokens; otherwise 0.
     binds: the limit or resource that holds the next call back, in words; empty if none does.
     """
 

@@ -1,4 +1,4 @@
-"""The outcome of a call: a value, never an exception."""
+"""Defines the outcome of a call, which is a value and never an exception."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ class Reply(msgspec.Struct, kw_only=True):
     """An answer that was read from a response.
 
     output: a text; a list of texts for n > 1; a vector or a list of vectors for embeddings; the
-    JSON value itself from a plain endpoint.
+    JSON value itself from an endpoint of no known API.
     finish_reason: as the endpoint sent it (`stop`, `length`, `content_filter`, `tool_calls`, ...),
     but `refusal` if the model refused and `empty` if it stopped without any content. For n > 1,
     finish_reason and tool_calls are lists with an item for each choice; tool_calls is None if no
     choice has any.
     headers: the headers of the HTTP response, by lower-case names; do not change them. Empty if
     there was no response.
+    request_id: the response's `x-request-id`; without one, the `id` in its body, or None.
     usage: as the endpoint sent it. input_tokens, output_tokens: read from usage, None if unknown.
     body: the bytes of the response; status: its HTTP status.
     """
@@ -48,7 +49,7 @@ class Reply(msgspec.Struct, kw_only=True):
     request_id: str | None = None
 
     def __repr__(self) -> str:
-        """Returns a text without the body, which would repeat the output; a long output is cut."""
+        """Returns a text without `body`, which would repeat the output; a long output is cut."""
         names = ("output", "tool_calls", "finish_reason", "usage", "model")
         shown = ((name, getattr(self, name)) for name in names)
         return (
@@ -63,20 +64,21 @@ class Reply(msgspec.Struct, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One attempt at a call, with the times of its steps by the monotonic clock.
+    """One attempt at a call, with the monotonic times of its steps in seconds.
 
-    error: the error that it ended with; None if it was answered.
-    sent_s: the time just before its request was written; None if the request was not written.
+    error: the error that the attempt ended with; None if it was answered.
+    sent_s: when its request was about to be written; None if the request was not written.
     first_byte_s: when the response began. complete_s: when the attempt was over.
-    eligible_s: when it began to wait for a slot or a connection. slot_s: when it got the slot that
-    it waited for. ahead_s: when it became one of the few that may get ready for their grants.
+    eligible_s: when the attempt began to wait for a slot or a connection. slot_s: when it got the
+    slot. ahead_s: when it became one of the few attempts that may get ready for their grants.
     connected_s: when it had a connection and began to wait for its grant. granted_s: when it got
-    the grant that it waited for. Each of these five is None if there was no such wait.
-    first_token_s: when the first event of a stream was read; None for an answer that came whole.
-    queued_s: when the call began to wait for room in the budget, or for one of several endpoints.
+    the grant. Each of these five is None if the attempt did not wait there.
+    first_token_s: when the first event of a stream was read; None if the answer was not streamed.
+    queued_s: when the call began to wait for room in the budget or for one of several endpoints;
+    None if it did not wait for either.
 
-    A request that was repeated on a new connection is one attempt, with the times of its last
-    write.
+    A request that is written again on a new connection belongs to the same attempt, which has the
+    times of the last write.
     """
 
     endpoint: str
@@ -94,24 +96,24 @@ class Attempt(msgspec.Struct, frozen=True):
 
     @property
     def was_sent(self) -> bool:
-        """Whether its request was sent, so that the endpoint may have received it."""
+        """Whether the request was sent, so that the endpoint may have received it."""
         return self.sent_s is not None
 
 
 @mutable
 class Outcome(msgspec.Struct, kw_only=True):
-    """The outcome of a call; each call has exactly one.
+    """The outcome of a call; every call has exactly one.
 
-    status: `succeeded`; `rejected` if it will never succeed; `exhausted` if its retries or its time
-    ran out.
-    latency_s: from the write of the last attempt to the end of its response.
-    tried: at most the 32 latest attempts, oldest first; for a row of a task, those of all its
-    requests. Empty if no request was made.
-    is_cached: the answer was given to another call, now or before; attempts is then 0, and usage is
-    what the answer cost when it was given. is_batched: the answer came from the Batch API, at its
-    price; latency_s is then 0, and attempts counts batches.
-    custom_id, row and input identify the row if the call came from one. fields: the results that a
-    task derived from the answer.
+    status: `succeeded`; `rejected` if the call will never succeed; `exhausted` if its retries or
+    its time ran out.
+    latency_s: seconds from the write of the last attempt to the end of its response.
+    tried: at most the 32 latest attempts, oldest first; for a row of a task, the attempts of all
+    its requests. Empty if no request was made.
+    is_cached: True if the answer is that of another call, earlier or at the same time; `attempts`
+    is then 0, and the reply's usage is that of the other call. is_batched: True if the answer came
+    from the Batch API, at its price; `latency_s` is then 0, and `attempts` counts batches.
+    custom_id, row, input: identify the row that the call was made for; None if there is none.
+    fields: the results that a task derived from the answer.
     """
 
     status: Status
@@ -141,7 +143,10 @@ class Outcome(msgspec.Struct, kw_only=True):
         )
 
     def was_queued(self, since_s: float) -> None:
-        """Records in the first attempt when the call began to wait in a queue before it."""
+        """Records in the first attempt when the call began to wait in a queue before the attempt.
+
+        since_s: monotonic time.
+        """
         if self.tried:
             first, *others = self.tried
             self.tried = (msgspec.structs.replace(first, queued_s=since_s), *others)
@@ -157,6 +162,6 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 def failed(error: CallError | NoEndpoint, *, endpoint: str = "", latency_s: float = 0.0) -> Outcome:
-    """Returns the outcome of a failed attempt: `exhausted` if the error is retryable."""
+    """Returns the outcome of a failed attempt: `exhausted` if a retry may help."""
     status: Status = "exhausted" if isinstance(error, Retryable | Withdrawn) else "rejected"
     return Outcome(status=status, error=error, endpoint=endpoint, latency_s=latency_s)

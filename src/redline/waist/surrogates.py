@@ -1,7 +1,7 @@
-r"""Halves of surrogate pairs in JSON, such as `"\ud83d"` from a text that was cut within an emoji.
+r"""Reads JSON that contains halves of surrogate pairs, as in a text that was cut within an emoji.
 
-Each reader decides what such a half means (RFC 8259, 8.2): some read U+FFFD, others refuse the
-JSON, as msgspec does.
+JSON may contain a half such as `\ud83d`, but each reader decides what it means (RFC 8259, 8.2):
+some read U+FFFD, others refuse the JSON, as msgspec does.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import msgspec
 
 T = TypeVar("T")
 
-# Escaped backslashes and whole pairs, or half a pair. All begin with the same byte, for which re
-# searches twenty times as fast as for one of several first bytes.
+# Matches escaped backslashes and whole pairs, or half a pair. All begin with the same byte, which
+# re finds twenty times as fast as one of several first bytes.
 _PAIR = rb"u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}"
 _HALF = re.compile(
     rb"\\(?:(?:\\|%b)(?:\\(?:\\|%b))*+|(u[dD][89a-fA-F][\da-fA-F]{2}))" % (_PAIR, _PAIR)
@@ -23,7 +23,7 @@ _HALF = re.compile(
 
 
 def replacing_halves(decode: Callable[[bytes], T], raw: bytes) -> T:
-    """Returns `decode(raw)`, with U+FFFD in place of halves of surrogate pairs.
+    """Returns `decode(raw)`, with U+FFFD in place of each half of a surrogate pair.
 
     Raises what `decode` raises.
     """

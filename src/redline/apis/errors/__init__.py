@@ -1,4 +1,4 @@
-"""Errors as endpoints report them: the error object, and what a status and it mean together."""
+"""Reads and writes the errors of endpoints, and judges what status and error object mean."""
 
 from redline.apis.errors.error_object import error_body, read_error
 from redline.apis.errors.status import judge

@@ -14,12 +14,12 @@ import msgspec
 def error_body(
     message: str, kind: str, *, code: str | None = None, param: str | None = None
 ) -> dict[str, Any]:
-    """The body of an error response. kind: the `type`. param: the parameter that is wrong."""
+    """Returns the body of an error response. kind: its `type`. param: the wrong parameter."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 class ErrorBody(NamedTuple):
-    """The contents of an error body: the error's message, and its codes and types in lower case."""
+    """The contents of an error body: its message, and all its codes and types in lower case."""
 
     message: str
     codes: frozenset[str] = frozenset()
@@ -34,12 +34,15 @@ class _Shape(msgspec.Struct):
 
 
 def read_error(body: bytes) -> ErrorBody:
-    """Reads the message and codes of an error body in any usual format, even in a list of one."""
+    """Reads the message and codes of an error body in any usual format.
+
+    The message of a body in an unknown format is the body itself.
+    """
     try:
         parsed = msgspec.json.decode(body, type=_Shape | list[_Shape])
     except (ValueError, RecursionError):
         return ErrorBody(body.decode("utf-8", "replace"))
-    # Gemini's OpenAI-compatible endpoint sends a list of one error:
+    # Gemini's OpenAI-compatible endpoint sends a list with one error:
     # https://github.com/n4ze3m/page-assist/issues/406
     if isinstance(parsed, list):
         parsed = parsed[0] if parsed else _Shape()
@@ -48,7 +51,7 @@ def read_error(body: bytes) -> ErrorBody:
     if isinstance(error, dict):
         return ErrorBody(str(error.get("message", error)), codes.union(_codes(error)))
     if not error and body.strip() not in (b"{}", b"[]"):
-        # The reason may have any name if the body has none of the usual formats.
+        # The body has none of the usual formats, so the reason may be in any field.
         return ErrorBody(body.decode("utf-8", "replace"), codes)
     return ErrorBody(str(error or ""), codes)
 

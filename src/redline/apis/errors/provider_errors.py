@@ -1,6 +1,6 @@
-"""Errors with a code or text of one provider, and a status that has another meaning elsewhere.
+"""Recognises errors by a provider's code or text if their status alone would mislead.
 
-A comment above each row of the table has its provider and source. The first matching row takes
+A comment above each row of the table names its provider and source. The first matching row takes
 precedence over the status.
 """
 
@@ -25,9 +25,9 @@ class Meaning(NamedTuple):
 class _Row(NamedTuple):
     """One error of one provider.
 
-    statuses: the statuses that the error comes with. code: a pattern that one of its codes and
-    types must match in full; None for any. text: a pattern that its message must match from the
-    beginning, ignoring case; None for any. The groups of `text`, if any, are a limit and a
+    statuses: the HTTP statuses that the error may have. code: a pattern that one of the error's
+    codes or types must match in full; None for any. text: a pattern that the beginning of its
+    message must match, ignoring case; None for any. The groups of `text`, if any, are a limit and a
     requested amount, which must exceed that limit. A row for status 400 with a `text` also needs a
     `code`, since the message may quote a row of the user's data.
     """
@@ -58,7 +58,7 @@ _NO_MODEL = Meaning(Rejected, "the endpoint rejected the request", "the key may 
 WAIT = Meaning(RateLimited, "the provider asks redline to wait")
 
 _TABLE = (
-    # DashScope: a limit of tokens per minute, with the code that means an empty account at OpenAI.
+    # DashScope: a limit of tokens per minute, with the code that OpenAI uses for an empty account.
     # https://www.alibabacloud.com/help/en/model-studio/rate-limit
     _Row(
         (429,),
@@ -95,7 +95,7 @@ _TABLE = (
     _Row((429,), "insufficient_quota|billing_not_active", None, _NO_CREDIT),
     # OpenAI: https://github.com/Aider-AI/aider/issues/1880
     # Groq, as 413: https://github.com/continuedev/continue/issues/10218
-    # The same code as for the rate limit, but the request is larger than the limit of any window.
+    # The code is that of the rate limit, but the request alone is larger than the limit.
     _Row(
         (413, 429),
         None,
@@ -103,7 +103,7 @@ _TABLE = (
         _TOO_LARGE,
     ),
     # OpenRouter: https://openrouter.ai/docs/api_reference/limits
-    # Calls in flight have reserved the rest of the credit, and release what they do not use.
+    # Calls in flight have reserved the rest of the credit; they release what they do not use.
     _Row((402,), "openrouter_in_flight_budget|in_flight_budget_exhausted", None, WAIT),
     _Row((403,), "openrouter_(?:guardrail_budget|workspace_budget|key_limit)", None, _SPENT),
     # Moonshot: https://forum.moonshot.ai/t/429-insufficient-balance/244
@@ -125,19 +125,20 @@ _TABLE = (
     # LiteLLM: https://github.com/winfunc/opcode/issues/358
     # Newer versions send 403. The key is valid for other models.
     _Row((401,), r"\w+_model_access_denied", None, _NO_MODEL),
-    # OpenAI's and Anthropic's names, which other providers send with a status other than 401.
+    # OpenAI's and Anthropic's codes, which other providers send with a status other than 401.
     _Row((400, 403), "invalid_api_key|authentication_error", None, _REFUSED),
     # Gemini: https://docs.cloud.google.com/docs/authentication/api-keys-use
     _Row((400,), "api_key_invalid", None, _REFUSED),
 )
 _BY_STATUS = {401: _REFUSED, 402: _NO_CREDIT, 429: _OVER}
-# A gateway's own text before the body that it quotes: `litellm.X: YException - b'{...}'`.
+# The message of a gateway that quotes a body after text of its own:
+# `litellm.X: YException - b'{...}'`.
 _QUOTED_BODY = re.compile(r"""(?:[\w.: ]{0,120} - )?b?['"]?([\[{].*[\]}])['"]?""", re.DOTALL)
 _DEEPEST = 3
 
 
 def meaning_of(status: int, said: ErrorBody) -> Meaning | None:
-    """The meaning of status and body together, or of the status alone; None if unknown."""
+    """Returns the meaning of status and body together, or of the status alone; None if unknown."""
     for each in _and_quoted(said):
         for row in _TABLE:
             if status in row.statuses and _fits(row, each):
@@ -158,7 +159,7 @@ def _fits(row: _Row, said: ErrorBody) -> bool:
 
 
 def _and_quoted(said: ErrorBody) -> Iterator[ErrorBody]:
-    """Yields the error, then the error quoted in its message by a gateway, and so on."""
+    """Yields the error, then the error that its message quotes, and so on; at most three in all."""
     for _ in range(_DEEPEST):
         yield said
         found = _QUOTED_BODY.fullmatch(said.message.strip())

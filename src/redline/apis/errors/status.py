@@ -1,4 +1,4 @@
-"""The retry table: what each unsuccessful response means, and why.
+"""Judges unsuccessful responses: which error each is, whether it is retried, and why.
 
   status               error         tried again   reason
   (no connection)      Disconnected  yes           a server restarts, or a socket was stale
@@ -17,16 +17,17 @@
   429                  RateLimited   yes           over a limit; Retry-After parks the endpoint
   5xx with code
    engine_failed       NoEndpoint    no            a local engine is lost: ends the run
-  5xx, 529             ServerFailed  yes           overload and restarts pass
+  other 5xx            ServerFailed  yes           overload and restarts pass
   other 3xx, 4xx       Rejected      no            not understood by the endpoint, so not repeated
   200, unreadable      BadReply      twice         a cut or garbled body; more often a wrong URL
   200, wrong path      Rejected      no            --output-path selects a field that answers lack
 
-A provider's code or text takes precedence over its status: `provider_errors` has the table. For an
-account out of credit, providers send 400, 402, 403 or 429.
+A provider's code or text takes precedence over the status: `provider_errors` has that table. For an
+account without credit, providers send 400, 402, 403 or 429.
 
-If a provider sends `x-should-retry: true|false`, that decides instead, except for a refused key and
-an unpaid account.
+If a provider sends `x-should-retry: true|false`, this header decides about the retry instead. It is
+ignored for engine_failed, 401, 402 without Retry-After, and the errors in that table other than
+rate limits.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def judge(
 ) -> CallError | NoEndpoint:
     """Returns the error for an HTTP response with a status other than 2xx.
 
-    headers: by lower-case names. wall_s: the current wall time, for dates in Retry-After.
+    headers: by lower-case names. wall_s: the current wall time in seconds, for dates in
+    Retry-After.
     """
     said = read_error(body)
     message = _quote(said.message)

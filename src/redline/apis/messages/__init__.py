@@ -1,4 +1,4 @@
-"""Anthropic's Messages API in front of chat: converts requests to chats, and answers to messages.
+"""Converts requests of Anthropic's Messages API to chat requests, and the answers to messages.
 
 https://platform.claude.com/docs/en/api/messages
 """

@@ -1,4 +1,4 @@
-"""Converts answers of chat to messages.
+"""Converts answers of chat to messages of the Messages API.
 
 finish_reason                       stop_reason
 stop, or none                       end_turn; tool_use if tools are called; stop_sequence if the
@@ -23,7 +23,7 @@ from redline.errors import BadReply
 
 Object = dict[str, Any]
 
-# The key in a tool's input under which arguments are put that are not a JSON object.
+# The key in a tool's input for arguments that are not a JSON object.
 INVALID_JSON = "INVALID_JSON"
 _STOP_REASONS = {
     "length": "max_tokens",
@@ -38,10 +38,10 @@ def message_of(
 ) -> Object:
     """Converts a chat's first choice to a message.
 
-    model: used if the answer has no model. stop_sequences: those of the request. A tool call's
-    arguments that are not a JSON object become its input's INVALID_JSON. The model's thinking is
-    left out: a thinking block needs a signature, which chat servers do not provide. Raises BadReply
-    for an answer that is not a chat.
+    model: the message's model if the answer has none. stop_sequences: those of the request. If a
+    tool call's arguments are not a JSON object, its input is an object with the arguments under
+    INVALID_JSON. The model's thinking is left out: a thinking block needs a signature, which chat
+    servers do not provide. Raises BadReply for an answer that is not a chat.
     """
     try:
         choice = chat["choices"][0]
@@ -63,7 +63,7 @@ def message_of(
 
 
 def opening(chat: Mapping[str, Any], model: str) -> Object:
-    """An unfinished message without content, made from a chat or the first event of its stream."""
+    """Returns an unfinished message without content. chat: a chat, or its stream's first event."""
     name, stated = chat.get("id"), chat.get("model")
     name = name.removeprefix("chatcmpl-") if isinstance(name, str) else ""
     return {
@@ -85,10 +85,10 @@ def stop_of(
     is_called: bool,
     is_refused: bool = False,
 ) -> tuple[str, str | None]:
-    """The stop_reason and stop_sequence of a choice that has ended.
+    """Returns the stop_reason and stop_sequence of a choice that has ended.
 
-    choice: the whole choice, or the choice of its last event. is_called: whether the choice calls a
-    tool. is_refused: whether it is a refusal.
+    choice: the whole choice, or its part in the last event of a stream. is_called: whether the
+    choice calls a tool. is_refused: whether the model refused.
     """
     if is_refused:
         return "refusal", None
@@ -118,7 +118,7 @@ def usage_of(usage: Any) -> Object:
 
 
 def tool_use(call: Mapping[str, Any], arguments: Any = None) -> Object:
-    """The tool_use block of a tool call. arguments: its whole arguments, or None at its start."""
+    """Returns the tool_use block of a call. arguments: all of them; None at the call's start."""
     name = call.get("id")
     return {
         "type": "tool_use",
@@ -139,7 +139,7 @@ def _content(said: Mapping[str, Any]) -> Iterator[Object]:
 
 
 def _input(arguments: Any) -> Object:
-    """The input of a tool_use block. arguments: JSON or an object."""
+    """Returns the input of a tool_use block. arguments: JSON text, or the decoded value."""
     if isinstance(arguments, dict):
         return arguments
     if not arguments:

@@ -1,4 +1,4 @@
-"""Errors in the format of the Messages API: a `type` for each status.
+"""Writes errors in the format of the Messages API, with a `type` for each status.
 
 https://platform.claude.com/docs/en/api/errors
 """
@@ -31,7 +31,7 @@ def is_messages_path(path: str) -> bool:
 
 
 def messages_error(status: int, message: str, request_id: str) -> dict[str, Any]:
-    """The body of an error response with this HTTP status, or the error event of a stream."""
+    """Returns the body of an error response with this HTTP status, or a stream's error event."""
     kind = _TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
     return {
         "type": "error",

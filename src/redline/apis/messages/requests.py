@@ -1,8 +1,8 @@
 """Converts requests of the Messages API to chat requests.
 
 a field or block                                    becomes
-system                                              the first message; its texts become its lines
-messages of one role in a row                       one message: chat templates want turns
+system                                              the first message, with a line for each text
+messages of one role in a row                       one message, since chat templates expect turns
 tool_result                                         a `tool` message, right after the calls
 is_error                                            `Error: ` before the result's text
 images of a tool_result                             parts of the user message after it
@@ -11,11 +11,11 @@ text documents, search results                      their title, source and text
 a PDF in base64                                     a `file` part
 a tool with an input_schema                         a function
 output_config.format                                response_format
-cache_control, service_tier, ... (`_DROPPED`)       nothing: the answer does not depend on it
+cache_control, service_tier, ... (`_DROPPED`)       nothing, since the answer does not depend on it
 a document by URL or file id, tools and blocks      refused
 of tools that Anthropic runs or defines,
 container, mcp_servers, ... (`_REFUSED`)
-a field that the Messages API does not have         the same field: it is meant for the server
+a field that the Messages API does not have         the same field, since it is meant for the server
 """
 
 from __future__ import annotations
@@ -43,21 +43,22 @@ _REFUSED = {
     "n": "a messages request gets one answer",
     "output_format": "give it as `output_config.format`",
 }
-# Fields of a chat request that are made from other fields, or that determine the answer's format.
+# Chat fields that are set from other fields, or that determine the answer's format: a client's
+# values for them are not passed on.
 _OURS = frozenset(
     {
         *("function_call", "functions", "messages", "parallel_tool_calls", "response_format"),
         *("stop", "stream_options", "user"),
     }
 )
-# OpenAI refuses a longer `user`; Claude Code sends user ids of about 140 characters.
+# The most characters of a `user` at OpenAI; Claude Code sends user ids of about 140.
 _LONGEST_USER = 64
 _PATH = re.compile(r"`\$\.?([^`]+)`")
 _VALUE = re.compile(r"Invalid value '(.*)' - at")
 
 
 class UntranslatableError(ValueError):
-    """A request that is not valid, or that chat cannot express. param: the field at fault."""
+    """The request is invalid, or chat cannot express it. param: the field at fault."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -209,7 +210,7 @@ _KNOWN = frozenset((*_Request.__struct_fields__, *_DROPPED, *_OURS, *_REFUSED))
 
 
 def chat_of(body: Any) -> Object:
-    """Converts the request to a chat request; a streamed one asks for the usage at its end.
+    """Converts a request to a chat request, which asks for the usage if it is streamed.
 
     Raises UntranslatableError, whose `param` is the field at fault.
     """
@@ -233,12 +234,12 @@ def chat_of(body: Any) -> Object:
 
 
 def _short(name: str) -> str:
-    """A user id that OpenAI accepts: one that is too long is replaced by its hash."""
+    """Returns a user id that OpenAI accepts: the hash of an id that is too long."""
     return name if len(name) <= _LONGEST_USER else sha256(name.encode()).hexdigest()
 
 
 def prompt_of(body: Any) -> Object:
-    """Converts the prompt of a request to count its tokens to a chat. Raises as `chat_of` does."""
+    """Converts the prompt of a count_tokens request to a chat. Raises what `chat_of` raises."""
     asked = _converted(body, _Prompt)
     _refuse(body)
     return _prompt(asked)
@@ -268,7 +269,7 @@ def _refuse(body: Object) -> None:
 
 
 def _prompt(asked: _Prompt) -> Object:
-    """The model, messages, tools and response format of the chat request."""
+    """Returns the model, messages, tools and response format of the chat request."""
     chat: Object = {"model": asked.model, "messages": [*_messages(asked)]}
     if asked.tools:
         chat["tools"] = [_function(tool, index) for index, tool in enumerate(asked.tools)]
@@ -282,7 +283,7 @@ def _prompt(asked: _Prompt) -> Object:
 def _messages(asked: _Prompt) -> Iterator[Object]:
     if asked.system:
         yield {"role": "system", "content": _lines(_blocks(asked.system))}
-    # A turn with nothing but thinking becomes nothing, so the turns around it are then adjacent.
+    # A turn with nothing but thinking is left out, and the turns around it are merged.
     for kind, turn in groupby(filter(_says, asked.messages), type):
         contents = [_blocks(message.content) for message in turn]
         blocks = [block for content in contents for block in content]
@@ -305,7 +306,7 @@ def _blocks(content: str | Sequence[Any] | None) -> Sequence[Any]:
 
 
 def _user(blocks: Sequence[Any]) -> Iterator[Object]:
-    """Yields each tool result as a message of its own, and then the user's message."""
+    """Yields a message for each tool result, and then the message of all other blocks."""
     shown: list[Object] = []
     for block in blocks:
         if isinstance(block, _ToolResult):
@@ -320,7 +321,7 @@ def _user(blocks: Sequence[Any]) -> Iterator[Object]:
 
 
 def _tool_message(result: _ToolResult) -> tuple[Object, list[Object]]:
-    """The message of a tool, which may contain only text, and the parts that are not text."""
+    """Returns the message of a tool, which holds only text, and the parts that are not text."""
     parts = [part for block in _blocks(result.content) for part in _parts(block)]
     text = "\n".join(part["text"] for part in parts if part["type"] == "text")
     media = [part for part in parts if part["type"] != "text"]
@@ -333,11 +334,11 @@ def _tool_message(result: _ToolResult) -> tuple[Object, list[Object]]:
 
 
 def _assistant(contents: Iterable[Iterable[Any]]) -> Object:
-    """The assistant's turn as one message. contents: the blocks of each message of the turn."""
+    """Returns the assistant's turn as one message. contents: the blocks of each of its messages."""
     texts: list[str] = []
     calls: list[Object] = []
     for blocks in contents:
-        # The blocks of one answer are pieces of one text.
+        # The text blocks of one message are pieces of one text.
         text = ""
         for block in blocks:
             if isinstance(block, _Text):
@@ -355,7 +356,7 @@ def _assistant(contents: Iterable[Iterable[Any]]) -> Object:
 
 
 def _parts(block: _Shown) -> list[Object]:
-    """The parts of a chat message that show the block."""
+    """Returns the parts of a chat message that contain what the block does."""
     if isinstance(block, _Text):
         return [_text_part(block.text)]
     if isinstance(block, _Document):

@@ -1,10 +1,11 @@
 """Converts the events of a streamed chat to those of a streamed message.
 
-These are message_start; then content_block_start, content_block_delta and content_block_stop for
-each block; then message_delta with the stop reason and the usage; and message_stop. Anything that
-is not passed on to the client, such as comments and thinking, becomes a ping.
+The events of a message are message_start; then content_block_start, content_block_delta and
+content_block_stop for each block; then message_delta with the stop reason and the usage; and
+message_stop. Anything that is not passed on to the client, such as comments and thinking, becomes a
+ping.
 
-A block ends when the next one begins. A tool call whose arguments are incomplete by then ends
+A block ends when the next one begins. Only a tool call whose arguments are incomplete by then ends
 later, since a server may mix the pieces of several calls.
 """
 
@@ -54,10 +55,10 @@ class MessageStream:
         self.has_begun = False
 
     def feed(self, data: bytes) -> bytes:
-        """Returns the events of the message for the chat's events that `data` completes.
+        """Returns the message's events for those chat events that `data` completes.
 
-        data: the next bytes, which may begin and end anywhere. Raises CallError for an event that
-        is an error, and BadReply for an event in another format.
+        data: the next bytes, which may begin and end anywhere. Raises CallError or NoEndpoint for
+        an event that is an error, and BadReply for an event in another format.
         """
         out = []
         for _, event in self._parser.blocks(data):
@@ -74,9 +75,9 @@ class MessageStream:
         return b"".join(out)
 
     def take(self, event: Object) -> bytes:
-        """Returns the events of the message for one event of a chat, which may be a whole chat.
+        """Returns the message's events for one chat event, which may contain the whole chat.
 
-        Raises as `feed` does.
+        Raises what `feed` raises.
         """
         if is_error_event(event):
             raise judge_error(event, {}, 0.0)
@@ -113,7 +114,7 @@ class MessageStream:
         return b"".join(out)
 
     def _chosen(self, choice: Object) -> Iterator[bytes]:
-        """Yields the events for the new part of the first choice."""
+        """Yields the message's events for the new part of the first choice."""
         if error := judge_choice(0, choice.get("error"), choice.get("finish_reason")):
             raise error
         delta = choice.get("delta") or {}
@@ -163,7 +164,7 @@ class MessageStream:
         return _named("content_block_start", index=index, content_block=block)
 
     def _close(self, *, is_end: bool = False) -> Iterator[bytes]:
-        """Ends blocks that are complete and, at the end of the stream, all open ones."""
+        """Yields the ends of open blocks that are complete; is_end: of all open blocks."""
         if self._text is not None:
             yield from self._text.close()
             self._text = None
@@ -180,7 +181,7 @@ _THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details")
 
 
 class _Block:
-    """An open block."""
+    """A block that has begun and not ended. index: its place in the message."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -207,7 +208,7 @@ class _Text(_Block):
 
 
 class _Call(_Block):
-    """A tool call. is_whole: whether its arguments are a complete JSON value."""
+    """A tool call. name: its id. is_whole: whether its arguments are a complete JSON value."""
 
     def __init__(self, index: int, name: Any) -> None:
         super().__init__(index)
@@ -217,7 +218,8 @@ class _Call(_Block):
         self.is_whole = False
 
     def is_followed_by(self, name: Any, tool: Any) -> bool:
-        """Whether a piece with this id and tool begins the next call, even at the same index.
+        """Whether a piece at the same index begins another call. name, tool: the id and tool of the
+        piece.
 
         Gemini gives index 0 to all calls of an answer.
         """

@@ -1,4 +1,4 @@
-"""The requests of a load: rows of a file in turn, or synthetic prompts."""
+"""Makes the requests of a load: rows of a file in turn, or synthetic prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from redline.store import local_path
 from redline.timeline import CallEnded, read_trace
 
 _PROMPT_TOKENS, _MAX_TOKENS = 128, 128
-# The most rows that are kept to be sent in turn, and the most bytes of them.
+# At most this many rows, of this many bytes in all, are kept and sent in turn.
 _MOST_ROWS, _MOST_ROW_BYTES = 10_000, 64 * 1024 * 1024
 _MOST_RECORDED = 100_000
 
@@ -42,7 +42,7 @@ def recorded_calls(text: str) -> list[CallEnded]:
     """Returns the calls of the last run in a trace that made calls, in order of arrival.
 
     If the run had a fixed number of workers, a call's arrival is its first send, because before
-    that it waited for the limits of that run. Only the latest 100,000 calls are read. Raises
+    then it waited for the limits of that run. Only the latest 100,000 calls are read. Raises
     ConfigError if there are none.
     """
     path = local_path(text)
@@ -145,7 +145,7 @@ class _Bound:
     """The bound on the tokens of an answer to a synthetic prompt.
 
     field: its name in the body; empty if the API has none. tokens: the bound. is_own: the bound is
-    redline's default, because the user has set none.
+    redline's default, because the user set no bound.
     """
 
     def __init__(self, target: Target) -> None:

@@ -1,4 +1,4 @@
-"""One `redline bench` from its flags to its exit status."""
+"""Carries out one `redline bench`, from its flags to its exit status."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _status(found: Sequence[Figures]) -> int:
 async def _measure(
     bench: _Bench, what: Measuring, progress: Progress, *, is_json: bool
 ) -> tuple[list[Figures], Knee | None]:
-    """Measures the load, or each of its levels; prints the figures of a level when it ends.
+    """Measures the load, or each of its levels; prints the figures of each level when it ends.
 
     Raises RedlineError if nothing was measured and it was not interrupted.
     """
@@ -158,7 +158,7 @@ async def _measure(
 
 
 def _check(figures: Figures) -> None:
-    """Raises RedlineError if the figures are meaningless, unless the user has ended the load."""
+    """Raises RedlineError if the figures are meaningless, unless the user ended the load."""
     reason = nothing_measured(figures)
     if reason is not None and not figures.is_interrupted:
         raise reason
@@ -184,7 +184,7 @@ def _bench(folder: Path, targets: list[str], options: Flags, flags: Flags) -> _B
         schedule = schedule_of(per_s, kind, seed)
     elif calls is not None:
         schedule = recorded([call.arrived_s for call in calls])
-        # By then, the last call is due.
+        # The last call is due within this time.
         usual_s = schedule[-1] + 1.0
     elif kind:
         usual_s = _LEVEL_S

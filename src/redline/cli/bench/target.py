@@ -1,4 +1,4 @@
-"""The targets of `redline bench`: endpoints, a pool of them, or the object `module:name`."""
+"""Resolves the target of `redline bench`: an endpoint, a pool, or the object `module:name`."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """A target of `redline bench`.
 
     label: its name in figures. job: its endpoints, limits, budget and templates.
-
-    handler: the object `module:name`; None for endpoints. takes_rows: it is called with rows.
+    handler: the object `module:name`; None for endpoints. takes_rows: whether the handler is called
+    with rows.
     """
 
     label: str
@@ -85,7 +85,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 def target_of(
     names: Sequence[str], rows: object, given: Flags, configuration: Configuration
 ) -> Target:
-    """Returns the target of these names.
+    """Returns the target that these names denote.
 
     rows: as for `resolve_run`. given: the flags of a run that apply to a benchmark, by key.
     Raises ConfigError that names the mistake.

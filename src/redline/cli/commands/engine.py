@@ -1,4 +1,4 @@
-"""`redline engine`: a local model with the OpenAI API."""
+"""`redline engine`: serves a local model with the OpenAI API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`redline eval`: the flags of an evaluation, and its score."""
+"""`redline eval`: defines the flags of an evaluation, runs it and prints its score."""
 
 from __future__ import annotations
 
@@ -103,10 +103,10 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
 
 
 def _evaluation(named: list[str], given: Flags) -> Evaluation:
-    """Returns the built-in evaluation or that of a file, with the shots of the command line.
+    """Returns the evaluation, built in or from a file, with the shots of the command line.
 
-    Raises ConfigError unless exactly one evaluation is given, for a number of shots without a file
-    of them, and for such a file without a number. `--shots 0` turns off the shots of a task file.
+    Raises ConfigError unless exactly one evaluation is given, and if only one of the number of
+    shots and their file is set. `--shots 0` turns off the shots of a task file.
     """
     path = given.get("task")
     if (path is None) == (not named):
@@ -160,7 +160,7 @@ def _job(job: Job, evaluation: Evaluation, samples: int) -> Job:
     if evaluation.shots:
         shots = shots_of(evaluation, Renderer(prompting).prompt)
         prompting = replace(prompting, shots=shots)
-    # [run] in redline.toml may set it differently for other commands.
+    # [run] in redline.toml may set other values for other commands.
     output = replace(job.output, format="redline", ordered=False)
     return replace(
         job,

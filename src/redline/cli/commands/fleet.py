@@ -1,4 +1,4 @@
-"""`redline fleet`: its commands."""
+"""Lists the commands of `redline fleet`."""
 
 COMMANDS = {
     "up": ("fleet_up", "Start a fleet, and serve it behind one URL."),

@@ -1,4 +1,4 @@
-"""`redline fleet status`: the state that a running fleet reports."""
+"""`redline fleet status`: shows the state that a running fleet reports."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fleet_status(ctx: Context, where: str) -> None:
 
 
 def _page(where: str) -> str:
-    """Fetches the JSON of a fleet's page. Raises RedlineError if no fleet runs there."""
+    """Fetches a fleet's status as JSON. Raises RedlineError if no fleet is running there."""
     # Imported here: it takes longer than the rest.
     import http.client
     from urllib.parse import urlsplit

@@ -1,4 +1,4 @@
-"""`redline fleet up`: replicas that scale with the load, behind one URL."""
+"""`redline fleet up`: starts replicas that scale with the load, and serves them at one URL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARAMS = (
     Word("file", "FILE", "Settings, such as fleet.toml: how to start a replica, and how many."),
 )
 _FAILED = 1
-# Without a terminal, a changed state is shown at most once in this time.
+# Without a terminal, a changed state is shown at most once in this period.
 _EVERY_S = 60.0
 
 

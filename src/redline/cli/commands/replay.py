@@ -74,7 +74,7 @@ def _services(found: Replay) -> Iterator[str]:
 
 
 def _table(found: Replay) -> list[str]:
-    """Returns a line for the record and one for each strategy, the best first."""
+    """Returns a line for the recorded run, then one for each strategy, the best first."""
     names = list(found.services)
     rows = [["", "mean s", "p50 s", "p99 s", "makespan s", "cost", *names]]
     rows.append(_row("as recorded", Scored(strategy="", runs=[found.recorded]), names))
@@ -93,7 +93,7 @@ def _row(title: str, one: Scored, names: Sequence[str]) -> list[str]:
 
 
 def _end(found: Replay) -> Iterator[str]:
-    """Yields how closely the model reproduces the record, and the recommendation."""
+    """Yields how closely the model reproduces the recorded run, and the recommendation."""
     side = "above" if found.off > 0 else "below"
     yield (
         f"replayed as it was recorded ({found.balance}), the mean latency is {abs(found.off):.1%} "

@@ -1,4 +1,4 @@
-"""`redline route`: its commands."""
+"""Lists the commands of `redline route`."""
 
 COMMANDS = {"replay": ("replay", "Score every strategy on a recorded run.")}
 HELP = """Compare strategies for balancing calls across endpoints.

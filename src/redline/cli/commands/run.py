@@ -1,4 +1,4 @@
-"""`redline run`: the flags of a job and of its display."""
+"""`redline run`: defines the flags of a job and of its display."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PARAMS = (
 
 
 def run_flags(*left_out: str) -> list[Option]:
-    """Returns the flags of `redline run` without those that another command lacks."""
+    """Returns the flags of `redline run`, without those that another command does not take."""
     return [option for option in _FLAGS if option.key not in left_out]
 
 

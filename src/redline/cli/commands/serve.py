@@ -1,4 +1,4 @@
-"""`redline serve`: one address in front of every endpoint."""
+"""`redline serve`: serves every endpoint behind one address."""
 
 from __future__ import annotations
 

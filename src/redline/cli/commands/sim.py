@@ -1,4 +1,4 @@
-"""`redline sim`: a simulated provider for testing."""
+"""`redline sim`: simulates a provider for testing."""
 
 from __future__ import annotations
 

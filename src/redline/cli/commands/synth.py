@@ -1,4 +1,4 @@
-"""`redline synth`: the flags of a synthesis, and its result."""
+"""`redline synth`: defines the flags of a synthesis, runs it and prints its result."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _carry_out(session: Session) -> int:
 
 
 def _job(job: Job, task: Synthesis, *, is_dry: bool) -> Job:
-    """Returns the job that generates the texts. Raises ConfigError if its settings forbid that."""
+    """Returns the job that generates the texts. Raises ConfigError if settings forbid that."""
     if job.prompting.prompt is None:
         raise ConfigError(
             "say what to generate", hint="--prompt 'Write a story about {{ topic }}.'"
@@ -141,7 +141,7 @@ def _job(job: Job, task: Synthesis, *, is_dry: bool) -> Job:
     if job.prompting.params.get("n", 1) != 1:
         raise ConfigError("each text is requested on its own", hint="leave out --param n=...")
     if job.output is not None:
-        # [run] in redline.toml may set it differently for other commands.
+        # [run] in redline.toml may set other values for other commands.
         output = replace(job.output, format="redline", ordered=False, keep_input=True)
         job = replace(job, output=output)
     elif not is_dry:

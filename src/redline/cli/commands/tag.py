@@ -1,4 +1,4 @@
-"""`redline tag`: the flags of tagging, the agreement with gold labels, and tables."""
+"""`redline tag`: tags rows, compares the tags with gold labels, and exports tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON Schema of redline.toml, for editors that complete and check the file."""
+"""Builds the JSON Schema of redline.toml, for editors that complete and check the file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def toml_schema(of_serve: Iterable[Option]) -> dict[str, Any]:
 
 
 def _tables(each: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schema of a table that holds such tables under any names."""
+    """Returns the schema of a table of any keys, whose values have the schema `each`."""
     return {"type": "object", "additionalProperties": each}
 
 

@@ -1,4 +1,4 @@
-"""Settings of a local engine, from flags or after `engine:MODEL?`."""
+"""Reads the settings of a local engine, from flags or after `engine:MODEL?`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A command's parameters: positional arguments and flags.
+"""Defines a command's parameters: positional arguments and flags.
 
-A flag is an `Option`, as the options of a job are. Its kind determines its values: one text, none,
-or any number of texts.
+A flag is an `Option`, like the options of a job. Its kind determines how many texts it takes: one,
+none, or any number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from redline.job.settings import FLAGS, Kind, Option, flag_of
 
 
 class Word(click.Argument):
-    """A positional argument. is_many: it takes any number of values, including none."""
+    """A positional argument. is_many: whether it takes any number of values, even none."""
 
     def __init__(self, name: str, metavar: str, about: str, *, is_many: bool = False) -> None:
         nargs = -1 if is_many else 1

@@ -1,4 +1,4 @@
-"""`redline keys add`: a new key, printed once."""
+"""`redline keys add`: creates a key and prints it once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flag that sets the key file."""
+"""Defines the flag that sets the key file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`redline keys`: its commands."""
+"""Lists the commands of `redline keys`."""
 
 COMMANDS = {
     "add": ("keys.add_key", "Make a key for a tenant, and print it once."),

@@ -1,4 +1,4 @@
-"""`redline keys list`: the keys of a file, without their secrets."""
+"""`redline keys list`: lists the keys in a file, without their secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`redline compare`: two results files, row by row."""
+"""`redline compare`: compares two results files row by row."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _lines(
 
 
 def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:
-    """Yields the lines of the table of common rows: a title, and the figure of each output."""
+    """Yields the lines of the table of common rows: a title, and a figure for A and for B."""
     one, two = found.first, found.second
     yield "succeeded", f"{one.succeeded:,}", f"{two.succeeded:,}"
     yield "failed", f"{one.failed:,}", f"{two.failed:,}"

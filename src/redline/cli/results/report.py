@@ -1,4 +1,4 @@
-"""`redline report`: a shareable report on a job, as a page, text, data or a chart."""
+"""`redline report`: writes a shareable report on a job, as a page, text, data or a chart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`redline show`: the contents of a results file, in numbers and row by row."""
+"""`redline show`: shows the contents of a results file, in numbers and row by row."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def tokens_text(figures: Figures) -> str:
-    """Returns `10 in, 10 out; 5.0 in and 5.0 out an answer`; empty if no answer states any."""
+    """Returns `10 in, 10 out; 5.0 in and 5.0 out an answer`; empty if no answer has counts."""
     count, read, written = figures.stated, figures.input_tokens, figures.output_tokens
     if not count or not (read or written):
         return ""

@@ -1,4 +1,4 @@
-"""`redline status`: the state of a job, while it runs or when it ended."""
+"""`redline status`: shows the state of a job that is running or has ended."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _state(found: Status, *, is_held: bool) -> str:
 
 
 def _facts(found: Status) -> Iterator[tuple[str, str]]:
-    """Yields the label and the text of each fact; a label is empty below one of the same kind."""
+    """Yields the label and the text of each fact; the label is empty if it is the same as above."""
     totals = found.totals
     counts = msgspec.convert(totals, InputCounts, from_attributes=True)
     rows = counts.text(here=totals.done_here if found.runs > 1 else None)
@@ -164,7 +164,7 @@ def _speed(found: Status) -> Iterator[str]:
     yield f"{three_digits(found.rows_per_s)} rows/s"
     yield f"{three_digits(found.tokens_per_s)} tokens/s"
     if found.state == "running":
-        # There are no slots without a bound, and while all endpoints are down.
+        # No slots are counted if concurrency is unbounded, or while all endpoints are down.
         slots, in_flight = round(found.slots), round(found.in_flight)
         of = f"{in_flight:,} of " if slots else ""
         yield f"{of}{counted(slots or in_flight, 'call')} in flight"
@@ -175,7 +175,7 @@ def _speed(found: Status) -> Iterator[str]:
 
 
 def _time(phases: Mapping[str, float]) -> str:
-    """Returns the share of each phase in the time of rows, if it is at least 1 %."""
+    """Returns the phases that take at least 1 % of the time of rows, with their shares."""
     in_hand = {name: seconds for name, seconds in phases.items() if name != "durable"}
     all_s = sum(in_hand.values()) or 1.0
     return ", ".join(

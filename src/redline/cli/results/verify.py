@@ -58,7 +58,7 @@ def results_path(name: str) -> Path:
     """Returns the path of an existing results file.
 
     Raises ConfigError if there is no such file, with the nearest name in its folder, or if the path
-    is that of an output's state or failures.
+    belongs to an output's state or failures.
     """
     path = local_path(name)
     if not path.is_file():
@@ -78,7 +78,7 @@ def results_path(name: str) -> Path:
 
 
 def _owner_of_state(path: Path) -> Path | None:
-    """Returns the results file whose state is in this folder, if it is such a folder."""
+    """Returns the results file whose state is in this folder; None if there is none."""
     for ending in (".redline", "-redline"):
         stem = path.name.removesuffix(ending)
         if path.is_dir() and stem != path.name:

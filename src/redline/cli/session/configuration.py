@@ -1,4 +1,4 @@
-"""Settings outside the command line: `redline.toml`, `.env` and the environment."""
+"""Reads the settings outside the command line: `redline.toml`, `.env` and the environment."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         return Environment(environ=self.environ, dotenv=self.dotenv, key_hint=_NAME_THE_KEY)
 
     def where_defaults(self) -> str:
-        """Returns the table of the flags' defaults as errors name it: `redline.toml, [run]`."""
+        """Returns the table of the flags' defaults as shown in errors: `redline.toml, [run]`."""
         return _where(self.defaults, self.file)
 
     @contextmanager

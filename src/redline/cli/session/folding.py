@@ -1,4 +1,4 @@
-"""Texts on a screen: folded at its width and cut after a few lines; tables aligned."""
+"""Folds texts to the width of the screen, cuts them after a few lines, and aligns tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors, summaries and plans as plain text."""
+"""Formats errors, summaries and plans as plain text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def error_text(error: RedlineError, saved: str = "") -> str:
 
 
 def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
-    """Sums up a run in a few lines: numbers that add up, why it stopped, and how to continue."""
+    """Sums up a run in a few lines: numbers that add up, why it stopped, and how to continue it."""
     stopped = report.stopped
     if not report.offered and not report.skipped and isinstance(stopped, ConfigError):
         return error_text(stopped)
@@ -167,7 +167,7 @@ def _endpoint_lines(report: Report) -> Iterator[str]:
 
 
 def _cache_lines(report: Report) -> Iterator[str]:
-    """Yields the calls that the cache saved, the calls that it could not save, and its notes."""
+    """Yields the calls that the cache saved, the requests that were not cached, and its notes."""
     use = report.cache
     if use is not None and (use.spared or use.misses):
         yield (
@@ -211,7 +211,7 @@ def _batch_lines(report: Report) -> Iterator[str]:
 
 
 def plan_text(plan: Plan, *, has_output: bool) -> str:
-    """Describes the result of a dry run. has_output: the rows that are already done are known."""
+    """Describes the result of a dry run. has_output: whether finished rows are known."""
     parts = [f"{plan.sent_rows:,} to send", f"{plan.bad_rows:,} that cannot be sent"]
     if has_output:
         parts.insert(0, f"{plan.done_rows:,} done already")

@@ -48,7 +48,7 @@ _NEED_CACHE = ("cache_size", "cache_sampled")
 
 
 class Resolved(msgspec.Struct):
-    """A job from flags and settings.
+    """A job made from flags and settings.
 
     job: the job to run. lines: the contents of a result line, also if results go to stdout.
     """
@@ -61,8 +61,8 @@ class _Server(msgspec.Struct, frozen=True, kw_only=True):
     """A chosen endpoint.
 
     base_url: None for the default, and for a built-in server. origin: the place where the URL was
-    stated, for errors. name, table: of the endpoint in redline.toml, if it is there. embedded: the
-    built-in server that is started for the run.
+    set, for errors. name, table: the endpoint's name and settings in redline.toml, if any.
+    embedded: the built-in server that is started for the run.
     """
 
     base_url: str | None = None
@@ -78,7 +78,7 @@ def resolve_run(
     """Returns the job of `redline run`.
 
     rows: as `open_source` takes them. given: the flags on the command line. They take precedence
-    over an endpoint's own settings, and those over redline.toml's [run]. is_sending: False for a
+    over an endpoint's own settings, which override redline.toml's [run]. is_sending: False for a
     dry run, which needs no key. Raises a ConfigError that names the flag, and the table of
     redline.toml if it is set there.
     """
@@ -106,7 +106,7 @@ def resolve_run(
             otel=configuration.otel,
         )
         if options.output is None:
-            # Without a file these do not apply to this run.
+            # Without an output file, these settings do not apply.
             options = dataclasses.replace(options, retry_failed=None, restart=None, force=None)
         job = job_of(found, options, configuration.environment)
         return Resolved(job, job.output or output_at("-", options))
@@ -118,7 +118,7 @@ def resolve_endpoints(
     """Returns the endpoints of a gateway, and the built-in server if one is the only endpoint.
 
     The endpoints are those that --endpoint names, otherwise all in the file. given: the flags on
-    the command line; `configuration.run` has those of the gateway's own table. Raises ConfigError
+    the command line; `configuration.run` holds the flags in the gateway's table. Raises ConfigError
     as `resolve_run` does.
     """
     settings = _Settings(given, configuration)
@@ -184,7 +184,7 @@ class _Settings:
 
     def one_of_several(self, server: _Server) -> tuple[Options, Endpoint]:
         """Returns the options of one of several endpoints, and the endpoint."""
-        # On the command line, the concurrency is that of all endpoints together.
+        # On the command line, --concurrency bounds the calls to all endpoints together.
         flags = self.flags(server.table)
         if "concurrency" in server.table:
             flags["concurrency"] = server.table["concurrency"]
@@ -214,7 +214,7 @@ class _Settings:
 
     @contextmanager
     def located(self, server: _Server) -> Iterator[None]:
-        """Adds to a ConfigError the place where the setting in its message was stated."""
+        """Adds to a ConfigError the place where the setting in its message was set."""
         try:
             yield
         except ConfigError as error:
@@ -222,7 +222,7 @@ class _Settings:
             raise
 
     def _origin(self, what: str, server: _Server) -> str:
-        """Returns the flag or table in which an error's setting was stated; empty if unknown."""
+        """Returns the flag or table in which an error's setting was set; empty if unknown."""
         if what.startswith(("a base URL", "not a base URL")):
             return server.origin
         if what.startswith("the proxy"):

@@ -1,4 +1,4 @@
-"""One `redline run` from its flags to its exit status."""
+"""Carries out one command that runs a job, from its flags to its exit status."""
 
 from __future__ import annotations
 

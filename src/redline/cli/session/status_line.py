@@ -1,4 +1,4 @@
-"""A status line on stderr: redrawn in place on a terminal, otherwise written anew each time."""
+"""Shows a status line on stderr: redrawn in place on a terminal, otherwise a new line each time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class StatusLine:
 
 def _columns() -> int:
     try:
-        # 0 if the terminal does not state it.
+        # 0 if the terminal does not report its width.
         return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
     except OSError:
         return _COLUMNS
