@@ -2,8 +2,9 @@
 
 A campaign is a list of parts. Each part's figures are saved as it ends, so that a campaign which
 was cut short goes on at the next part; it begins anew if it was finished, or if the code that it
-runs has changed since, which comments and docstrings do not. The record is bench/results/NAME.json.
-Exit status 0 once every part has passed, 1 if one has failed, 3 if the minutes were over first.
+runs has changed since; comments, docstrings and messages do not count. The record is
+bench/results/NAME.json. Exit status 0 once every part has passed, 1 if one has failed, 3 if the
+minutes were over first.
 """
 
 from __future__ import annotations
@@ -288,7 +289,7 @@ def _is_alike(old: str, new: str, what: list[str]) -> bool:
 
 
 def _code(path: str, text: str) -> str:
-    """What a file does: its code without comments and docstrings, or else its whole text."""
+    """What a file does: its code without what only people read, or else its whole text."""
     if path.endswith(".py"):
         return code_of(text)
     if path.endswith(".lua"):

@@ -29,12 +29,26 @@ def files_of(script: Path) -> set[Path]:
 
 
 def code_of(source: str) -> str:
-    """What a Python file does: its syntax tree, without comments, layout and docstrings."""
+    """What a Python file does: its syntax tree, without comments, layout, docstrings and messages.
+
+    A message is a string of one line and at least three words; of an f-string, what is filled in
+    counts.
+    """
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             node.value = ast.Constant("")
+        elif isinstance(node, ast.JoinedStr):
+            texts = [str(part.value) for part in node.values if isinstance(part, ast.Constant)]
+            if _is_message(" ".join(texts)):
+                node.values = [part for part in node.values if not isinstance(part, ast.Constant)]
+        elif isinstance(node, ast.Constant) and _is_message(node.value):
+            node.value = ""
     return ast.dump(tree)
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, str) and "\n" not in value and len(value.split()) >= 3
 
 
 def _imported(path: Path) -> Iterator[str]:

@@ -9,9 +9,9 @@ order that does not depend on how many are drawn.
 The campaign `mutants` has a part for each module, of 300 mutants, which passes if 90 % are killed.
 This script judges a smaller number and prints the survivors with their changes. Both keep each
 verdict in build/mutants, so that the next call continues at the next mutant; they start over once
-the code of src or of the module's tests has changed, other than in comments and docstrings. Exit
-status 0 if every module reaches 90 %, 1 if one does not, 3 if the minutes were over first. Needs
-mutmut, of the dev group.
+the code of src or of the module's tests has changed, other than in comments, docstrings and
+messages. Exit status 0 if every module reaches 90 %, 1 if one does not, 3 if the minutes were over
+first. Needs mutmut, of the dev group.
 """
 
 from __future__ import annotations

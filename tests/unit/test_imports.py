@@ -42,3 +42,10 @@ def test_an_explanation_does_not_change_what_a_file_does(imports: ModuleType) ->
     assert code_of("def f():\n    'nothing'\n") == code_of("def f():\n    'none'\n")
     assert code_of("RATE = 2\n'a second'\n") == code_of("RATE = 2\n'per second'\n")
     assert code_of("RATE = 'a second'\n") != code_of("RATE = 'per second'\n")
+    assert code_of("raise E(f'{x} is not known')\n") == code_of(
+        "raise E(f'there is no {x} here')\n"
+    )
+    assert code_of("raise E(f'{x} is not known')\n") != code_of("raise E(f'{y} is not known')\n")
+    assert code_of("PROGRAM = 'import os\\nos.sep'\n") != code_of(
+        "PROGRAM = 'import os\\nos.abc'\n"
+    )
