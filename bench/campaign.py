@@ -70,8 +70,8 @@ _IN_PROCESS = frozenset(
     ("engine-equality", "engine-law", "engine-pipeline", "faults", "journal-kills")
 )
 _STARTED = ("src", "tests", "bench/peers", "examples/tiny-model", "pyproject.toml")
-# Files of tests count only for the one that runs them.
-_NO_TESTS = ":(exclude,glob)tests/**/test_*.py"
+# Files of tests count only for the campaign that runs them.
+_NO_TESTS = (":(exclude,glob)tests/**/test_*.py", ":(exclude)tests/patches")
 _PACKAGES = ("redline", "httptools", "msgspec", "uvloop")
 
 
@@ -266,7 +266,7 @@ def _paths_of(name: str) -> list[str]:
     imported = sorted(str(path.relative_to(ROOT)) for path in files_of(ROOT / _SCRIPTS[name]))
     if name in _IN_PROCESS:
         return imported
-    started = [*_STARTED] if name == "mutants" else [*_STARTED, _NO_TESTS]
+    started = [*_STARTED] if name == "mutants" else [*_STARTED, *_NO_TESTS]
     return [*imported, *started]
 
 
@@ -282,9 +282,18 @@ def _is_alike(old: str, new: str, what: list[str]) -> bool:
         return False
     changed = _git("diff", "--name-only", old, new, "--", *what)
     return changed.returncode == 0 and all(
-        path.endswith(".py") and code_of(_source(old, path)) == code_of(_source(new, path))
+        _code(path, _source(old, path)) == _code(path, _source(new, path))
         for path in changed.stdout.splitlines()
     )
+
+
+def _code(path: str, text: str) -> str:
+    """The text of a file of the project without what only explains it, as far as that is known."""
+    if path.endswith(".py"):
+        return code_of(text)
+    if path.endswith(".lua"):
+        return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))
+    return text
 
 
 def _source(commit: str, path: str) -> str:

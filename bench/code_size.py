@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import record
-from imports import DOCUMENTED
 from versions import checked_out
 
+# What may have a docstring.
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _LAYOUT = {
     *(tokenize.ENCODING, tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
@@ -54,7 +55,7 @@ def _docstring_starts(tree: ast.Module) -> set[tuple[int, int]]:
     """Row and column, as tokenize counts them, of every docstring."""
     starts: set[tuple[int, int]] = set()
     for node in ast.walk(tree):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             # ast counts columns in bytes, tokenize in characters; before a docstring are spaces.
             starts.add((node.body[0].lineno, node.body[0].col_offset))
     return starts

@@ -61,7 +61,7 @@ def test_a_reader_that_leaves_early_is_success(rows: Rows, command: str) -> None
     assert "error" not in done.stderr
 
 
-CONTINUES = "; a run with -o FILE can be continued by the same command"
+CONTINUES = "; with -o FILE, the same command continues a run"
 
 
 @pytest.mark.slow

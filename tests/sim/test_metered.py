@@ -165,7 +165,7 @@ def test_a_model_without_a_price_stops_the_run_before_it_is_sent() -> None:
     assert isinstance(outcome.error, Unpriced)
     assert outcome.error.stops_run
     outcome, _ = one(ok(), request=Request(body={}))
-    assert "names none" in outcome.error.what
+    assert "needs a model for every row" in outcome.error.what
 
 
 def test_tokens_need_no_price() -> None:

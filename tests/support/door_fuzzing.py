@@ -144,17 +144,20 @@ RESPONSE_EVENTS = b"".join(
 
 
 class _Streaming(BaseHTTPRequestHandler):
-    """Answers every call with the stream of a response."""
+    """Answers every call with the same response: as a stream if the call asks for one."""
 
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        kind, body = "application/json", json.dumps(_WHOLE).encode()
+        if asked.get("stream") is True:
+            kind, body = "text/event-stream", RESPONSE_EVENTS
         self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.send_header("content-length", str(len(RESPONSE_EVENTS)))
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(RESPONSE_EVENTS)
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None: ...
 

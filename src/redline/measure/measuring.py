@@ -155,7 +155,7 @@ def nothing_measured(figures: Figures) -> RedlineError | None:
     if figures.failures:
         worst = figures.failures[0]
         return RedlineError(
-            f"no request succeeded, {figures.failed:,} failed: {worst.example}",
+            f"no request succeeded; {figures.failed:,} failed, most often with: {worst.example}",
             where=figures.target,
             hint="try again with --limit 5; with --no-stream if the target does not stream",
         )

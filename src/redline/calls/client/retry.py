@@ -251,7 +251,10 @@ class Retry(Around):
                 f"HTTP {history.fault} {history.fault_count} times while other rows succeeded, "
                 f"so this row is the likely cause: {error.what}"
             )
-            error.hint = error.hint or "check this row's content; --retry-failed tries it again"
+            error.hint = error.hint or (
+                "check this row's content; if you correct it, run the same command again; "
+                "--retry-failed sends it again as it is"
+            )
             return True
         return history.blamed > most
 

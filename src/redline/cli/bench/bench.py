@@ -69,7 +69,13 @@ _OWN = (
         "Count requests that meet these objectives as goodput: ttft<500ms,latency<3s; tpot is "
         "also accepted.",
     ),
-    flag("rows", "FILE", "Send these rows, in turn, as redline run would.", section="Requests"),
+    flag(
+        "rows",
+        "FILE",
+        "Send the rows of FILE, with the templates of redline run, and start over at the end. At "
+        "most the first 10,000 rows are used.",
+        section="Requests",
+    ),
     whole(
         "prompt_tokens",
         "Send synthetic prompts of about N tokens, no two alike. Default 128. Not with --rows.",

@@ -22,13 +22,14 @@ PARAMS = (
 
 
 def verify(ctx: Context, results: str) -> int:
-    """Check that every row of the input is in OUT, or in its failures, exactly once.
+    """Check that every row of the input has exactly one line, in OUT or in its failures file.
 
-    The checksum of each line is checked as well.
+    The checksum of every line is checked as well.
 
         redline verify labels.jsonl
 
-    Exit status: 0 complete; 1 rows missing, repeated or damaged; 2 nothing to compare.
+    Exit status: 0 complete; 1 a row is missing or repeated, or a line is damaged or outdated; 2 no
+    such file, no input to compare with, or bad usage.
     """
     given = read_flags(ctx, PARAMS)
     rows, first_rows = given.get("input"), given.get("limit")

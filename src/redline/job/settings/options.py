@@ -352,7 +352,7 @@ class Options:
     )
     cache_dir: str | os.PathLike[str] | None = _flag(
         "DIR",
-        "Cache answers, as --cache does, in this folder. Default: ~/.cache/redline/answers.",
+        "Keep the cache in this folder instead of ~/.cache/redline/answers. Implies --cache.",
         read=values.local,
         python="cache",
     )

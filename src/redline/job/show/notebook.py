@@ -75,7 +75,7 @@ def _ended(snapshot: Snapshot, stopped: RedlineError | None) -> Snapshot:
 
 
 def _bundle(lines: Sequence[Line]) -> dict[str, Any]:
-    """Returns the lines by the types of content that a notebook can show."""
+    """Returns the lines as a MIME bundle: plain text and HTML, keyed by MIME type."""
     painted = "\n".join("".join(_span(text, style) for text, style in line) for line in lines)
     return {
         "text/plain": "\n".join(map(text_of, lines)),

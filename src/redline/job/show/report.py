@@ -89,7 +89,7 @@ class Report(msgspec.Struct, kw_only=True):
         return f"Report({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Returns the fields of its printed form: counts, how the run ended, and its output."""
+        """Returns the names and values that the printed report shows, such as the counts."""
         counts = ("offered", "succeeded", "failed", "unfinished", "skipped")
         shown: list[tuple[str, object]] = [(name, getattr(self, name)) for name in counts]
         if self.interrupted:
