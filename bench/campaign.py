@@ -288,7 +288,7 @@ def _is_alike(old: str, new: str, what: list[str]) -> bool:
 
 
 def _code(path: str, text: str) -> str:
-    """The text of a file of the project without what only explains it, as far as that is known."""
+    """What a file does: its code without comments and docstrings, or else its whole text."""
     if path.endswith(".py"):
         return code_of(text)
     if path.endswith(".lua"):

@@ -373,7 +373,10 @@ def test_a_poison_row_is_given_up_early_and_named() -> None:
         assert poison.error.what.startswith(
             "HTTP 502 5 times while other rows succeeded, so this row is the likely cause"
         )
-        assert "if you correct it, run the same command again" in poison.error.hint
+        assert poison.error.hint == (
+            "check this row's content; if you correct it, run the same command again; "
+            "--retry-failed sends it again as it is"
+        )
 
     virtual_run(main())
 

@@ -66,8 +66,8 @@ _OWN = (
     flag(
         "slo",
         "LIST",
-        "Count requests that meet these objectives as goodput: ttft<500ms,latency<3s; tpot is "
-        "also accepted.",
+        "Objectives that a request must meet to count as goodput, such as ttft<500ms,latency<3s. "
+        "The figures are latency, ttft and tpot.",
     ),
     flag(
         "rows",

@@ -52,8 +52,8 @@ PARAMS = (
     Word(
         "words",
         "NAME",
-        f"A built-in evaluation: {', '.join(BUILT_IN)}. Or `compare A B`: the results of "
-        "two evaluations of the same questions.",
+        f"A built-in evaluation: {', '.join(BUILT_IN)}. Or `compare A B`, where A and B "
+        "are the results files of two evaluations of the same questions.",
         is_many=True,
     ),
     *_OWN,

@@ -115,12 +115,12 @@ class Asked(NamedTuple):
 def read_request(
     url: str, body: Any, tokenizer: Any, vocabulary: int, max_model_len: int, token_bytes: int
 ) -> Asked:
-    """Parses and checks a request.
+    """Returns the request, parsed and checked.
 
-    tokenizer: a tokenizer of transformers. vocabulary: the number of token ids. max_model_len: the
+    tokenizer: a transformers tokenizer. vocabulary: the number of token ids. max_model_len: the
     maximum number of tokens of a prompt and its answer together. token_bytes: the size of the
     longest token in bytes; a text of more than max_model_len * token_bytes bytes is rejected before
-    it is tokenized. Raises Rejected; if a parameter is at fault, the error has its name.
+    it is tokenized. Raises Rejected; if a parameter is at fault, the message names it.
     """
     api = api_of(url)
     if api not in (chat.API, completions.API):

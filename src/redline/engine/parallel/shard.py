@@ -253,8 +253,9 @@ def _check_layers_are_all(
     base.layers, base.norm = layers, norm
     if not torch.equal(found, given):
         raise ConfigError(
-            f"{source.name} ({source.config.model_type}) changes what goes into its layers",
-            hint="it cannot be split into stages; tensor parallelism splits each layer",
+            f"{source.name} ({source.config.model_type}) cannot be split into stages: it changes "
+            "its states outside its layers",
+            hint="use --tensor-parallel instead of --pipeline-parallel: it splits each layer",
         )
 
 

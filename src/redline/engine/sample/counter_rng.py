@@ -30,10 +30,11 @@ _SECOND_FACTOR = _signed(0x94D049BB133111EB)
 
 
 class Purpose(IntEnum):
-    """The purposes of random numbers; two purposes share no noise.
+    """The purposes of random numbers; no noise is shared between purposes.
 
     DRAFT: a draft model's token. ACCEPT: whether that token is accepted. FOLLOWING: the token after
-    the accepted ones, which is every token if nothing is drafted. CHOICE: the tokens of exact rows.
+    the accepted ones; without a draft, every token is drawn with it. CHOICE: the tokens of exact
+    rows (see Noise).
     """
 
     DRAFT = 1

@@ -1,9 +1,9 @@
-"""Sends a failed interactive call to another endpoint at once, or returns the failed answer.
+"""Sends a failed interactive call to another endpoint at once, or returns its failure.
 
 if an attempt failed            the call
 before its answer had begun     goes to another working endpoint, at most MOST times, while the
                                 retry budget allows it
-and no other endpoint works     ends with the failed endpoint's own answer, which says when to retry
+and no other endpoint works     ends with the failed attempt's error
 after its answer had begun      ends
 after the endpoints changed     is withdrawn, since its model may be at other endpoints now
 """
