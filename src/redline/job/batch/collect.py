@@ -164,7 +164,7 @@ class Collector:
             # The reasons name no row of the part. The batch counts as an attempt, so that the same
             # rows are not refused forever.
             return await self._without_line(rest, unfinished())
-        # The other rows were not executed. Their next batch is smaller, so this cannot go on forever.
+        # The other rows were not executed. Their next batch is smaller, so this loop ends.
         rest = await self.leave(part, reader)
         rest.is_counted = False
         return rest

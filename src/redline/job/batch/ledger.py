@@ -179,7 +179,7 @@ class Ledger:
                 path.unlink()
 
     def forget(self) -> None:
-        """Removes the notes of earlier runs, whose parts are all done. Blocks."""
+        """Removes the notes of earlier runs; all of their parts must be done. Blocks."""
         with telling(self.path):
             self.path.unlink(missing_ok=True)
         self.run, self.place, self.pace = "", "", None

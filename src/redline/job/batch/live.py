@@ -91,7 +91,7 @@ class LeftRows(_Rows):
 
     @property
     def rows(self) -> int:
-        """The number of rows that are still to be handed out."""
+        """The number of rows left by batches, except those already read from their file."""
         return sum(len(offsets) for _, offsets in self._left)
 
     def remove_files(self) -> None:

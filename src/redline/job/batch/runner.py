@@ -370,8 +370,8 @@ class BatchRunner:
     async def _wait_for_room(self, part: Part, batch: Batch) -> None:
         """Makes a part wait for other batches, or splits it in half if no other is running.
 
-        For a batch that failed because the account's batches hold too many tokens. Raises
-        ConfigError if a batch of one row fails alone.
+        Called when the part's batch failed because the account's batches hold too many tokens.
+        Raises ConfigError if the batch has one row and no other batch is running.
         """
         if len(self._running()) > 1:
             await self._store.note(Note(at="refused", part=part.number))
@@ -416,7 +416,7 @@ class BatchRunner:
         return SYSTEM.now_s() >= self._late_s()
 
     def _late_s(self) -> float:
-        """Returns when unfinished rows must be sent live to meet the deadline, in monotonic time.
+        """Returns the monotonic time when rows must be sent live to meet the deadline.
 
         Returns inf without --via auto, a deadline, or a known pace. Once batches are cancelled,
         only the rows that they did not finish count; inf if there are none.

@@ -296,7 +296,7 @@ def _printed(value: Any) -> Any:
         raise jinja2.UndefinedError("a value is null")
     is_none = not math.isfinite(value) if isinstance(value, float) else value != value
     if is_none is True:
-        # From a user's function: a NaN of NumPy, pandas or decimal, which does not equal itself.
+        # A user's function returned a NaN of NumPy, pandas or decimal, which differs from itself.
         raise jinja2.UndefinedError(f"a value is {value}, which is not a number")
     if isinstance(value, GeneratorType):
         raise jinja2.UndefinedError(

@@ -24,8 +24,8 @@ _SYSTEM_ROLES = ("system", "developer")
 # An index in an output path; a longer number is a key.
 _INDEX = re.compile("[0-9]{1,9}")
 
-# Columns that are copied into the body, in a row with `messages`, `prompt` or `input`. Any other
-# column is the user's own data and is not sent, except `body`, which has further parameters.
+# Columns that are copied into the body of a row with `messages`, `prompt` or `input`. Any other
+# column is the user's own data and is not sent; further parameters belong in the column `body`.
 _PARAMETERS = """
     model temperature top_p top_k min_p n stop seed max_tokens max_completion_tokens
     max_output_tokens presence_penalty frequency_penalty repetition_penalty logit_bias logprobs
