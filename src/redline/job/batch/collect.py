@@ -187,7 +187,7 @@ class Collector:
         return rest
 
     async def _read(self, rest: Rest, path: Path) -> int:
-        """Saves the outcomes in a results file; returns how many of its lines name no row."""
+        """Saves the outcomes that a results file contains; returns how many lines name no row."""
         unread = 0
         chunks = chunks_of(path)
         while (lines := await in_thread(next, chunks, None)) is not None:
