@@ -183,7 +183,7 @@ def _json(value: Any) -> str:
 
 
 def _cut(first: str, second: str) -> tuple[str, str]:
-    """Cuts both texts to 60 characters; if one is longer, from shortly before they differ."""
+    """Cuts both texts to 60 characters; if one is longer, begins shortly before they differ."""
     begin = 0
     if max(len(first), len(second)) > _SHOWN_CHARACTERS:
         pairs = enumerate(zip(first, second, strict=False))

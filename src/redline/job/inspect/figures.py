@@ -30,14 +30,16 @@ class Ending(msgspec.Struct):
 class Figures:
     """Adds up the figures of lines.
 
-    Numbers of lines: succeeded, failed; cut, results cut at the token limit; cached, batched,
-    results from the cache or from batches; unreadable, lines of which only the row's key is known;
-    reasons, results by finish reason, which may be None; errors, failures by kind and HTTP status;
-    models, results by the model that answered; verdicts, graded rows by verdict.
+    These count lines. succeeded, failed: results and failures. cut: results cut at the token limit.
+    cached, batched: results from the cache and from batches. unreadable: lines of which only the
+    row's key is known. reasons: results by finish reason; None for a result without one. errors:
+    failures by kind and HTTP status. models: results by the model that answered. verdicts: graded
+    rows by verdict.
 
-    Without results from the cache, whose usage is that of the original answer: endpoints, results
-    by endpoint; stated, unstated, results with and without a usage; input_tokens, output_tokens,
-    according to the usage; cost; latencies, without results from batches.
+    These leave out results from the cache, whose usage is that of the original answer. endpoints:
+    results by endpoint. stated, unstated: results with and without a usage. input_tokens,
+    output_tokens: totals of the usages. cost: of the results. latencies: of the results that did
+    not come from batches either.
 
     dropped: the number of texts that `redline synth` did not keep, by reason. reasks: how often
     `redline tag` repeated a request because an answer was not valid; None if no line states it.

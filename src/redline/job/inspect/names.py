@@ -14,6 +14,6 @@ def known_or_others(counts: dict[Any, Any], name: Any) -> Any:
 
 
 def count_name(counts: dict[str, int], name: str) -> None:
-    """Adds 1 to the count of this name; to that of OTHERS, see `known_or_others`."""
+    """Adds 1 to the count of this name, or of OTHERS: see `known_or_others`."""
     name = known_or_others(counts, name)
     counts[name] = counts.get(name, 0) + 1

@@ -51,11 +51,10 @@ _DULL = {"method": "POST", "format": "redline"}
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a job. Durations are in seconds; None means unknown.
 
-    Of the whole job: rows, the number of rows in the input, or a lower bound unless is_exact; done,
-    failed, untried and left, which add up to rows. All other figures are of the runs that the
-    timeline still contains. rows_per_s: rows done or failed per second of running_s.
-    first_token_p50_s: of streamed answers. most_in_flight: the largest mean number of calls in
-    flight in a point of the series.
+    rows: the number of rows in the input; a lower bound unless is_exact. done, failed, untried,
+    left: parts of these rows. All other figures are of the runs that the timeline still contains.
+    rows_per_s: rows done or failed per second of running_s. first_token_p50_s: of streamed answers.
+    most_in_flight: the largest mean number of calls in flight in a point of the series.
     """
 
     rows: int = 0

@@ -1,7 +1,7 @@
 """Renders a report as one HTML page, which contains its data and plotly's packaged script.
 
-The page's Content-Security-Policy forbids it to load or send anything. The template escapes all
-texts that quote other programs, or puts them in JSON, from which the page's script inserts text.
+The page's Content-Security-Policy forbids it to load or send anything. Texts that quote other
+programs are escaped by the template, or are in JSON, from which the script inserts them as text.
 """
 
 from __future__ import annotations

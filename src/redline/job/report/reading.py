@@ -13,7 +13,7 @@ from redline.process import clipped, counted, printable
 from redline.timeline import Timeline
 
 _MOST_EXAMPLES = 3
-# redline has fewer kinds of errors, but a file may contain anything.
+# A bound, because a damaged or foreign file may contain any number of kinds.
 _MOST_KINDS = 50
 _LONGEST = 300
 

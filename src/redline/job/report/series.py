@@ -12,8 +12,7 @@ from redline.timeline import Timeline, Window, errors_of, merged, merged_phases
 
 # The points of one output: a page then has at most about 300 kB of data.
 MOST_POINTS = 600
-# The most lines in the chart of limits, and the most kinds with a line of their own in that of
-# errors.
+# The most lines in the chart of limits, and the most kinds of errors with a line of their own.
 _MOST_LINES = 6
 # A phase has a line if calls spend at least this share of their time in it.
 _LEAST_PHASE = 0.01
