@@ -324,14 +324,14 @@ class Runner:
         return [call.sent_s for call in calls if call.sent_s is not None]
 
     def finishing(self) -> tuple[int, float]:
-        """Returns the number of calls on the wire, and the most seconds that they may still take."""
+        """Returns the number of calls on the wire, and how many seconds they may still take."""
         sent_s = self.sent_s()
         ends_s = min(max(sent_s, default=0.0) + self.job.attempt_s, self.ends_s or math.inf)
         most_s = max(0.0, ends_s - self.clock.now_s())
         return len(sent_s), most_s if self.stopped is None else min(most_s, GRACE_S)
 
     async def request_of(self, picked: Picked) -> Request | Outcome:
-        """Returns the row's request without sending it; the row's outcome if that cannot be made."""
+        """Makes the row's request without sending it; returns the row's outcome if that fails."""
         # Only the request that this stub backend keeps is used.
         noted = Answered(failed(Rejected("the row is not sent here")))
         outcome = await self._elsewhere(picked, Call(), noted)
