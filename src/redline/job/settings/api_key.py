@@ -15,7 +15,7 @@ from redline.errors import ConfigError
 KEY_VARIABLE = "OPENAI_API_KEY"
 URL_VARIABLE = "OPENAI_BASE_URL"
 _OPENAI_HOST = "openai.com"
-# A header with one of these names carries credentials, so no key is sent with it.
+# A header with one of these names carries credentials, so its request needs no key.
 _CREDENTIALS = re.compile(
     r"(proxy-)?authorization|(.*-)?api-?key|(.*-)?(access-|auth-)?token", re.I
 )

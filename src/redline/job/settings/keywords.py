@@ -46,8 +46,8 @@ class Keywords(TypedDict, total=False):
         endpoint: A URL, an Endpoint, "sim" (a built-in simulated server), a LocalEngine, or a list
             of URLs and Endpoints.
         balance: Strategy that chooses one of several endpoints for a row. Default: "p2c".
-        api_key: Default: the key in OPENAI_API_KEY, sent only to OpenAI, to this machine, and to
-            OPENAI_BASE_URL if no endpoint is given; "" sends no key.
+        api_key: API key; "" sends none. Default: the key in OPENAI_API_KEY, sent only to OpenAI, to
+            this machine, and to OPENAI_BASE_URL if no endpoint is given.
         headers: Headers sent with every request, by name.
         proxy: URL of an HTTP proxy. Default: from HTTP_PROXY, HTTPS_PROXY and NO_PROXY.
         limits: All limits of each endpoint, as a Limits; rps, rpm and tpm add to them, while
@@ -96,7 +96,7 @@ class Keywords(TypedDict, total=False):
             parameter.
         before: Function that takes the row and returns the row to send.
         after: Function that takes the output and returns the output to keep.
-        executor: Executor that runs the functions before and after. Default: a thread pool.
+        executor: Executor that runs `before` and `after`. Default: a thread pool.
         progress: Show progress. Default: only on a terminal or in a notebook.
     """
 
@@ -161,7 +161,7 @@ _NAMED = [
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
     for name in Keywords.__annotations__
 ]
-# The first group cannot be used with `call`, the second not with an `Endpoint`, which has its own.
+# The first group cannot be combined with `call`; the second is set inside an `Endpoint`.
 _NOT_WITH_CALL = ("endpoint", "balance", "api_key", "headers", "proxy")
 _NOT_WITH_ENDPOINT = (
     *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),

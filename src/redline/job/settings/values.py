@@ -123,7 +123,7 @@ def share(text: str, flag: str) -> float:
 
 
 def as_share(stated: object) -> float:
-    """Returns 0.2 for `20%`, `0.2` or 0.2; NaN if that is no number. Does not check the range."""
+    """Returns 0.2 for `20%`, `0.2` or 0.2, and NaN for other text. The range is not checked."""
     text = str(stated).strip()
     try:
         value = float(text.removesuffix("%"))
