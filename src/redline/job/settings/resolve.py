@@ -83,7 +83,7 @@ def embedded_in(endpoint: object) -> Embedded | None:
 
 
 def memory_path(environ: Mapping[str, str]) -> Path | None:
-    """Returns the path of the file that keeps the limits found, in the XDG cache folder.
+    """Returns the path of the file that stores the limits found, in the XDG cache folder.
 
     Returns None if neither XDG_CACHE_HOME nor HOME is set.
     """

@@ -120,7 +120,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     its base URL replaces the endpoint's. balance: the strategy that chooses among several
     endpoints, one of STRATEGIES. limits: the limits of a job without endpoints; with endpoints,
     which have their own, only its concurrency is used, to bound the calls at all of them together.
-    memory: the file that keeps the limits found by rate "auto". cache: the settings of the answer
+    memory: the file that stores the limits found by rate "auto". cache: the settings of the answer
     cache. via: one of VIAS; empty for live, but then the run is refused while batches are open.
 
     timeout_s: the longest time for one attempt without an endpoint; an endpoint has its own
@@ -382,7 +382,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _check_output(self) -> None:
-        """Refuses an output that would write to the input, or whose suffix is of another format."""
+        """Refuses to write to the input, or to a new file whose suffix implies another format."""
         output = self.output
         if output is None:
             return
