@@ -57,7 +57,7 @@ class Sampler:
     have ended. file: the job's timeline; None keeps the windows only in memory. is_fixed: the
     limits and the concurrency are configured rather than searched for, so that earlier runs can
     predict the speed of this run. windows: the windows of this run so far, with older ones merged.
-    slots: the most calls in flight allowed at the last sample; 0 if no bound is known.
+    slots: the most calls in flight allowed at the last sample; 0 if there is no bound.
     """
 
     facts: RunFacts
