@@ -65,7 +65,7 @@ class Reach:
             self._failing.setdefault(path, SYSTEM.now_s())
 
     def look(self, now_s: float) -> None:
-        """Checks whether an outage has begun or ended, and records that."""
+        """Updates the fields about outages, from the requests that have ended by now."""
         with self._lock:
             since_s = min(self._failing.values(), default=math.inf)
             if self.outage is None and now_s - since_s >= LEAST_OUTAGE_S:

@@ -141,7 +141,7 @@ class Aggregated:
         if before is not None:
             counts = [new - old for new, old in zip(counts, before[0], strict=True)]
             total -= before[1]
-        # The minimum and the maximum since the last export are not known, only those of all values.
+        # The minimum and the maximum are known for all values, but not for those since an export.
         is_whole = before is None
         return self._sdk.HistogramDataPoint(
             attributes=one.attributes,

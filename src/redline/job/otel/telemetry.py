@@ -69,8 +69,7 @@ class SpanExport:
 
     def __init__(self, exporter: CountedSpans, resource: Any) -> None:
         tracing, exports = module("sdk.trace"), module("sdk.trace.export")
-        # `finish` bounds the wait for the shutdown; at the end of the process, it could take half a
-        # minute.
+        # No shutdown on exit, which could take half a minute: `finish` shuts down, in bounded time.
         self._provider = tracing.TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(exports.BatchSpanProcessor(exporter))
         self.exporter = exporter

@@ -331,7 +331,7 @@ class Runner:
         return len(sent_s), most_s if self.stopped is None else min(most_s, GRACE_S)
 
     async def request_of(self, picked: Picked) -> Request | Outcome:
-        """Makes the row's request without sending it; returns the row's outcome if that fails."""
+        """Returns the row's request, which is not sent; if making it fails, the row's outcome."""
         # Only the request that this stub backend keeps is used.
         noted = Answered(failed(Rejected("the row is not sent here")))
         outcome = await self._elsewhere(picked, Call(), noted)
@@ -484,7 +484,7 @@ class Runner:
         return None
 
     def _is_cut_short(self, outcome: Outcome, due_s: float) -> bool:
-        """Whether the call ended only because the run is ending: before `due_s`, its deadline."""
+        """Whether the call ended only because the run is ending, before its deadline `due_s`."""
         error = outcome.error
         is_late = isinstance(error, TimedOut) and error.phase == "row"
         return is_late and self.clock.now_s() < due_s
@@ -527,7 +527,7 @@ class Runner:
     def _unanswered(self, error: BaseException, call: Call) -> Outcome:
         """Returns the outcome of a row whose processing raised `error`.
 
-        Re-raises `error` if it ends the task.
+        Re-raises `error` if it ends the task, or cancels the row's call during a drain.
         """
         # In a drain, a row whose call was cancelled for any reason is left for the next run.
         is_cut = self.is_draining and isinstance(error, asyncio.CancelledError)
@@ -612,7 +612,7 @@ class Runner:
         )
 
     def _mark_of(self, task: asyncio.Task[Any], executor: Executor) -> Path | None:
-        """Returns the file that exists while the task's function runs in the user's executor.
+        """Returns the path of a file that exists while the task's function runs in the executor.
 
         None in redline's own threads, or if no temporary folder can be created.
         """

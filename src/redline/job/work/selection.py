@@ -77,7 +77,7 @@ class Selection:
         return wanted
 
     def is_gone(self, journal: Journal, *, is_same_input: bool) -> Callable[[int], bool] | None:
-        """Returns a function that says whether the failed row with a key is gone from the input.
+        """Returns a function of a key: whether the failed row with that key is gone from the input.
 
         Call this once the whole input has been read. For example, when a broken line has been
         fixed, it is a new row, and the old row is gone. Returns None if the output may have rows of
