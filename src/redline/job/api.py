@@ -54,7 +54,7 @@ def run(rows: object, **options: Unpack[Keywords]) -> Report:
     _refuse_to_block()
     report = run_job(_job_of(rows, options), display=_display(options))
     if report.abandoned and sys.stderr is not None:
-        # Interrupted or past its deadline: reported with or without progress.
+        # The run was interrupted or reached its deadline: reported even if no progress is shown.
         lasting(sys.stderr).write(f"abandoned: {'; '.join(report.abandoned)}\n")
     return report
 
@@ -111,8 +111,9 @@ def stream(rows: object, **options: Unpack[Keywords]) -> OutcomeStream:
     yielded once its line is safe on disk. The run ends when the `async with` block is left, for any
     reason; rows without an outcome stay unfinished. Without the block, the run ends at `aclose`, or
     once nothing refers to the stream: leaving a loop early does not end the run while a variable
-    refers to the stream. The iteration raises ConfigError or JournalError if the run cannot begin,
-    and raises the error that stops the run, if any, after the last outcome.
+    refers to the stream. Raises ConfigError for invalid settings. The iteration raises ConfigError
+    or JournalError if the run cannot begin, and, after the last outcome, the error that stopped the
+    run, if any.
     """
     return OutcomeStream(_job_of(rows, options))
 

@@ -84,8 +84,8 @@ if TYPE_CHECKING:
     from redline.job.otel import Telemetry
     from redline.sources.stream import StreamRows
 
-# The seconds that the end of a drained run waits for the count of its rows. Counting reads about 1
-# GB of JSON Lines per second, so most counts are complete by then.
+# The most seconds that a drained run waits at its end for the count of its input's rows. Counting
+# reads about 1 GB of JSON Lines per second, so most counts are complete by then.
 _LAST_COUNT_S = 0.5
 
 
