@@ -30,7 +30,7 @@ from redline.job import GivenUp
 from redline.process import lasting
 
 USAGE, DEFECT, INTERRUPTED = 2, 3, 130
-# Hints for the system's errors about a path that the user may not use, or that cannot exist.
+# Hints by errno, for paths that the user has no permission for or that cannot exist.
 _REFUSALS = dict.fromkeys(
     (errno.EACCES, errno.EPERM), "check the permissions of its folder, or name another place"
 ) | {errno.ENAMETOOLONG: "choose a shorter name"}
@@ -40,7 +40,7 @@ _WANT = ConfigError(
     "results on disk are safe, and the same command resumes the run",
 )
 
-# By name: the module (see `Group`) and a description of the command.
+# Each command's module (see `Group`) and description, by its name.
 _COMMANDS = {
     "run": ("run", "Send every row of a file to an endpoint."),
     "eval": ("evaluate", "Ask the questions of a test set and score the answers."),
@@ -60,7 +60,7 @@ _COMMANDS = {
     "sim": ("sim", "Simulate a provider for testing."),
     "route": ("route", "Compare strategies for balancing calls across endpoints."),
 }
-# What other programs call these commands.
+# Words that users may try in place of these commands, such as their names in other programs.
 _SYNONYMS = {
     "run": "start exec execute batch process resume continue",
     "eval": "evaluate test score",
@@ -222,7 +222,7 @@ def _command_hint(name: str, context: Context | None) -> str:
 
 
 def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
-    """Converts a usage error of the parser; for an unknown name, hints at the nearest one."""
+    """Converts click's usage error; for an unknown name, the hint suggests the nearest one."""
     context: Context | None = getattr(error, "ctx", None)
     path = context.command_path if context is not None else f"redline {arguments[0]}"
     help_hint = f"see {path} --help"

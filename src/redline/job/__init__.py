@@ -1,4 +1,4 @@
-"""A job from its settings to its report: build, run, resume, verify."""
+"""Runs jobs, from their settings to their reports: builds, runs, resumes and verifies them."""
 
 from redline.job.api import arun, new_event_loop, run, run_job, stream
 from redline.job.execution import execute

@@ -1,4 +1,4 @@
-"""The Python API: `run` and `arun` process all rows, and `stream` yields outcomes as they come."""
+"""Provides the Python API: `run` and `arun` process all rows; `stream` yields each outcome."""
 
 from __future__ import annotations
 
@@ -34,36 +34,38 @@ from redline.process import DaemonThreads, is_in_loop, lasting
 # As many threads as asyncio's default executor has.
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
 
-# How far a stream may be ahead of its reader: many small answers, or a few of 10 MB.
+# How far a run may be ahead of the reader of its stream, in outcomes and in bytes of answers: this
+# allows many small answers, or a few of 10 MB.
 _STREAM_AHEAD = 256
 _STREAM_AHEAD_BYTES = 32 * 1024 * 1024
 
 
 @lists_options
 def run(rows: object, **options: Unpack[Keywords]) -> Report:
-    """Sends every row and returns the report. Failed rows are data and raise nothing.
+    """Sends every row and returns the report. A failed row is an outcome and raises nothing.
 
-    rows: a path, a URL such as s3://bucket/rows.jsonl, an iterable or an async iterable of dicts or
-    strings.
-    Without `output`, the report holds all outcomes in input order, in memory. Works in a script and
-    in a notebook; in other code with a running event loop, use
-    `await redline.arun(...)`. The first Ctrl-C lets calls in flight finish; the second cancels
-    them. Raises ConfigError or JournalError if the run cannot begin.
+    rows: a path, a URL such as s3://bucket/rows.jsonl, or an iterable or async iterable of dicts or
+    strings; a string is a prompt.
+    Without `output`, the report holds all outcomes in memory, in input order. Works in scripts and
+    notebooks; in other code with a running event loop, use `await redline.arun(...)`. The first
+    Ctrl-C lets calls in flight finish; the second cancels them. Raises ConfigError or JournalError
+    if the run cannot begin; an error that ends it early is in the report's `stopped`.
     """
     _refuse_to_block()
     report = run_job(_job_of(rows, options), display=_display(options))
     if report.abandoned and sys.stderr is not None:
-        # Interrupted or past its deadline: reported with or without progress.
+        # The run was interrupted or reached its deadline: reported even if no progress is shown.
         lasting(sys.stderr).write(f"abandoned: {'; '.join(report.abandoned)}\n")
     return report
 
 
 @lists_options
 async def arun(rows: object, **options: Unpack[Keywords]) -> Report:
-    """Runs every row, as `run` does, in the running event loop: `await redline.arun(...)`.
+    """Sends every row, as `run` does, in the running event loop: `await redline.arun(...)`.
 
-    Installs no signal handlers. If the task is cancelled, calls in flight are abandoned. With an
-    `output`, finished rows are on disk, and the same call continues the run.
+    Installs no signal handlers. If the awaiting task is cancelled, calls in flight are cancelled
+    too. With `output`, finished rows are then on disk, and `arun` with the same arguments resumes
+    the run.
     """
     job = _job_of(rows, options)
     return await _run_in_loop(job, Parts(display=_display(options), on_metrics=_print_metrics))
@@ -80,9 +82,9 @@ def run_job(
 ) -> Report:
     """Runs an existing job and returns its report, as `run` does.
 
-    on_result: called with each row that has ended; on_failure: with each that has failed.
-    on_metrics: called with the URL of the metrics page; None to print it on stderr. listeners:
-    notified of events.
+    on_result, on_failure: called with the result of each row that has ended, and of each that has
+    failed. on_metrics: called with the URL of the metrics page; None to print the URL on stderr.
+    listeners: notified of the run's events.
     """
     interrupts = Interrupts()
     parts = Parts(
@@ -99,18 +101,19 @@ def run_job(
 
 @lists_options
 def stream(rows: object, **options: Unpack[Keywords]) -> OutcomeStream:
-    """Streams the outcome of each row, in the order of completion.
+    """Returns an async iterator of the outcomes of all rows, in the order of completion.
 
         async with redline.stream(rows, model="m") as outcomes:
             async for outcome in outcomes:
                 ...
 
-    rows and options: as for `run`. A slow consumer slows the run down. With `output`, an outcome
-    comes once its line is safe on disk. The run ends when the block is left, for any reason; rows
-    without an outcome stay unfinished. Without a block, the run ends at `aclose`, or once nothing
-    refers to the stream: leaving a loop early does not end the run while a variable refers to the
-    stream. Raises ConfigError or JournalError, even in the middle of the stream, if an error that
-    affects every row stops the run.
+    rows and options: as for `run`. A slow consumer slows the run down. With `output`, an outcome is
+    yielded once its line is safe on disk. The run ends when the `async with` block is left, for any
+    reason; rows without an outcome stay unfinished. Without the block, the run ends at `aclose`, or
+    once nothing refers to the stream: leaving a loop early does not end the run while a variable
+    refers to the stream. Raises ConfigError for invalid settings. The iteration raises ConfigError
+    or JournalError if the run cannot begin, and, after the last outcome, the error that stopped the
+    run, if any.
     """
     return OutcomeStream(_job_of(rows, options))
 
@@ -118,8 +121,8 @@ def stream(rows: object, **options: Unpack[Keywords]) -> OutcomeStream:
 class OutcomeStream:
     """The outcomes of one run, which begins when the first outcome is requested.
 
-    A wait for the next outcome may be cancelled, as by `asyncio.wait_for`: the run continues, and
-    no outcome is lost.
+    A wait for the next outcome may be cancelled, for instance by `asyncio.wait_for`: the run
+    continues, and no outcome is lost.
     """
 
     def __init__(self, job: Job) -> None:
@@ -137,7 +140,7 @@ class OutcomeStream:
             if not self._has_begun:
                 self._has_begun = True
                 await anext(self._run)
-            # Not in the generator, which a cancelled wait would end.
+            # Not awaited in the generator, which a cancelled wait would end.
             if (outcome := await self._handover.next()) is not None:
                 return outcome
         if self._closing is not None:
@@ -153,7 +156,7 @@ class OutcomeStream:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Ends the run and waits until it has ended, even if this wait is cancelled once.
+        """Ends the run and waits until the run has ended, even if this wait is cancelled once.
 
         May be called repeatedly, and by any task.
         """
@@ -162,10 +165,10 @@ class OutcomeStream:
             self._handover.end()
             self._closing = asyncio.create_task(self._close(), name="redline stream's end")
         try:
-            # Others may wait for the same end.
+            # Shielded, because other tasks may be waiting for `_closing` as well.
             await asyncio.shield(self._closing)
         except asyncio.CancelledError:
-            # Such as by a timeout around the block. The output is locked until the run has ended.
+            # For instance by a timeout around the block. The output is locked until the run ends.
             await asyncio.wait([self._closing])
             raise
 
@@ -216,15 +219,15 @@ class _Handover:
         self.is_left = False
 
     def start(self, runner: Runner) -> None:
-        """Notes that the run is about to begin; it is aborted if the reader has already left."""
+        """Records the runner as the run begins; aborts the run if the reader has already left."""
         self._runner = runner
         if self.is_left:
             runner.abort()
 
     def put(self, result: Result) -> Awaitable[None] | None:
-        """Hands over a result; returns a wait if the reader is too far behind.
+        """Hands over a result; returns an awaitable if its worker must wait for the reader.
 
-        Drops it if the reader has left.
+        Drops the result if the reader has left.
         """
         if self.is_left:
             return None
@@ -232,14 +235,14 @@ class _Handover:
         return self._room() if self._is_full() else None
 
     def hold(self, result: Result) -> Awaitable[None] | None:
-        """Keeps a result until its line is safe; returns a wait if the reader is too far behind."""
+        """Keeps a result until its line is on disk; otherwise does the same as `put`."""
         if self.is_left:
             return None
         self._held.append(result.outcome)
         return self._room() if self._is_full() else None
 
     def release(self, rows: int) -> None:
-        """Hands over the first results that are held, whose lines are safe now."""
+        """Hands over the oldest `rows` results that are held: their lines are on disk now."""
         if self.is_left:
             return
         for _ in range(rows):
@@ -263,7 +266,7 @@ class _Handover:
             return None
         outcome = await self._outcomes.get()
         if outcome is None:
-            # Other waiting readers need it, too.
+            # Other readers that are waiting need the None as well.
             self._outcomes.put_nowait(None)
             return None
         self._ahead_bytes -= _size_bytes(outcome)
@@ -272,7 +275,7 @@ class _Handover:
         return outcome
 
     def finish(self, _: object) -> None:
-        """Notes that the run has ended: a reader that waits for the next outcome gets None."""
+        """Records that the run has ended: a reader that waits for the next outcome gets None."""
         self._is_finished = True
         if self._outcomes.empty():
             self._outcomes.put_nowait(None)
@@ -290,8 +293,8 @@ class _Handover:
         self._has_room.set()
         if self._runner is not None:
             self._runner.abort()
-        # Workers that wait for room give up now. A finished task is not awaited: meanwhile, another
-        # reader or `aclose` would find the generator running.
+        # Workers that wait for room give up now. A finished task is not awaited: during the wait,
+        # another reader or `aclose` would find the generator running.
         if not task.done():
             await asyncio.wait([task])
 
@@ -301,7 +304,10 @@ def _size_bytes(outcome: Outcome) -> int:
 
 
 def _job_of(rows: object, options: Keywords) -> Job:
-    """Returns the job of these options. Its output's path is absolute: the folder may change."""
+    """Returns the job with these options.
+
+    The path of its output is made absolute, because the working folder may change during the run.
+    """
     job = make_job(rows, options, os.environ)
     if job.output is None:
         return job
@@ -309,7 +315,7 @@ def _job_of(rows: object, options: Keywords) -> Job:
 
 
 async def _run_in_loop(job: Job, parts: Parts) -> Report:
-    """Runs the job and returns its report, with the outcomes if there is no other receiver."""
+    """Runs the job; the report has the outcomes unless the output or `on_result` receives them."""
     outcomes: list[Outcome] = []
     if job.output is None and parts.on_result is None:
 
@@ -323,7 +329,7 @@ async def _run_in_loop(job: Job, parts: Parts) -> Report:
 
 
 def _print_metrics(url: str) -> None:
-    """Prints the URL of the metrics page, because its port may be a free one."""
+    """Prints the URL of the metrics page, because redline may have chosen its port."""
     if sys.stderr is not None:
         lasting(sys.stderr).write(f"metrics: {url}\n")
 
@@ -331,7 +337,7 @@ def _print_metrics(url: str) -> None:
 def _refuse_to_block() -> None:
     """Raises ConfigError if an event loop is running, except in a notebook's cell.
 
-    A cell is meant to block; a coroutine that blocks holds up all others in its loop.
+    A cell is meant to block; a coroutine that blocks holds up all others in its event loop.
     """
     if not is_in_loop():
         return
@@ -344,7 +350,7 @@ def _refuse_to_block() -> None:
 
 
 def _in_own_loop(job: Job, parts: Parts, interrupts: Interrupts) -> Report:
-    """Runs the job in a new event loop; in another thread if a loop is running in this one."""
+    """Runs the job in a new event loop; in a new thread if a loop is running in this thread."""
     if not is_in_loop():
         return _run_loop(job, parts, interrupts)
     thread = DaemonThreads(1, "redline")
@@ -365,7 +371,7 @@ def _in_own_loop(job: Job, parts: Parts, interrupts: Interrupts) -> Report:
 
 
 def _run_loop(job: Job, parts: Parts, interrupts: Interrupts) -> Report:
-    """Runs the job as asyncio.run would, but waits for no task or thread that never ends."""
+    """Runs the job as asyncio.run would, but waits only briefly for remaining tasks and threads."""
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
     try:
@@ -382,13 +388,13 @@ def _run_loop(job: Job, parts: Parts, interrupts: Interrupts) -> Report:
                     threads.join(GIVE_UP_S)
     finally:
         asyncio.set_event_loop(None)
-        # Abandoned tasks must not be reported when they are collected.
+        # Abandoned tasks must not be reported when they are garbage-collected.
         loop.set_exception_handler(lambda loop, context: None)
         loop.close()
 
 
 def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancels the user's remaining tasks, and waits a moment for them."""
+    """Cancels the tasks that are still running, and waits up to GIVE_UP_S for their end."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
@@ -400,14 +406,17 @@ def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Returns a new event loop of uvloop."""
+    """Returns a new uvloop event loop."""
     import uvloop  # takes longer than most other imports
 
     return uvloop.new_event_loop()
 
 
 def _display(options: Keywords) -> Display | None:
-    """Returns the display on a terminal or in a notebook; None if the caller wants none."""
+    """Returns the display for stderr or for a notebook cell; None if no progress is shown.
+
+    Without the option `progress`, progress is shown on a terminal and in a notebook.
+    """
     is_shown, is_cell = options.get("progress"), is_notebook()
     if is_shown is None:
         is_shown = can_redraw(sys.stderr) or is_cell

@@ -1,4 +1,4 @@
-"""One run with all its objects, and its report."""
+"""Holds one run's objects, and makes its totals and its report from them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class Kept(msgspec.Struct, frozen=True):
     """The open files of a run with an output.
 
-    before: see `View`. account: the spending, None for a run without a budget. ledger: the batches,
-    None for a run without the Batch API; held: the rows in batches of earlier runs, None for a run
-    that neither sends batches nor ends earlier ones.
+    before: see `View`. account: records the spending; None for a run without a budget. ledger:
+    records the batches; None for a run without the Batch API. held: the rows in batches of earlier
+    runs; None for a run that neither sends batches nor ends earlier ones.
     """
 
     journal: Journal
@@ -40,12 +40,13 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Run(View, frozen=True, kw_only=True):
-    """One run.
+    """One run: its objects, and what is reported about it.
 
-    kept: None for a run without an output; batches: None for a run that sends all rows live.
-    answers: the store of its cache. recorder: writes its trace. webhook: None if no alert is sent.
-    telemetry: None if nothing is sent to OpenTelemetry.
-    check_source: raises ConfigError if the input has changed since it was read.
+    check_source: raises ConfigError if the input has changed since it was read. answers: the store
+    of the run's cache; None without one. kept: the files of the output; None without one. batches:
+    the runner for the Batch API; None if all rows are sent live. recorder: writes the trace; None
+    without one. webhook: sends alerts; None if none are sent. telemetry: None if nothing is sent to
+    OpenTelemetry.
     """
 
     check_source: Callable[[], None]
@@ -57,7 +58,7 @@ class Run(View, frozen=True, kw_only=True):
     telemetry: Telemetry | None
 
     async def go(self) -> None:
-        """Runs the rows, live or in batches; then checks the input again."""
+        """Processes the rows, live or in batches; then checks that the input has not changed."""
         if self.batches is None:
             await self.runner.run()
         else:
@@ -70,7 +71,10 @@ class Run(View, frozen=True, kw_only=True):
 
     @property
     def telemetry_notices(self) -> dict[str, str]:
-        """The notice that the OpenTelemetry receiver cannot be reached, or can be again."""
+        """A notice, keyed by its kind, that OpenTelemetry cannot be reached or can be again.
+
+        Empty if there is nothing to notice.
+        """
         return {} if self.telemetry is None else self.telemetry.notices
 
     def totals(self) -> Totals:
@@ -91,7 +95,7 @@ class Run(View, frozen=True, kw_only=True):
         )
 
     def ending(self) -> tuple[Ending, str]:
-        """Returns how the run has ended, and the error that stopped it, if any."""
+        """Returns how the run has ended, and the message of the error that stopped it, if any."""
         failure = None if self.journal is None else self.journal.failure
         error = self.runner.stopped or failure
         if error is not None:
@@ -100,17 +104,18 @@ class Run(View, frozen=True, kw_only=True):
 
     @property
     def waited_s(self) -> float:
-        """Seconds for which the end of the run has waited for other programs."""
+        """Seconds for which the end of the run has waited for the webhook and OpenTelemetry."""
         return sum(one.waited_s for one in (self.webhook, self.telemetry) if one is not None)
 
     def _not_traced(self) -> str | None:
-        """Returns why the trace ends before the run; None if it does not."""
+        """Returns why the trace ends before the end of the run; None if it is complete."""
         recorder = self.recorder
         if recorder is None or recorder.failure is None:
             return None
         return f"{self.job.trace} cannot be written: {recorder.failure.strerror}"
 
     def report(self, elapsed_s: float) -> Report:
+        """Returns the report of the run so far. elapsed_s: its duration in seconds."""
         tally, runner, selection = self.tally, self.runner, self.selection
         before = 0 if self.journal is None else self.journal.answers.total
         return Report(

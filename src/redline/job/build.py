@@ -1,7 +1,7 @@
-"""Makes the parts of a run in the order of their dependencies, and closes them in reverse.
+"""Makes the objects of a run in the order of their dependencies, and closes them in reverse.
 
-input     source, renderer, limiter: invalid settings are refused here, before anything is written
-output    lock, stream's consumer, ledger of batches, journal, account of the budget
+input     source, renderer, limiters, trace: invalid settings fail here, before the output is opened
+output    lock, the stream's consumer, ledger of batches, journal, account of the budget
 run       backend (calls, budget, retry, cache), feed, runner, batches
 """
 
@@ -84,18 +84,18 @@ if TYPE_CHECKING:
     from redline.job.otel import Telemetry
     from redline.sources.stream import StreamRows
 
-# Counting reads about 1 GB of JSON Lines per second, so at the end of most runs the number of rows
-# left is known.
+# The most seconds that a drained run waits at its end for the count of its input's rows. Counting
+# reads about 1 GB of JSON Lines per second, so most counts are complete by then.
 _LAST_COUNT_S = 0.5
 
 
 class _Input(msgspec.Struct, frozen=True):
-    """The input of a run, and the objects that its settings make without writing anything.
+    """The input of a run, and the objects that can be made before the output is opened.
 
-    parts: supplied by the caller. stream: the source, if it is a stream. limiters: of the endpoints
-    in their order, or of the function; none with a supplied backend. trace: open, to record the
-    calls. gatherer: makes the run's windows. telemetry: of the job, once it is open; None without
-    OpenTelemetry.
+    parts: those supplied by the caller. stream: the source, if it is a stream. limiters: one for
+    each endpoint, in their order, or the one for the function; empty with a supplied backend.
+    trace: the file in which calls are recorded; None without a trace. gatherer: makes the run's
+    windows. telemetry: None until it is open, and without OpenTelemetry.
     """
 
     parts: Parts
@@ -112,8 +112,10 @@ class _Input(msgspec.Struct, frozen=True):
 class _Calls(msgspec.Struct, frozen=True):
     """The objects that make calls.
 
-    found: describes the limits that were found. endpoints: as they are sampled. answers: those of
-    the cache.
+    endpoints: the endpoints as the sampler reads them. found: returns the limits that were found,
+    in words. metered: enforces the budget; None without one. backend: answers calls, with
+    everything around it. answers: the store of the cache; None without one. recorder: records
+    calls; None without a trace.
     """
 
     endpoints: Endpoints
@@ -128,8 +130,8 @@ class _Calls(msgspec.Struct, frozen=True):
 async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
     """Yields a run that is ready to start; closes its input, output and connections at the end.
 
-    Raises ConfigError or JournalError if the run cannot begin; JournalError at the end as well, if
-    its last results cannot be saved.
+    Raises ConfigError or JournalError if the run cannot begin, and JournalError at the end if the
+    run's last results cannot be saved.
     """
     parts.check(job)
     given = _open_input(job, parts)
@@ -156,7 +158,7 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
                 if run is not None and run.kept is not None and job.output is not None:
                     await _finish(run, run.kept, job.output)
     finally:
-        # The summary of a run that has not read all rows waits for the number of rows.
+        # If a drained run has not read all rows, its summary needs their number, and waits for it.
         is_needed = run is not None and run.runner.is_draining and not run.feed.is_read
         try:
             await in_thread(given.row_count.finish, _LAST_COUNT_S if is_needed else 0.0)
@@ -167,20 +169,20 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
 
 
 async def _serve_metrics(job: Job, stack: AsyncExitStack) -> MetricsServer | None:
-    """Starts the server of the job's metrics page, which shows nothing yet; None without one."""
+    """Starts the server of the job's metrics page, still without figures; None without a page."""
     if job.metrics_port is None:
         return None
-    # Imported here: a run without the page does not pay for it.
+    # Imported here, so that only runs with a metrics page load the module.
     from redline.job.exporter import MetricsServer
 
     return await stack.enter_async_context(MetricsServer(job.metrics_port))
 
 
 def _open_telemetry(job: Job, stack: AsyncExitStack) -> Telemetry | None:
-    """Returns the telemetry of the job; None for a job without OpenTelemetry."""
+    """Returns the job's telemetry, closed by `stack`; None for a job without OpenTelemetry."""
     if job.otel is None:
         return None
-    # Imported here: a run without it does not pay for it.
+    # Imported here, so that only runs with OpenTelemetry load the module.
     from redline.job.otel import open_telemetry
 
     telemetry = open_telemetry(job)
@@ -190,7 +192,7 @@ def _open_telemetry(job: Job, stack: AsyncExitStack) -> Telemetry | None:
 
 
 def _monitor(run: Run, parts: Parts, server: MetricsServer | None) -> Monitor:
-    """Returns a monitor of the run's windows; the server's page shows its figures from now on."""
+    """Returns a monitor of the run's windows, whose figures the server's page shows from now on."""
     listener = Listeners(run.tally, *parts.listeners)
     telemetry = run.telemetry
     on_figures = None if telemetry is None else telemetry.note
@@ -241,7 +243,7 @@ def _stream(job: Job) -> StreamRows | None:
     url = stream_of(job.rows)
     if url is None:
         return None
-    # Imported here: a run on files does not pay for it.
+    # Imported here, so that only runs on streams load the module.
     from redline.sources.stream import StreamRows
 
     assert job.output is not None
@@ -255,11 +257,11 @@ def _stream(job: Job) -> StreamRows | None:
 
 
 async def _take(output: Output, stream: StreamRows | None, stack: AsyncExitStack) -> None:
-    """Takes the output's lock, and joins the stream's group."""
+    """Takes the output's lock, and joins the consumer group of the stream, if there is one."""
     check_place(output)
     stack.enter_context(OutputLock(output))
     if stream is not None:
-        # Closed after the journal, whose last results it acknowledges.
+        # The stream is closed after the journal, since it acknowledges the journal's last rows.
         stack.push_async_callback(stream.aclose)
         await stream.open()
 
@@ -281,12 +283,12 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
     bill = Bill(job, None if calls.metered is None else calls.metered.spending)
     results = journal or _results(given.parts, acknowledge)
     runner = _runner(job, given, calls, feed, bill, results)
-    # Closed after the feed; an aborted run stops waiting for a read of the feed.
+    # The runner is closed after the feed: until then, it may have to abandon the feed's last read.
     stack.callback(runner.close)
     stack.push_async_callback(feed.aclose)
     batches = None
     if kept is not None and kept.ledger is not None and held is not None:
-        # Imported here: a run without batches does not pay for them.
+        # Imported here, so that only runs with batches load the module.
         from redline.job.batch import World, batches_of
 
         world = World(job, runner, feed, kept.journal, load, tally, calls.metered, job.slots, held)
@@ -340,14 +342,14 @@ def _runner(
 
 
 def _results(parts: Parts, acknowledge: Acknowledge) -> Results:
-    """Returns the receiver of results for a run without an output."""
+    """Returns what receives the results of a run without an output."""
     if parts.results is None:
         return NotKept(acknowledge)
     return SuppliedResults(parts.results, acknowledge)
 
 
 def _acknowledging(tally: Tally, given: _Input) -> Acknowledge:
-    """Returns the callback for rows that are durable."""
+    """Returns the function to call with rows once they are durable."""
     stream, gatherer, on_saved = given.stream, given.gatherer, given.parts.on_saved
 
     def acknowledge(rows: list[Brief]) -> None:
@@ -370,7 +372,7 @@ async def _open_output(
     parts: Parts,
     stack: AsyncExitStack,
 ) -> Kept:
-    """Opens the output's files; the caller holds its lock."""
+    """Opens the output's files, closed by `stack`; the caller holds the output's lock."""
     is_new = job.restart or not (output.path.exists() or output.failed_path.exists())
     ledger = await in_thread(_ledger, job, output, is_new=is_new)
     is_same_input = await in_thread(_has_same_input, job, output)
@@ -387,13 +389,14 @@ async def _open_output(
         await journal.close()
         raise
     if account is not None:
-        # Closed after the journal: the spending must be durable before the journal's last results.
+        # The account is closed after the journal, which syncs the account before its own last group
+        # of results: spending must be durable before the results that it paid for.
         stack.callback(account.close)
     stack.push_async_callback(journal.close)
     held = None
     if ledger is not None:
         stack.callback(ledger.close)
-        # Imported here: a run without batches does not pay for them.
+        # Imported here, so that only runs with batches load the module.
         from redline.job.batch import HeldRows, goes_by_batches
 
         held = HeldRows() if goes_by_batches(job, ledger) else None
@@ -402,15 +405,15 @@ async def _open_output(
 
 
 def _done_before(job: Job, journal: Journal) -> InputCounts:
-    """Returns the rows done by earlier runs, if the output's rows all belong to this input."""
+    """Returns the counts of earlier runs, assuming that all the output's rows are in this input."""
     done, failed = len(journal.succeeded), len(journal.failed)
     is_again = job.retry_failed or job.retries_failures
     return InputCounts(rows=done + failed, done=done, failed=0 if is_again else failed)
 
 
 def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
-    """Returns the objects that make calls: within limits, the budget, retries and the cache."""
-    # Answers received before a request goes out are written before it.
+    """Returns the objects that make calls: limits first, then budget, retries, trace and cache."""
+    # Lines of answers that arrived before a request is sent are written before the request.
     before_write = do_nothing if kept is None else kept.journal.flush
     supplied, listeners = given.parts.backend, given.parts.listeners
     listener: Listener = Listeners(tally, *listeners) if listeners else tally
@@ -448,11 +451,11 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
 def _http(
     job: Job, given: _Input, tally: Tally, before_write: Callable[[], None], listener: Listener
 ) -> tuple[Backend, Callable[[], list[str]]]:
-    """Returns the job's endpoint, or a pool of its endpoints, and a function for their limits.
+    """Returns the backend of the job's endpoint, or a pool of its endpoints, and a function.
 
-    The function describes the limits that were found.
+    The function returns the limits that were found, in words.
     """
-    # Read under the output's lock: this run must not overwrite the sends of another run.
+    # The stores are read under the output's lock, so that another run's sends are not overwritten.
     stores = _stores(job)
     intake, outbox = intake_of(job.endpoints), Outbox(before_write)
 
@@ -467,7 +470,7 @@ def _http(
         backend = HttpBackend(job.endpoint, **parts(given.limiters[0]))
         return backend, backend.found
     tally.expect([endpoint.label for endpoint in job.endpoints])
-    # Only metrics and OpenTelemetry need attempts by endpoint.
+    # Only metrics and OpenTelemetry need attempts to be counted by endpoint.
     is_shown = job.metrics_port is not None or job.otel is not None
     counted = tally.part if is_shown else lambda name: tally
     seats = []
@@ -491,7 +494,7 @@ def _http(
 
 
 def _metered(job: Job, backend: Backend, kept: Kept | None) -> Metered | None:
-    """Returns the backend within the job's budget; None if it has none."""
+    """Returns `backend` with the job's budget enforced; None for a job without a budget."""
     if job.allowance is None:
         return None
     account = None if kept is None else kept.account
@@ -503,10 +506,13 @@ def _metered(job: Job, backend: Backend, kept: Kept | None) -> Metered | None:
 
 
 def _cached(job: Job, inner: Backend, tally: Tally) -> tuple[Backend, AnswerStore | None]:
-    """Returns `inner` behind the job's cache, if it has one, and the store of its answers."""
+    """Returns `inner` behind the job's cache, and the cache's store.
+
+    For a job without a cache, returns `inner` itself and None.
+    """
     if job.cache is None or not job.endpoints:
         return inner, None
-    # Imported here: a run without a cache does not pay for it, nor for SQLite.
+    # Imported here, so that only runs with a cache load the module, and SQLite.
     from redline.calls.cache import AnswerStore, Cached, identity
 
     cache = job.cache
@@ -559,20 +565,20 @@ def _ledger(job: Job, output: Output, *, is_new: bool) -> Ledger | None:
     """Returns the ledger of batches; None for a run without the Batch API. Blocks."""
     if job.via not in BATCHING and not (output.state_path / "batches.jsonl").exists():
         return None
-    # Imported here: a run without batches does not pay for them.
+    # Imported here, so that only runs with batches load the module.
     from redline.job.batch import open_ledger
 
     return open_ledger(job, output, is_new=is_new)
 
 
 def _has_same_input(job: Job, output: Output) -> bool:
-    """Whether the output's rows are those of the job's input, as far as their names show."""
+    """Whether the output was begun with the job's input, judging by the input's path or URL."""
     if job.restart or stream_of(job.rows) is not None:
         return False
     try:
         old = manifests.load(output)
     except JournalError:
-        # The error is reported, or overruled by --force, when the journal is opened.
+        # Opening the journal reports the error, or ignores it with --force.
         return False
     return old is not None and bool(old.input) and old.input == job.manifest().input
 
@@ -580,13 +586,13 @@ def _has_same_input(job: Job, output: Output) -> bool:
 async def _open_journal(
     job: Job, output: Output, acknowledge: Acknowledge
 ) -> tuple[Journal, Manifest]:
-    """Returns the output's journal and manifest, opened in a thread: the whole file is read."""
+    """Opens the journal in a thread, since the whole file is read; returns it and the manifest."""
     opening = in_thread(open_journal, job, output, acknowledge)
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
         # The thread cannot be stopped. Even after repeated cancellation, the journal that it opens
-        # must be closed before the output's lock.
+        # must be closed before the output's lock is released.
         while not opening.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([opening])
@@ -597,9 +603,10 @@ async def _open_journal(
 
 
 async def _finish(run: Run, kept: Kept, output: Output) -> None:
-    """Records the number of rows and their order, which are known only after the run.
+    """Saves what is known only after a complete run: the number of rows and their order.
 
-    Raises JournalError, also if the output's state folder was removed meanwhile.
+    Also sets aside failures of rows that are no longer in the input. Raises JournalError if a file
+    cannot be written, and, even for an incomplete run, if the output's state folder was removed.
     """
     job, feed, journal = run.job, run.feed, kept.journal
     if output.path.exists() and not manifests.path_of(output).exists():

@@ -1,4 +1,4 @@
-"""A job from its settings to its report."""
+"""Executes a job, from its settings to its report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def execute(job: Job, parts: Parts = _ALL_BUILT) -> Report:
     """Runs the job to its end and returns its report.
 
     parts: objects supplied by the caller; the others are built from the job's settings. Raises
-    ConfigError or JournalError if the run cannot begin; an error that ends it later is in the
+    ConfigError or JournalError if the run cannot begin; an error that ends the run later is in the
     report's `stopped`.
     """
     async with _served(job) as job:
@@ -43,7 +43,7 @@ async def execute(job: Job, parts: Parts = _ALL_BUILT) -> Report:
 
 @asynccontextmanager
 async def _served(job: Job) -> AsyncIterator[Job]:
-    """Yields the job; if it has an embedded server, runs the server and sets its URL."""
+    """Yields the job; if it has an embedded server, runs it and sets the endpoint to its URL."""
     if job.embedded is None or job.endpoint is None:
         yield job
         return
@@ -68,33 +68,33 @@ async def execute_local(job: Job, parts: Parts) -> Report:
                 shown = asyncio.create_task(parts.display.show(run))
             await run.go()
     except JournalError as error:
-        # Raised at close, for the last group: everything acknowledged earlier is on disk.
+        # Raised when the journal is closed, for its last group; earlier groups are on disk.
         if run is None or run.runner.offered == 0:
             raise
         run.runner.stop(error)
     finally:
-        # The last display shows what is on disk.
+        # Ended only now, so that the last state displayed is what is on disk.
         await end_tasks(shown)
     return run.report(SYSTEM.now_s() - begun_s - run.waited_s)
 
 
 async def _execute_mirrored(job: Job, output: Output, parts: Parts) -> Report:
-    """Executes a job whose output is an object in a store: fetches files, runs, uploads them.
+    """Executes a job whose output is an object in a store: fetches its files, runs, uploads them.
 
-    If the object was not written, the report states why. Raises what `execute_local` raises, and
-    ConfigError if the store refuses before the run.
+    If the upload fails, the report's `not_uploaded` is the error. Raises what `execute_local`
+    raises, and ConfigError if the store cannot be used, before the run.
     """
-    # In a thread, because it imports a driver.
+    # In a thread, because it imports the store's driver.
     mirror = await in_thread(Mirror, output)
     await _in_thread(mirror, partial(mirror.prepare, restart=job.restart, force=job.force))
     job = msgspec.structs.replace(job, output=mirror.output)
-    # Objects are renamed as late as files, so a refused run leaves both unchanged.
+    # Objects are renamed only when the files are, so a refused run leaves both unchanged.
     parts = msgspec.structs.replace(
         parts, before_restart=partial(_in_thread, mirror, mirror.put_aside)
     )
     report = await execute_local(job, parts)
     if isinstance(report.stopped, ResultsLost):
-        # The files with these names are no longer the ones that the run wrote.
+        # The files that now have these names are not those that the run wrote.
         report.not_uploaded = report.stopped
         return report
     if parts.on_upload is not None:
@@ -109,16 +109,16 @@ async def _execute_mirrored(job: Job, output: Output, parts: Parts) -> Report:
 
 
 async def _in_thread(mirror: Mirror, work: Callable[[], None]) -> None:
-    """Does the work in a thread.
+    """Runs `work`, which uses the mirror, in a thread.
 
-    A cancellation ends a transfer at its next block of data, and waits until then, because the
-    output is still locked.
+    If cancelled, stops the mirror's transfer at its next block of data and waits for its end, since
+    the output is locked until then.
     """
     thread = in_thread(work)
     try:
         await asyncio.shield(thread)
     except asyncio.CancelledError:
         mirror.stop()
-        # Its error states only that it was interrupted.
+        # The error of the thread states only that the transfer was interrupted.
         await asyncio.gather(thread, return_exceptions=True)
         raise

@@ -18,20 +18,24 @@ from redline.limits import Cost, Limits
 from redline.limits.rule import KINDS, Rules, last_send_s
 from redline.sources import Source, opened_source
 
-# Bisections of an interval, which leave a millionth of it.
+# The number of bisections: together they leave a millionth of the interval.
 _STEPS = 20
 
 
 class Plan(msgspec.Struct, kw_only=True):
     """The forecast of a run: rows = done_rows + untried_rows + sent_rows + bad_rows.
 
-    done_rows: rows that have an outcome in the output. untried_rows: left out by retry_failed.
-    bad_rows: would fail before anything is sent; first_problem: the problem of the first one.
-    tokens: estimates for the rows to send; input_error: relative error of the input estimate, 0.2
-    is 20 %. limit_s: seconds until the last row may be sent; 0 if nothing limits it. bound: the
-    limit that decides limit_s, None without limits. least_s: limit_s if answers had no tokens,
-    because their estimate is a maximum. is_batched: rows go into batches, to which limits do not
-    apply. first_request: of the first good row.
+    done_rows: rows that have an outcome in the output. untried_rows: rows without an outcome that
+    `retry_failed` leaves out. bad_rows: rows that would fail before anything is sent;
+    first_problem: the problem of the first of them.
+    input_tokens, output_tokens: estimates, summed over the rows to send; output_tokens counts the
+    maximum that each request sets, or 256 per answer without one. input_error: the relative error
+    to expect of input_tokens; 0.2 is 20 %.
+    limit_s: seconds from the start until the limits allow the last row to be sent; 0 if no limit
+    delays it. bound: the limit that determines limit_s; None without limits. least_s: what limit_s
+    would be if answers had no tokens. is_batched: rows are sent in batches, to which limits do not
+    apply. first_request: the method, URL and body of the first row to send; None without such a
+    row.
     """
 
     rows: int = 0
@@ -56,12 +60,13 @@ class Plan(msgspec.Struct, kw_only=True):
 def plan(job: Job) -> Plan:
     """Forecasts a run from the whole input and the existing results. Blocks.
 
-    Sends and writes nothing. Raises ConfigError or JournalError if the run itself would.
+    Sends and writes nothing. Raises ConfigError or JournalError if the run would, and ConfigError
+    for an async iterable.
     """
     if isinstance(job.rows, AsyncIterable):
         raise ConfigError("a dry run cannot read an async iterable", hint="give a file")
     made = Plan(is_batched=job.via in BATCHING)
-    # For a file that will be followed, its present content counts.
+    # Of a file that the run would follow, only the present content is read.
     with opened_source(job.rows, job.samples) as source:
         _survey(job, source, made)
     if not made.is_batched:
@@ -72,7 +77,7 @@ def plan(job: Job) -> Plan:
 
 
 def _survey(job: Job, source: Source, made: Plan) -> None:
-    """Counts the rows by what the run would do with each."""
+    """Counts each row in `made`, by what the run would do with it, and adds up the tokens."""
     renderer, estimator = Renderer(job.prompting), TokenEstimator(may_block=True)
     rules = [] if job.via == "batch" else [Rules(limits) for limits in job.call_limits]
     succeeded, failed = _done(job)
@@ -109,7 +114,10 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
 
 
 def _done(job: Job) -> tuple[KeySet, KeySet]:
-    """Returns the keys of the rows in the output and in its failures."""
+    """Returns the keys of the rows that succeeded and of those that failed in earlier runs.
+
+    Raises ConfigError or JournalError if the run would refuse the output.
+    """
     output = job.output
     if output is None or job.restart:
         return KeySet(), KeySet()
@@ -123,7 +131,7 @@ def _done_in(job: Job, output: Output) -> tuple[KeySet, KeySet]:
     try:
         old = manifests.load(output)
     except JournalError:
-        # As in a run, --force overrules a damaged manifest.
+        # As in a run, a damaged manifest is ignored with --force.
         if not job.force:
             raise
         old = None
@@ -131,7 +139,7 @@ def _done_in(job: Job, output: Output) -> tuple[KeySet, KeySet]:
     if old is not None and len(succeeded) and not job.force:
         manifests.check(old, new, output)
     is_changed = old is not None and old.settings != new.settings and not job.retry_failed
-    # As in a run: failures under other settings, without any success, are run again.
+    # As in a run: if no row has succeeded, rows that failed under other settings are sent again.
     return succeeded, KeySet() if is_changed and not len(succeeded) else read_keys(
         output.failed_path
     )
@@ -149,9 +157,10 @@ def _check_any(rules: Sequence[Rules], cost: Cost) -> None:
 
 
 def _time(made: Plan, each: Sequence[Limits]) -> tuple[float, str | None]:
-    """Returns the seconds that the limits require, and the limit that determines them.
+    """Returns the seconds that the limits require, and the limit that determines them, in words.
 
-    Several endpoints share the rows so that all finish at the same time.
+    each: the limits of each endpoint. Several endpoints are assumed to share the rows so that all
+    finish at the same time.
     """
     if len(each) == 1:
         return _time_of(made, each[0], 1.0)
@@ -167,12 +176,12 @@ def _time(made: Plan, each: Sequence[Limits]) -> tuple[float, str | None]:
 
 
 def _share_in(time_s: float, made: Plan, limits: Limits) -> float:
-    """Returns the share of the rows that these limits allow in this time."""
+    """Returns the share of the rows, 0 to 1, that these limits allow to be sent in `time_s`."""
     return _least(1.0, lambda share: _time_of(made, limits, share)[0] > time_s)
 
 
 def _least(most: float, is_enough: Callable[[float], bool]) -> float:
-    """Returns the least number up to `most` that is enough, by bisection."""
+    """Returns the least number from 0 to `most` for which `is_enough`, by bisection."""
     least = 0.0
     for _ in range(_STEPS):
         middle = (least + most) / 2
@@ -181,15 +190,16 @@ def _least(most: float, is_enough: Callable[[float], bool]) -> float:
 
 
 def _time_of(made: Plan, limits: Limits, share: float) -> tuple[float, str | None]:
-    """Returns the longest time that a single limit requires, and that limit.
+    """Returns the longest time that a single limit requires, in seconds, and that limit in words.
 
-    The times follow the last-send formulas in docs/architecture.md. share: of the rows, 0 to 1.
+    Returns 0 and None without limits. share: the share of the rows that are sent within these
+    limits, 0 to 1. The times come from `last_send_s`.
     """
     sent = max(1, made.sent_rows)
     total = made.input_tokens + made.output_tokens
     tokens = {"tokens": total, "input_tokens": made.input_tokens}
     tokens["output_tokens"] = made.output_tokens
-    # The last row itself is not waited for.
+    # The amounts sent before the last row; the last row's own amounts delay nothing.
     before = {kind: max(0.0, amount * share - amount / sent) for kind, amount in tokens.items()}
     before["requests"] = max(0.0, sent * share - 1)
     times = [

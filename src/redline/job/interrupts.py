@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: the first drains a run, the second aborts it and returns within a second.
+"""Handles Ctrl-C and SIGTERM: the first drains a run, the second ends it within a second.
 
-What may hold up an abort, and how it is handled:
+What may delay the abort of a run, and how it is handled:
 
-  a function in a thread, a call that continues    the runner abandons it (Runner.abort)
+  a function in a thread, a call that never ends   the runner abandons it (Runner.abort)
   code that blocks the event loop                  a signal raises `Unblocked` in it
   anything else, such as a disk that hangs         `GivenUp` is raised out of the event loop
 """
@@ -19,19 +19,22 @@ from typing import Any
 from redline.job.work import Runner
 from redline.process import Unblocked
 
-# After a second interrupt: the time after which a loop that has not run counts as blocked, and the
-# time after which everything that is left is abandoned.
+# Seconds after a second interrupt: until an event loop that has not handled it counts as blocked,
+# and until everything that has not ended is abandoned.
 _BLOCKED_S = 0.2
 GIVE_UP_S = 0.8
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 class GivenUp(KeyboardInterrupt):
-    """A run did not end within a second of the second Ctrl-C; the text lists what has not ended."""
+    """Raised if a run has not ended within a second of the second Ctrl-C; lists what is left."""
 
 
 class Interrupts:
-    """Ctrl-C of one run, from a signal or from another thread."""
+    """Passes interrupts to one run, from signals and from other threads.
+
+    count: the number of interrupts so far.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -39,26 +42,26 @@ class Interrupts:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._give_up: Callable[[], None] | None = None
         self._is_early = False  # interrupted before there was a runner
-        self._has_turned = threading.Event()  # the loop knows of the second interrupt
+        self._has_turned = threading.Event()  # the loop has handled the second interrupt
         self._is_over = threading.Event()
-        self._error: type[BaseException] | None = None  # the exception of the next signal
+        self._error: type[BaseException] | None = None  # what the next signal raises
         self._lock = threading.RLock()
 
     def watch(self, runner: Runner) -> None:
-        """Directs interrupts to this runner from now on."""
+        """Makes interrupts drain or abort this runner from now on. Call it in the run's loop."""
         with self._lock:
-            # The runner last: another thread that sees it finds the loop as well.
+            # The runner is set last, so that a thread that sees it also sees the loop.
             self._loop = asyncio.get_running_loop()
             self._runner = runner
         if self._is_early:
             runner.drain()
 
     def watch_upload(self, give_up: Callable[[], None]) -> None:
-        """Makes interrupts abandon the run's upload from now on, since the run has ended."""
+        """Makes interrupts call `give_up`, which abandons the upload, since the run has ended."""
         self._give_up = give_up
 
     def interrupt_from_outside(self) -> None:
-        """Interrupts from another thread; without a runner, the run drains when it starts."""
+        """Interrupts the run from another thread; a run without a runner drains once it has one."""
         with self._lock:
             if self._runner is None:
                 self._is_early = True
@@ -67,7 +70,10 @@ class Interrupts:
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Notifies the runner, from any thread. Raises KeyboardInterrupt if there is none yet."""
+        """Drains the run; aborts it if it is draining already. In an upload, abandons the upload.
+
+        May be called in any thread. Raises KeyboardInterrupt if there is no runner yet.
+        """
         if self._runner is None or self._loop is None:
             raise KeyboardInterrupt
         self.count += 1
@@ -79,7 +85,7 @@ class Interrupts:
         self._loop.call_soon_threadsafe(self._abort if is_second else self._runner.drain)
 
     def given_up(self) -> GivenUp:
-        """Returns the error of an abandoned run."""
+        """Returns the error to raise for an abandoned run; it lists what has not ended."""
         left = ["the start of the run"]
         if self._runner is not None:
             left = self._runner.abandoned or ["an operation that did not end"]
@@ -87,9 +93,13 @@ class Interrupts:
 
     @contextmanager
     def handled(self, loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any]) -> Generator[None]:
-        """While entered, SIGINT and SIGTERM interrupt the run. No effect outside the main thread.
+        """Within the context, SIGINT and SIGTERM interrupt the run.
 
-        main: cancelled if there is no runner yet; KeyboardInterrupt is then raised in its place.
+        Has no effect outside the main thread.
+
+        main: the run's task. If there is no runner yet, a signal cancels the task, and the context
+        raises KeyboardInterrupt instead of CancelledError. Raises GivenUp after a second signal if
+        the run does not end.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -135,7 +145,7 @@ class Interrupts:
         self._runner.abort()
 
     def _insist(self) -> None:
-        """Makes sure that the second interrupt ends the run. In a thread of its own."""
+        """Makes sure that the second interrupt ends the run. Runs in a thread of its own."""
         if not self._has_turned.wait(_BLOCKED_S):
             self._raise_in_main(Unblocked)
         if not self._is_over.wait(GIVE_UP_S - _BLOCKED_S):

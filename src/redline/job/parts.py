@@ -1,4 +1,4 @@
-"""Objects that a caller of `execute` may supply, such as a gateway's pool or a worker's rows."""
+"""Defines the objects that a caller of `execute` may supply, such as the backend of a gateway."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from redline.sources import AsyncRows, Source
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts of a run that its caller supplies; a part that is None is built from the settings.
+    """Parts of a run that the caller supplies.
 
-    The caller closes the parts that it supplies, except the source.
+    A part that is None is built from the job's settings, or left out. The caller closes the parts
+    that it supplies, except the source.
 
     backend: answers the calls of a job that has no endpoint and no function. The job's retries and
-    budget apply around it; of the job's limits, only the concurrency. Several jobs may share it: it
-    orders their calls by `Call.priority`, and calls `Call.on_write` before each write.
+    budget apply around the backend; of the job's limits, only the concurrency applies. Several jobs
+    may share a backend, which must order their calls by `Call.priority` and call `Call.on_write`
+    before each write.
     source: read instead of the job's rows. Closed at the end of the run, or when the run drains,
-    because only that ends a blocking read.
+    because only closing it ends a read that blocks.
     results: takes each outcome, for a job without an output. A row counts as done when `append`
     returns.
     tally: counts this run's rows and attempts, and is notified of events. Use it for one run only.
     listeners: notified of the same events, after the tally.
-    display: shows the run. on_start: gets the runner, to drain or abort it. on_result: gets each
-    row that has ended; the run waits for what it returns. on_saved: gets the number of rows that
-    have just become durable, in the order of on_result. on_failure: gets each row that has failed.
-    before_restart: awaited before the files of an earlier run are renamed. on_upload: called when
-    the upload of the output begins, with a function that abandons it. on_metrics: gets the URL of
-    the metrics page.
+    display: shows the run. on_start: called with the runner, which the caller may drain or abort.
+    on_result: called with the result of each row that has ended; if it returns an awaitable, the
+    row's worker awaits it. on_saved: called with the number of rows that have just become durable;
+    rows become durable in the order of on_result. on_failure: called with the result of each row
+    that has failed. before_restart: awaited before the files of an earlier run are renamed.
+    on_upload: called when the upload of the output begins, with a function that abandons the
+    upload. on_metrics: called with the URL of the metrics page.
     """
 
     backend: Backend | None = None
@@ -53,7 +56,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     on_metrics: Callable[[str], None] | None = None
 
     def check(self, job: Job) -> None:
-        """Raises ConfigError if a part excludes a setting, or if nothing answers the calls."""
+        """Raises ConfigError if a part and a setting conflict, or if nothing answers the calls."""
         if self.results is not None and job.output is not None:
             raise ConfigError(
                 "results go to the job's output or to the caller, and not to both",

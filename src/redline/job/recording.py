@@ -1,4 +1,4 @@
-"""The records of a run: its timeline, and its calls if it has a trace."""
+"""Sets up the records of a run: its timeline, and the trace of its calls if it has one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sampler_of(
     journal: Journal | None,
     metered: Metered | None,
 ) -> Sampler:
-    """Returns the sampler of the run, with the timeline of the job's output if it has one."""
+    """Returns the run's sampler, which writes the timeline of the output if the job has one."""
     job = runner.job
     is_found = any(one.rate == AUTO or one.is_adaptive for one in job.call_limits)
     return Sampler(
@@ -56,9 +56,12 @@ def sampler_of(
 
 
 def set_timeline_aside(output: Output) -> None:
-    """Renames the timeline of runs whose results are gone to the first free `timeline.old-N`."""
+    """Renames the output's timeline to the first free `timeline.old-N.jsonl`.
+
+    Call it for a new output: the results of the runs in the timeline are gone.
+    """
     path = output.state_path / NAME
-    # If that fails, the new run is appended to it: a timeline must not prevent a run.
+    # If the rename fails, the new run is appended to the old timeline, which must not stop a run.
     with suppress(OSError):
         path.rename(free_name(path, "old"))
 
@@ -86,11 +89,11 @@ def _facts_of(job: Job, input_name: str) -> RunFacts:
 
 
 def recorded(job: Job, inner: Backend, file: TraceFile, workers: int) -> Recorder:
-    """Returns `inner` with its calls recorded. workers: see RunBegan."""
+    """Returns a backend that records the calls of `inner` in `file`. workers: see RunBegan."""
     began = RunBegan(
         v=VERSION,
         at=SYSTEM.wall_s(),
-        # Followed rows arrive when they are written, for any number of workers.
+        # Rows of a followed file arrive when they are written, whatever the number of workers.
         workers=0 if job.follow else workers,
         balance=job.balance if len(job.endpoints) > 1 else "",
         endpoints=tuple(_facts(job, endpoint) for endpoint in job.endpoints),
@@ -107,7 +110,7 @@ def _facts(job: Job, endpoint: Endpoint) -> EndpointFacts:
         weight=endpoint.weight,
         profile=limits.profile,
         slots=0 if limits.is_adaptive else limits.slots(),
-        # Of picodollars for a token, a million are a dollar for a million tokens.
+        # A million picodollars per token are one dollar per million tokens.
         input_price=None if price is None else price.input / 1e6,
         output_price=None if price is None else price.output / 1e6,
         **rates,

@@ -1,1 +1,1 @@
-"""`redline bench`: its flags, its targets, their requests, and its progress display."""
+"""Implements `redline bench`: its flags, targets, requests and progress display."""

@@ -20,16 +20,17 @@ from redline.store import local_path
 from redline.timeline import CallEnded, read_trace
 
 _PROMPT_TOKENS, _MAX_TOKENS = 128, 128
-# At most this many rows, of this many bytes in all, are kept and sent in turn.
+# The most rows, and the most bytes in all of them, that are kept in memory and sent in turn.
 _MOST_ROWS, _MOST_ROW_BYTES = 10_000, 64 * 1024 * 1024
 _MOST_RECORDED = 100_000
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """The requests of a load.
+    """Holds the requests of a load, and describes them.
 
-    words: a description for the user. input_tokens: per request. output_tokens: the maximum per
-    answer. Each is None if unknown.
+    requests: endless; rows instead of requests if the target takes rows. words: the description for
+    the user. input_tokens: tokens per request. output_tokens: the most tokens per answer. Either is
+    None if it is unknown.
     """
 
     requests: Iterator[Any]
@@ -110,7 +111,10 @@ def _of_rows(target: Target, place: str) -> Asked:
 def _synthetic(
     target: Target, tokens: int, seed: int, sizes: list[tuple[int | None, int | None]] | None
 ) -> Asked:
-    """Returns synthetic prompts of this many tokens, or of recorded sizes."""
+    """Returns requests with synthetic prompts of `tokens` tokens or, if given, recorded sizes.
+
+    sizes: the input and output tokens of recorded calls, each None if unknown.
+    """
     bound, prompts = _Bound(target), Prompts(seed)
     renderer = Renderer(bound.prompting)
 
@@ -141,10 +145,11 @@ def _synthetic(
 
 
 class _Bound:
-    """The bound on the tokens of an answer to a synthetic prompt.
+    """Determines the most tokens of an answer to a synthetic prompt.
 
-    field: its name in the body; empty if the API has none. tokens: the bound. is_own: the bound is
-    redline's default, because the user set no bound.
+    field: the field of the body that sets the bound; empty if the API has none. tokens: the bound.
+    is_own: whether it is redline's default, because the user set none. prompting: the target's,
+    with the bound among its parameters if `is_own`.
     """
 
     def __init__(self, target: Target) -> None:

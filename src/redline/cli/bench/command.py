@@ -58,9 +58,10 @@ _KINDS = ("constant", "poisson", "replay", "find_concurrency")
 
 
 class _Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """A benchmark as the command line describes it.
+    """Holds a benchmark that the flags describe.
 
-    load: its description for the user. most_rate: the given rate in requests per second, if any.
+    load: the description of its load for the user. is_sweep: whether it tries several levels of
+    concurrency. most_rate: the given rate in requests per second, if any.
     """
 
     target: Target
@@ -138,7 +139,7 @@ async def _measure(
 ) -> tuple[list[Figures], Knee | None]:
     """Measures the load, or each of its levels; prints the figures of each level when it ends.
 
-    Raises RedlineError if nothing was measured and it was not interrupted.
+    Raises RedlineError if nothing was measured, unless the user interrupted the benchmark.
     """
     if not bench.is_sweep:
         figures = await measured(what, bench.plan, bench.asked.requests)

@@ -1,4 +1,4 @@
-"""Shows the progress of a load in one line."""
+"""Shows the progress of a benchmark in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TICK_S, _CALM_S = 0.5, 10.0
 
 
 class Progress:
-    """A line on stderr: redrawn on a terminal, otherwise written every 10 s."""
+    """Shows a line on stderr, redrawn twice per second on a terminal and otherwise every 10 s."""
 
     def __init__(self, *, is_shown: bool) -> None:
         self.is_shown = is_shown
@@ -21,13 +21,13 @@ class Progress:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, started: Started) -> None:
-        """Shows this load from now on."""
+        """Shows the progress of this load from now on, in place of an earlier one's."""
         if self.is_shown:
             self.end()
             self._task = asyncio.get_running_loop().create_task(self._show(started))
 
     def end(self) -> None:
-        """Removes the line."""
+        """Stops, and removes the line from the terminal."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -27,7 +27,7 @@ _HANDLER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _HOST = re.compile(r"[\w.-]+:\d+(/.*)?")
 _FORM = "a target is a URL, a name from redline.toml, sim, engine:MODEL or module:name"
-# Flags that set how rows become requests; a function gets the rows themselves, and no requests.
+# Flags that set how rows become requests. They do not apply to a function, which gets the rows.
 _PROMPTING = (
     *("prompt", "system", "model", "temperature", "max_tokens", "params", "url", "method"),
     *("body", "output_path", "constant_prompt"),
@@ -50,11 +50,11 @@ _HELP = {
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A target of `redline bench`.
+    """Describes what `redline bench` measures.
 
-    label: its name in figures. job: its endpoints, limits, budget and templates.
-    handler: the object `module:name`; None for endpoints. takes_rows: whether the handler is called
-    with rows.
+    label: the target's name in figures. job: a job with its endpoints, limits, budget and
+    templates. handler: the object `module:name`; None for endpoints. takes_rows: whether the
+    handler is called with rows.
     """
 
     label: str
@@ -168,14 +168,14 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
 
 
 async def _never(row: object) -> None:
-    """A placeholder for a user's function, so that the job has no endpoint."""
+    """Takes the place of a user's function in the job, so that the job needs no endpoint."""
 
 
 @asynccontextmanager
 async def answering(
     target: Target, concurrency: int, *, batch_size: int | None, is_streamed: bool
 ) -> AsyncIterator[Caller]:
-    """Opens the target for the block: starts built-in servers, and closes connections at its end.
+    """Opens the target until the `with` block ends: starts built-in servers, closes connections.
 
     concurrency: maximum calls in flight at endpoints that do not set their own; for a plain
     function, the number of threads that call it.

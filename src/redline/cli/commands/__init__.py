@@ -1,1 +1,1 @@
-"""One module per command, imported when it is called."""
+"""Implements the commands, each in a module that is imported when the command is called."""

@@ -105,9 +105,8 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
 def _evaluation(named: list[str], given: Flags) -> Evaluation:
     """Returns the evaluation, built in or from a file, with the shots of the command line.
 
-    Raises ConfigError unless exactly one evaluation is given, and if the number of shots is set
-    without their file, or the file without the number. `--shots 0` turns off the shots of a
-    task file.
+    Raises ConfigError unless exactly one evaluation is given, and if only one of the number of
+    shots and their file is set. `--shots 0` turns off the shots of a task file.
     """
     path = given.get("task")
     if (path is None) == (not named):

@@ -57,7 +57,7 @@ def fleet_status(ctx: Context, where: str) -> None:
 
 def _page(where: str) -> str:
     """Fetches a fleet's status as JSON. Raises RedlineError if no fleet is running there."""
-    # Imported here: it takes longer than the rest.
+    # Imported here: the import takes longer than the rest of the command.
     import http.client
     from urllib.parse import urlsplit
 

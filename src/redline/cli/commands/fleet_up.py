@@ -19,7 +19,7 @@ PARAMS = (
     Word("file", "FILE", "Settings, such as fleet.toml: how to start a replica, and how many."),
 )
 _FAILED = 1
-# Without a terminal, a changed state is shown at most once in this period.
+# Without a terminal, the state is shown if it has changed, at most once in this time.
 _EVERY_S = 60.0
 
 
@@ -72,7 +72,7 @@ def fleet_up(ctx: Context, file: str) -> int:
 class _View:
     """Shows events as lines on stderr, and the state in a line that is redrawn on a terminal.
 
-    Without a terminal, a changed state is a line of its own, at most once a minute.
+    Without a terminal, writes the state as a line if it has changed, at most once a minute.
     """
 
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ def _head(found: Replay) -> Iterator[str]:
 
 
 def _services(found: Replay) -> Iterator[str]:
-    """Yields lines about the service model: the time of a call at each server."""
+    """Yields lines that describe the service model: how long a call takes at each server."""
     yield "time of a call at each server, fitted to the trace:"
     width = max(map(len, found.services))
     for name, one in found.services.items():

@@ -165,7 +165,10 @@ def _variations(given: Flags) -> Variations:
 
 
 def _varied(text: str) -> tuple[str, list[Any]]:
-    """Parses a column and its values: words between commas, or the lines of a file."""
+    """Parses `NAME=A,B,C` or `NAME=@FILE`; returns the column and its values.
+
+    The values are the words between commas, or the lines of the file.
+    """
     name, equals, listed = text.partition("=")
     name = name.strip()
     if not equals or not name:
@@ -186,7 +189,7 @@ def _lines(path: str) -> list[str]:
 
 
 def _base(path: str | None) -> list[dict[str, Any]]:
-    """Reads all rows of a file. Raises ConfigError if one cannot be read."""
+    """Reads all rows of a file. Raises ConfigError for a bad row, or for too many rows."""
     if path is None:
         return []
     with first_rows(path, _MOST_BASE + 1) as found_rows:

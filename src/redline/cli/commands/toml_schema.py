@@ -49,12 +49,12 @@ def toml_schema(of_serve: Iterable[Option]) -> dict[str, Any]:
 
 
 def _tables(each: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schema of a table of any keys, whose values have the schema `each`."""
+    """Returns the schema of a table whose keys are arbitrary and whose values match `each`."""
     return {"type": "object", "additionalProperties": each}
 
 
 def _table(kinds: Mapping[str, Kind], described: Iterable[Option] = ()) -> dict[str, Any]:
-    """Returns the schema of a table with these keys, which may have dashes."""
+    """Returns the schema of a table with these keys, each also spelled with dashes."""
     about = {option.key: option.help for option in described if option.help}
     properties = dict[str, Any]()
     for key, kind in kinds.items():

@@ -1,4 +1,4 @@
-"""How a command declares, groups and reads its flags."""
+"""Declares, groups and reads the flags of commands."""
 
 from redline.cli.flags.command import Group, read_flags, stated
 from redline.cli.flags.engine import ENGINE_FLAGS, settings_in, settings_of

@@ -31,12 +31,12 @@ def _check_folder() -> None:
 
 
 class _Described:
-    """The help of a command, as plain text."""
+    """Formats the help of a command, which is plain text."""
 
     help: str | None
 
     def format_help_text(self, ctx: Context, formatter: click.HelpFormatter) -> None:
-        """Writes wrapped paragraphs; an indented one is an example and is not wrapped."""
+        """Writes the paragraphs wrapped, except indented ones, which are examples."""
         for paragraph in inspect.cleandoc(self.help or "").split("\n\n"):
             formatter.write_paragraph()
             if paragraph.startswith("  "):
@@ -46,10 +46,10 @@ class _Described:
 
 
 class Command(_Described, click.Command):
-    """A command whose help is plain text in sections, and whose flags are given once.
+    """Runs a function as a command. Its help is plain text, with the flags in sections.
 
-    function: called with the context and the words; returns the exit status, None for 0. Its
-    docstring is the help. stated: the positional arguments and flags.
+    function: called with the context and the positional arguments; returns the exit status, None
+    for 0. Its docstring is the help. stated: the positional arguments and flags.
     """
 
     def __init__(
@@ -73,18 +73,18 @@ class Command(_Described, click.Command):
         return self.callback(ctx, *(ctx.params[word.name] for word in _words(self) if word.name))
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
-        """Returns the words of the usage line, such as `INPUT [FLAGS]`."""
+        """Returns what follows the command in its usage line, such as `INPUT` and `[FLAGS]`."""
         return [*(word.metavar or "" for word in _words(self)), "[FLAGS]"]
 
     def format_options(self, ctx: Context, formatter: click.HelpFormatter) -> None:
-        """Writes the words, then the flags by section, in the order of the sections."""
+        """Writes the positional arguments, then the flags by section, in their given order."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = None if isinstance(param, Word) else param.get_help_record(ctx)
             if record is not None:
                 section = param.section if isinstance(param, Flag) else None
                 sections.setdefault(section or _OTHER, []).append(record)
-        # --help is always there, so this section is never missing; it comes last.
+        # Every command has --help, so this section always exists; it comes last.
         sections[_OTHER if len(sections) > 1 else _FLAGS] = sections.pop(_OTHER)
         if words := [(word.metavar or "", word.about) for word in _words(self)]:
             formatter.write_paragraph()
@@ -95,13 +95,13 @@ class Command(_Described, click.Command):
 
 
 class Group(_Described, click.Group):
-    """A group of commands, such as the program itself. Its help lists the commands, then the flags.
+    """Runs one of several commands, and lists them in its help. The program itself is a group.
 
     A command is imported only when it is used: importing all of them would take a third of the
-    start-up time. known: for each command its module and a summary. The module is in
-    `cli.commands`, or in the folder of `cli` that it names, such as `results.verify`. It defines a
-    function of its own name, and PARAMS for that function; or, for a group of commands, COMMANDS
-    and HELP.
+    start-up time. known: the module and a summary of each command. The module is in `cli.commands`
+    unless its name begins with another folder of `cli`, as in `results.verify`. It defines a
+    function with the module's name, and PARAMS for this function; or, for a group of commands,
+    COMMANDS and HELP.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Group(_Described, click.Group):
         self._known = known
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        # The bare command asks for its help; that is not an error.
+        # Without arguments, show the help; that is not an error.
         return super().parse_args(ctx, args or ["--help"])
 
     def list_commands(self, ctx: Context) -> list[str]:
@@ -156,7 +156,7 @@ def _words(command: click.Command) -> list[Word]:
 
 
 def stated(ctx: Context) -> dict[str, Any]:
-    """Returns the words and flags that are given on the command line, by name."""
+    """Returns the positional arguments and flags on the command line, by name."""
     return {name: value for name, value in ctx.params.items() if value not in (None, False)}
 
 

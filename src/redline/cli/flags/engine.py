@@ -134,7 +134,7 @@ def settings_in(text: str) -> EngineSettings:
 
 
 def settings_of(model: str, given: Flags) -> EngineSettings:
-    """Returns the settings of the flags. Raises ConfigError that names the flag."""
+    """Returns the settings from the flags. Raises ConfigError that names the wrong flag."""
     if not model:
         raise ConfigError("no model is named", hint=_FORM)
     return EngineSettings(model=expanduser(model), **read(ENGINE_FLAGS, given))

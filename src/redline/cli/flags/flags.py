@@ -18,7 +18,7 @@ from redline.job.settings import FLAGS, Kind, Option, flag_of
 
 
 class Word(click.Argument):
-    """A positional argument. is_many: whether it takes any number of values, even none."""
+    """Defines a positional argument. is_many: it takes any number of values, including none."""
 
     def __init__(self, name: str, metavar: str, about: str, *, is_many: bool = False) -> None:
         nargs = -1 if is_many else 1
@@ -26,16 +26,16 @@ class Word(click.Argument):
         self.about = about
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """Returns the text, or a list if it takes many; None if it is not given."""
+        """Returns the argument's text, or a list of texts if `is_many`; None if it is missing."""
         found = super().process_value(ctx, value)
         return (list(found) or None) if isinstance(found, tuple) else found
 
 
 class Flag(click.Option):
-    """A flag in a section of the help, with the completions that it offers to a shell."""
+    """Defines a flag, its section in the help, and the completions that it offers to a shell."""
 
     def __init__(self, option: Option, section: str) -> None:
-        # The flag's own name first: otherwise click derives one from the flag.
+        # The key is listed because click would otherwise derive the parameter's name from the flag.
         names = [option.key, option.short, flag_of(option.key)]
         is_switch = option.kind is Kind.FLAG
         super().__init__(
@@ -43,7 +43,7 @@ class Flag(click.Option):
             metavar=option.metavar,
             help=option.help,
             is_flag=is_switch,
-            # Also for a flag that takes one text: click would silently use the last one of several.
+            # Even if the flag takes one text: of several, click would silently use the last one.
             multiple=not is_switch,
             default=False if is_switch else None,
         )
@@ -52,10 +52,10 @@ class Flag(click.Option):
         self._words = option.complete
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """Returns the text, or a list if it is repeatable; None if it is not given.
+        """Returns the flag's text, or a list of texts if the flag is repeatable.
 
-        False for a switch that is not given. Raises ConfigError if a flag that takes one text is
-        given twice.
+        If the flag is not given: None, or False for a switch. Raises ConfigError if a flag that
+        takes one text is given twice.
         """
         found = super().process_value(ctx, value)
         if not isinstance(found, tuple):
@@ -74,14 +74,14 @@ class Flag(click.Option):
 
 
 def job_flags(keys: Sequence[str], helps: Mapping[str, str]) -> list[Option]:
-    """Returns the options of a job with these names. helps: other texts for the help, by name."""
+    """Returns a job's options with these names. helps: help texts to use instead, by name."""
     return [
         msgspec.structs.replace(FLAGS[key], help=helps.get(key, FLAGS[key].help)) for key in keys
     ]
 
 
 def params_of(stated: Iterable[Word | Option]) -> list[click.Parameter]:
-    """Returns the parameters for click."""
+    """Converts arguments and options to click's parameters."""
     made: list[click.Parameter] = []
     section = ""
     for each in stated:

@@ -1,1 +1,1 @@
-"""`redline keys`: one module per command, imported when it is called."""
+"""`redline keys`: each command has a module, which is imported when the command is called."""

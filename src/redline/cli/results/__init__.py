@@ -1,1 +1,1 @@
-"""Commands on the results of a run: their contents, differences, completeness and repair."""
+"""Implements the commands that show, compare, verify and repair the results of runs."""

@@ -27,9 +27,9 @@ SEED = whole(
 
 
 def priced() -> tuple[Tariff, list[str]]:
-    """Returns the prices of redline.toml in this folder and those that redline knows, and notes.
+    """Returns the prices set in redline.toml of the current folder, and notes.
 
-    An unreadable file is not an error, because prices are optional; a note then gives the reason.
+    Prices are optional, so an unreadable file is not an error: a note then gives the reason.
     """
     try:
         settings = load(Path.cwd())
@@ -73,7 +73,7 @@ def open_results(name: str) -> Iterator[Opened]:
 
 
 def notes_of(found: Opened, name: str) -> Iterator[str]:
-    """Returns notes on lines that are not counted, with a remedy, and on unknown settings."""
+    """Yields notes on lines that are not counted, with remedies, and on unknown settings."""
     lines = found.lines
     if lines.damaged:
         yield (

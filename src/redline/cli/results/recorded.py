@@ -37,7 +37,8 @@ def read_recorded(output: Output) -> tuple[Timeline, bool]:
 def _is_running(output: Output, timeline: Timeline) -> bool:
     """Returns whether a process holds the output.
 
-    On a file system without locks: whether the last run has not ended and its process exists here.
+    On a file system without locks: whether the last run has recorded no end and its process is
+    running on this machine.
     """
     try:
         held = is_held(output)

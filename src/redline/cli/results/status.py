@@ -79,7 +79,7 @@ def _read(output: Output) -> tuple[Status, bool]:
 
 
 def text_of(name: str, found: Status, *, is_held: bool) -> str:
-    """Formats the status in aligned lines, as wide as the terminal: 40 to 120 columns."""
+    """Formats the status in aligned lines, as wide as the terminal but 40 to 120 columns."""
     width = min(screen_width(), _WIDEST)
     lines = textwrap.wrap(f"{name}: {_state(found, is_held=is_held)}", width)
     for label, text in _facts(found):
@@ -111,7 +111,7 @@ def _state(found: Status, *, is_held: bool) -> str:
 
 
 def _facts(found: Status) -> Iterator[tuple[str, str]]:
-    """Yields the label and the text of each fact; an empty label repeats the one above."""
+    """Yields the label and the text of each fact; an empty label repeats the label above."""
     totals = found.totals
     counts = msgspec.convert(totals, InputCounts, from_attributes=True)
     rows = counts.text(here=totals.done_here if found.runs > 1 else None)

@@ -53,17 +53,16 @@ ENDPOINT_KEYS = {
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of redline.toml and the environment.
+    """Holds the settings from redline.toml, `.env` and the environment.
 
     endpoints: settings by endpoint name, with keys of ENDPOINT_KEYS. run: defaults of the
-    command's flags.
+    command's flags. Their values have the form in which flags give them: text, booleans, lists of
+    text, and tables of text.
 
-    Values have the form in which flags give them: text, booleans, lists of text, and tables of
-    text. prices: by model. tariffs: prices of single endpoints, by endpoint and model. alerts,
-    otel: None if the file has no such table. environ: the environment, completed by the `.env`
-    file. dotenv: the variables that only `.env` sets. file: the name of the settings file.
-    defaults: the name of the table that `run` comes from. serve, tenants: the tables as they
-    are in the file.
+    file: the name of the settings file. defaults: the name of the table that `run` comes from.
+    serve, tenants: the tables as they are in the file. prices: by model. tariffs: the endpoints'
+    own prices, by endpoint and model. alerts, otel: None if the file has no such table. environ:
+    the environment, completed by the `.env` file. dotenv: the variables that only `.env` sets.
     """
 
     file: str = FILE
@@ -81,7 +80,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def environment(self) -> Environment:
-        """The environment in which a job looks up its server and key."""
+        """The environment from which a job reads its server and API key."""
         return Environment(environ=self.environ, dotenv=self.dotenv, key_hint=_NAME_THE_KEY)
 
     def where_defaults(self) -> str:
@@ -90,9 +89,9 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextmanager
     def located(self, given: Mapping[str, Any]) -> Iterator[None]:
-        """Adds the table of the defaults to a ConfigError about one of them.
+        """Adds to a ConfigError the table that set the flag it is about, unless `given` sets it.
 
-        given: the flags on the command line. The error begins with the name of the flag.
+        given: the flags on the command line. Such an error begins with the flag's name.
         """
         try:
             yield

@@ -54,7 +54,7 @@ def folded(text: str, width: int, most_lines: int, indent: str = "") -> list[str
 
 
 def _pieces(text: str, width: int) -> Iterator[tuple[int, int]]:
-    """Yields the start and end of each line: broken at a line feed, otherwise at a space if any."""
+    """Yields the start and end of each line; lines break at line feeds and, if possible, spaces."""
     start = 0
     while start < len(text):
         newline = text.find("\n", start, start + width + 1)
@@ -65,5 +65,5 @@ def _pieces(text: str, width: int) -> Iterator[tuple[int, int]]:
             space = text.rfind(" ", start + 1, end)
             end = space if space > start else end
         yield start, end
-        # The space or line feed at which it was broken is not shown.
+        # The space or line feed at which the line ends is not shown.
         start = end + (end < len(text) and text[end] in " \n")

@@ -18,10 +18,10 @@ from redline.events import AlertChanged, Event
 from redline.journal import Output, Result, error_fields, line_writer
 from redline.process import lasting, printable, printable_json
 
-# The most bytes written before the event loop gets a turn, about 1 ms: lines may have 10 MB.
+# Lines may have 10 MB. The event loop gets a turn after at most this many bytes: about 1 ms.
 _TURN_BYTES = 256 * 1024
-# The pause before writing to a full pipe again: short at first, since a quick reader takes 64 KB in
-# about 0.1 ms, then increasingly long.
+# The pause before writing to a full pipe again grows between these bounds: it is short at first,
+# because a quick reader takes 64 KB in about 0.1 ms.
 _LEAST_WAIT_S, _MOST_WAIT_S = 0.0001, 0.01
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 

@@ -20,14 +20,14 @@ from redline.journal import Output, ResultsLost, error_fields, flaws_text
 from redline.process import counted, duration
 from redline.store import url_of
 
-# The fields of a report in the summary for programs, in order.
+# The fields of a report that are in the summary for programs, in order.
 _TOLD = (
     *("offered", "succeeded", "failed", "unfinished", "skipped", "untried", "input"),
     *("attempts", "retries", "rate_limited", "most_in_flight", "input_tokens"),
     *("output_tokens", "spent_usd", "expected_usd", "spent_tokens", "elapsed_s"),
     *("errors_by_kind", "found_limits", "is_input_done"),
 )
-# The fields that are left out if they are None, 0 or empty.
+# Further fields, which are left out if they are None, 0 or empty.
 _REPEATED = ("repeated", "failovers")
 _ADDED = (
     *("outages", "endpoints", "abandoned", "not_traced", "not_recorded"),
@@ -141,7 +141,7 @@ def _if_any(report: Report, names: Collection[str]) -> dict[str, object]:
 
 
 def _flaw_lines(report: Report, argv: Sequence[str]) -> Iterator[str]:
-    """Yields the number of successes that are cut, empty or refused, and a remedy."""
+    """Yields a line on successes that are cut, empty or refused, and a remedy."""
     if not report.flawed:
         return
     line = f"{report.results:,} succeeded, of them {flaws_text(report.flawed)}"
@@ -153,7 +153,7 @@ def _flaw_lines(report: Report, argv: Sequence[str]) -> Iterator[str]:
 
 
 def _endpoint_lines(report: Report) -> Iterator[str]:
-    """Yields the endpoints that answered, those that were removed, and each one's downtime."""
+    """Yields lines on endpoints that answered or were removed, and on their outages."""
     each = report.endpoints
     if any(one.answered for one in each):
         yield f"answered by: {', '.join(f'{one.name} {one.answered:,}' for one in each)}"
@@ -167,7 +167,7 @@ def _endpoint_lines(report: Report) -> Iterator[str]:
 
 
 def _cache_lines(report: Report) -> Iterator[str]:
-    """Yields the calls that the cache saved, the requests that were not cached, and its notes."""
+    """Yields lines on calls that the cache saved and requests it did not cache, and its notes."""
     use = report.cache
     if use is not None and (use.spared or use.misses):
         yield (
@@ -184,7 +184,7 @@ def _cache_lines(report: Report) -> Iterator[str]:
 
 
 def _trace_lines(report: Report) -> list[str]:
-    """Returns the records of the run that are incomplete or were not delivered, with reasons."""
+    """Returns lines on records of the run that are incomplete or undelivered, with reasons."""
     ends = "is incomplete (results are not affected):"
     lines = (
         report.not_traced and f"the trace {ends} {report.not_traced}",
@@ -196,7 +196,7 @@ def _trace_lines(report: Report) -> list[str]:
 
 
 def _batch_lines(report: Report) -> Iterator[str]:
-    """Yields the rows that went through batches, and those still at the provider."""
+    """Yields lines on the rows sent in batches, and on batches that are still at the provider."""
     use = report.batches
     if use is None:
         return
@@ -211,7 +211,7 @@ def _batch_lines(report: Report) -> Iterator[str]:
 
 
 def plan_text(plan: Plan, *, has_output: bool) -> str:
-    """Describes the result of a dry run. has_output: whether finished rows are known."""
+    """Describes the result of a dry run. has_output: whether the job has an output file."""
     parts = [f"{plan.sent_rows:,} to send", f"{plan.bad_rows:,} that cannot be sent"]
     if has_output:
         parts.insert(0, f"{plan.done_rows:,} done already")

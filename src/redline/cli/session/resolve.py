@@ -37,7 +37,7 @@ from redline.sources import open_source, opened, stream_of
 from redline.store import local_path, url_of
 
 _ENGINE = "engine:"
-# If one of a pair is on the command line, the other one in redline.toml is ignored.
+# If one flag of a pair is on the command line, redline.toml's setting for the other is ignored.
 _RIVALS = (
     *(("endpoint", "base_url"), ("body", "prompt"), ("body", "system")),
     *(("cache", "no_cache"), ("cache_dir", "no_cache")),
@@ -48,9 +48,9 @@ _NEED_CACHE = ("cache_size", "cache_sampled")
 
 
 class Resolved(msgspec.Struct):
-    """A job made from flags and settings.
+    """Holds the job that flags and settings describe.
 
-    job: the job to run. lines: the contents of a result line, also if results go to stdout.
+    lines: the contents of a result line, also if results go to stdout.
     """
 
     job: Job
@@ -58,11 +58,11 @@ class Resolved(msgspec.Struct):
 
 
 class _Server(msgspec.Struct, frozen=True, kw_only=True):
-    """A chosen endpoint.
+    """Describes a server that --endpoint or --base-url selects, or the default one.
 
-    base_url: None for the default, and for a built-in server. origin: the place where the URL was
-    set, for errors. name, table: the endpoint's name and settings in redline.toml, if any.
-    embedded: the built-in server that is started for the run.
+    base_url: None for the default and for a built-in server. origin: where the URL was set, for
+    errors. name, table: the endpoint's name and settings in redline.toml, if any. embedded: the
+    built-in server that is started for the run, if any.
     """
 
     base_url: str | None = None
@@ -137,7 +137,7 @@ def resolve_endpoints(
 
 
 class _Settings:
-    """The settings of one command.
+    """Merges the flags of a command with redline.toml, and makes options and endpoints of them.
 
     stated: the flags on the command line. is_sending: whether the endpoints' keys are needed.
     """
@@ -154,8 +154,8 @@ class _Settings:
     def flags(self, table: Flags) -> dict[str, Any]:
         """Merges flags: the command line overrides an endpoint's table, which overrides [run].
 
-        Leaves out settings of [run] that are switched off, or that rival a flag on the command
-        line.
+        Leaves out settings of [run] that are false, or that conflict with a flag on the command
+        line (see `_RIVALS`).
         """
         run = self._configuration.run
         defaults = {name: value for name, value in run.items() if value is not False}
@@ -214,7 +214,7 @@ class _Settings:
 
     @contextmanager
     def located(self, server: _Server) -> Iterator[None]:
-        """Adds to a ConfigError the place where the setting in its message was set."""
+        """Adds to a ConfigError the flag or table that set the setting in its message."""
         try:
             yield
         except ConfigError as error:

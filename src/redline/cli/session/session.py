@@ -27,7 +27,7 @@ from redline.job.show import (
 ALL_DONE, SOME_FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 130
 LOGS = ("text", "json")
 
-# Flags that belong to one command and not to a project.
+# Arguments and flags that redline.toml cannot set, because they are for a single command.
 _NOT_SETTINGS = ("rows", "dry_run")
 
 
@@ -42,7 +42,7 @@ def run_command(ctx: Context, rows: str) -> int:
 
 
 class Session:
-    """One command that runs a job: the settings given to it, and what it displays."""
+    """Carries out one command that runs a job: reads its settings, runs it, displays the result."""
 
     def __init__(self, ctx: Context) -> None:
         self.configuration = configurations.load(Path.cwd())
@@ -58,7 +58,7 @@ class Session:
         self._is_quiet = settings.get("quiet") is True
 
     def resolved(self, rows: object, flags: values.Flags) -> Resolved:
-        """Returns the job of the flags. rows: as `open_source` takes them. Raises ConfigError."""
+        """Returns the job that the flags set. rows: as for `open_source`. Raises ConfigError."""
         return resolve_run(rows, flags, self.configuration, is_sending=not self.is_dry)
 
     def carry_out(self, resolved: Resolved) -> int:
@@ -90,7 +90,7 @@ class Session:
 def _display(resolved: Resolved, *, is_json: bool) -> Display:
     if is_json:
         return JsonProgress(sys.stderr)
-    # A redrawn line needs a terminal that supports it, and that does not also show the results.
+    # A redrawn line needs a terminal that can redraw and that does not also show the results.
     is_shared = resolved.job.output is None and sys.stdout is not None and sys.stdout.isatty()
     if is_shared or not can_redraw(sys.stderr):
         return PlainProgress(sys.stderr)

@@ -12,7 +12,7 @@ _COLUMNS = 80
 
 
 class StatusLine:
-    """The last line on stderr. is_live: it is redrawn in place; otherwise each change is a line."""
+    """Shows a line on stderr. is_live: redraws it in place; otherwise each change is a new line."""
 
     def __init__(self) -> None:
         self._stream = lasting(sys.stderr)
@@ -20,7 +20,7 @@ class StatusLine:
         self._drawn = ""
 
     def show(self, text: str) -> None:
-        """Shows the text in place of the previous one; without a live line, below it."""
+        """Shows the text in place of the previous one or, unless `is_live`, below it."""
         if not self.is_live:
             self.write(text)
             return
@@ -31,12 +31,12 @@ class StatusLine:
             self._drawn = line
 
     def write(self, text: str) -> None:
-        """Writes a line that stays."""
+        """Writes a line that stays on the screen."""
         self.clear()
         self._put(f"{printable(text)}\n")
 
     def clear(self) -> None:
-        """Removes the line, if it is drawn."""
+        """Removes the redrawn line, if there is one."""
         if self._drawn:
             self._put("\r\x1b[K")
             self._drawn = ""

@@ -1,4 +1,4 @@
-"""The runner for the provider's Batch API: rows become parts, parts become batches."""
+"""Runs jobs through the provider's Batch API: rows become parts, and parts become batches."""
 
 from redline.job.batch.collect import Collector
 from redline.job.batch.ledger import Ledger, Note

@@ -1,4 +1,4 @@
-"""Turns the answers of batches into results: each row once, even if the process is killed."""
+"""Turns the answers of batches into results: one per row, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ from redline.process import in_thread, telling
 
 @dataclass
 class Rest:
-    """The rows of a part that have no outcome once its results have been read.
+    """Collects the rows of a part that still have no outcome after its batch has ended.
 
-    offsets: in the part's file. worst: their worst-case cost. spent: the cost of the other rows.
-    attempts: the most batches that any of them was in. is_counted: the batch counts against their
-    retries. is_cancelled: the batch was cancelled. stopped: the error of a row, if it ends the run.
+    offsets: the rows' byte offsets in the part's file. worst: their worst-case cost. spent: the
+    cost of the batch. attempts: the most batches that any of the rows was in. is_counted: whether
+    the batch counts against the rows' retries. is_cancelled: whether the batch was cancelled.
+    stopped: the error of a row, if that error ends the run.
     """
 
     part: Part
@@ -50,7 +51,7 @@ class Rest:
     stopped: CallError | NoEndpoint | None = None
 
     def add(self, offset: int, kept: Kept) -> None:
-        """Adds a row."""
+        """Adds a row. offset: its byte offset in the part's file."""
         self.offsets.append(offset)
         self.worst = self.worst.plus(kept.worst)
         self.attempts = max(self.attempts, kept.attempts + 1)
@@ -60,7 +61,7 @@ class Rest:
 class Collector:
     """Turns the results of batches into lines of the journal.
 
-    is_leaving: rows without an outcome are not sent again.
+    is_leaving: whether rows without an outcome are sent live, instead of in another batch.
     """
 
     _world: World
@@ -74,11 +75,11 @@ class Collector:
         self._label = "" if job.endpoint is None else job.endpoint.label
 
     def leave_rest(self) -> None:
-        """Leaves rows without an outcome from now on."""
+        """From now on, leaves rows without an outcome to be sent live."""
         self.is_leaving = True
 
     def has_result(self, key: int, mark: int) -> bool:
-        """Whether the row with this content succeeded in an earlier run.
+        """Whether the row with this content succeeded, in an earlier run or this one.
 
         A failure does not count: the row may be in a batch because it was retried.
         """
@@ -95,10 +96,11 @@ class Collector:
     ) -> Rest | None:
         """Saves the answers of the batch, and returns its rows without an outcome.
 
-        Returns None if some of its answers cannot be read yet, or if the provider does not respond
-        at present; raises the provider's last error if it has not responded for an hour. in_time:
-        the timeout of the downloads. may_wait: if False, answers that cannot be read yet are
-        treated as missing.
+        in_time: the timeout of the downloads. may_wait: whether to wait for answers that cannot be
+        read yet; otherwise they count as missing. Returns None, having saved nothing, if there are
+        such answers, if the downloads time out, or if the provider does not respond; raises the
+        last error instead once the provider has not responded for an hour. Raises ConfigError if
+        the provider does not return a file of results, unless `may_wait` or `is_leaving`.
         """
         paths = []
         results_paths = self._ledger.results_paths(part.number)
@@ -112,10 +114,10 @@ class Collector:
         except TimeoutError:
             return None
         except (Retryable, NoEndpoint):
-            # No line has been read yet, so all of this can be done again.
+            # No line has been read yet, so the downloads can be repeated.
             if part.is_silent(SYSTEM.now_s()):
                 raise
-            # Once the provider responds again, it has the whole time to make the results readable.
+            # Once the provider responds again, it has all of MOST_RESULTS_S to return the results.
             part.over_since_s = None
             return None
         expected = len(reader) if batch.status == "completed" else batch.finished
@@ -129,7 +131,7 @@ class Collector:
     async def _has_fetched(self, batch: Batch, file_id: str, path: Path, *, may_wait: bool) -> bool:
         """Downloads the file to `path`; returns False if the provider does not have it yet.
 
-        Raises ConfigError instead if neither `may_wait` nor `is_leaving`.
+        Raises ConfigError instead of returning False, unless `may_wait` or `is_leaving`.
         """
         try:
             with telling(path):
@@ -149,22 +151,26 @@ class Collector:
         return True
 
     async def refuse(self, part: Part, reader: PartReader, reasons: Mapping[int, Rejected]) -> Rest:
-        """Saves the failures of the lines that made a batch fail; returns the other rows."""
+        """Saves failures for the lines that made a batch fail; returns the other rows.
+
+        reasons: the error of each line, by its number from 1 in the uploaded file.
+        """
         rest, count = Rest(part, reader), len(reader)
         for number, error in reasons.items():
             offset = reader.pop_line(number)
             if offset is not None:
                 await self._end(rest, reader.read(offset), offset, failed(error), is_done=False)
         if len(reader) == count:
-            # Otherwise the same rows might be refused forever, so this batch counts as an attempt.
+            # The reasons name no row of the part. The batch counts as an attempt, so that the same
+            # rows are not refused forever.
             return await self._without_line(rest, unfinished())
-        # None of the others was executed, and each further batch is smaller.
+        # The other rows were not executed. Their next batch is smaller, so this loop ends.
         rest = await self.leave(part, reader)
         rest.is_counted = False
         return rest
 
     async def _without_line(self, rest: Rest, error: CallError) -> Rest:
-        """Ends the rows that are left with the error; returns those without an outcome."""
+        """Gives each remaining row the error; returns the rows that still have no outcome."""
         is_ended = isinstance(error, BadReply)
         for offset in await in_thread(rest.reader.rest):
             outcome = failed(copy.copy(error))
@@ -172,7 +178,7 @@ class Collector:
         return rest
 
     async def leave(self, part: Part, reader: PartReader) -> Rest:
-        """Returns all rows of the part that have no outcome, unchanged."""
+        """Returns the remaining rows of the part that have no outcome. Saves nothing."""
         rest = Rest(part, reader)
         for offset in await in_thread(reader.rest):
             kept = reader.read(offset)
@@ -181,7 +187,7 @@ class Collector:
         return rest
 
     async def _read(self, rest: Rest, path: Path) -> int:
-        """Ends the rows that have lines in the file; returns how many of its lines name no row."""
+        """Saves the outcomes that a results file contains; returns how many lines name no row."""
         unread = 0
         chunks = chunks_of(path)
         while (lines := await in_thread(next, chunks, None)) is not None:
@@ -193,7 +199,7 @@ class Collector:
                     continue
                 offset = rest.reader.pop(line.custom_id)
                 if offset is None:
-                    # The line is not one of ours, or is its row's second line.
+                    # The line belongs to no row of the part, or is the second one of its row.
                     continue
                 kept = rest.reader.read(offset)
                 outcome = self._outcome(rest.part, kept, raw, line)
@@ -202,7 +208,10 @@ class Collector:
         return unread
 
     def _outcome(self, part: Part, kept: Kept, raw: bytes, line: ResultLine) -> Outcome:
-        """Returns the outcome of the row whose line is `raw`. Its error contains no secret."""
+        """Returns the outcome of a row, with secrets masked in its error.
+
+        raw: the row's line in the results. line: the same line, parsed.
+        """
         asked, wall_s = kept.asked().body, SYSTEM.wall_s()
         outcome = outcome_of(line, part.url, self._output_path, wall_s, asked)
         if outcome.error is None:
@@ -210,7 +219,7 @@ class Collector:
         mask = self._api.mask
         masked = mask.body(raw)
         if masked != raw:
-            # Messages quote a truncated line, which could contain a part of a key.
+            # Messages quote the line truncated, and a mask does not find a truncated key.
             outcome = outcome_of(read_line(masked), part.url, self._output_path, wall_s, asked)
         if outcome.error is not None:
             mask.hide(outcome.error)
@@ -219,9 +228,10 @@ class Collector:
     async def _end(
         self, rest: Rest, kept: Kept, offset: int, outcome: Outcome, *, is_done: bool
     ) -> None:
-        """Saves the outcome of a row that has come out of a batch, or adds the row to the rest.
+        """Saves the outcome of a row of the batch, or adds the row to the rest.
 
-        is_done: the provider has answered its request, even if that answer cannot be read.
+        offset: the row's byte offset in the part's file. is_done: whether the provider has answered
+        the row's request, even if that answer cannot be read.
         """
         world, error = self._world, outcome.error
         if world.metered is not None and outcome.reply is not None:
@@ -256,11 +266,11 @@ class Collector:
             (world.held.succeeded if outcome.is_success else world.held.failed).add(picked.key)
 
     def _is_open(self, part: Part, picked: Picked) -> bool:
-        """Whether the row still gets its outcome from this part."""
+        """Whether the row still needs its outcome from this part."""
         key, held = picked.key, self._world.held
         if part.moved is not None and key in part.moved:
             return False
         if key in held.changed:
-            # The answer for its new content may be here already.
+            # The input has the row with new content, so an answer to the old content is not saved.
             return not held.holds(key, picked.mark)
         return not self.has_result(key, picked.mark)

@@ -1,4 +1,4 @@
-"""Fills parts: reads rows, puts them into files by path and model, and notes the parts."""
+"""Fills parts: writes rows to one file per path and model, and notes each filled part."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from redline.job.batch.plan import fits
 from redline.job.batch.spool import Kept, PartWriter
 from redline.job.batch.world import World
 
-# The most parts that are not done; at this number, no rows are read.
+# The most parts that are not done; at this number, no more rows are read.
 _MOST_PARTS = 100
-# A file of requests has one path and one model, so each pair fills a file of its own. This many
-# files are open at a time: if more pairs take turns, files are closed with few rows.
+# A file of requests has one path and one model, so each such pair fills a file of its own. At most
+# this many files are open at a time: for one more, the fullest is closed, even if it has few rows.
 _MOST_ROUTES = 100
 
 Route = tuple[str, str]
@@ -24,13 +24,13 @@ Route = tuple[str, str]
 
 @dataclass(eq=False, repr=False)
 class Filler:
-    """Fills parts. is_read: the input has no more rows."""
+    """Fills parts with rows of the input. is_read: whether no more rows follow."""
 
     _world: World
     _ledger: Ledger
     _store: PartStore
     _writers: dict[Route, tuple[int, PartWriter]] = field(default_factory=dict)
-    # A row that the budget has no room for until others are settled.
+    # A row for which the budget has no room until other rows are settled.
     _waiting: tuple[Kept, Route] | None = None
     is_read: bool = False
 
@@ -46,7 +46,10 @@ class Filler:
         return sum(writer.rows for _, writer in self._writers.values())
 
     async def fill(self) -> None:
-        """Reads rows until a part is full, or there are none for now. Raises BudgetSpent."""
+        """Reads rows until a part is full, no more rows follow, or the budget has no room for one.
+
+        Raises BudgetSpent if the budget has no room and there is no open part to wait for.
+        """
         if len(self._ledger.parts) >= _MOST_PARTS:
             return
         metered = self._world.metered
@@ -67,12 +70,12 @@ class Filler:
         await self.close()
 
     async def close(self) -> None:
-        """Makes parts of all rows that were read."""
+        """Turns all rows that were read into parts, whether full or not."""
         for route in list(self._writers):
             await self._close(route)
 
     async def leave(self) -> None:
-        """Makes parts of all rows that were read, even of a row that exceeds the budget.
+        """Turns all rows that were read into parts, even a row for which the budget has no room.
 
         Nothing is reserved for that row.
         """
@@ -83,15 +86,16 @@ class Filler:
         await self.close()
 
     def drop(self) -> None:
-        """Drops rows that are in no part yet. Blocks."""
+        """Removes the files of rows that are in no part yet. Blocks."""
         for _, writer in self._writers.values():
             writer.drop()
         self._writers.clear()
 
     async def _next(self) -> tuple[Kept, Route] | None:
-        """Returns the next row that can be sent.
+        """Reads a row; returns it with its path and model, or None if there is nothing to send.
 
-        None if the row that was read has its outcome already, or if no row is left.
+        That is so if no more rows follow, which sets `is_read`, or if no request can be made from
+        the row, whose outcome is then saved.
         """
         runner, metered = self._world.runner, self._world.metered
         picked = await runner.next_row()
@@ -116,7 +120,7 @@ class Filler:
         return None
 
     async def _add(self, kept: Kept, route: Route) -> bool:
-        """Puts the row into the part of its route; returns whether that closed a full part."""
+        """Puts the row into the part of its path and model; returns whether that closed a part."""
         is_whole = False
         if route in self._writers:
             writer = self._writers[route][1]
@@ -140,9 +144,9 @@ class Filler:
 
 
 def _route(request: Request) -> Route:
-    """Returns path and model, which all rows of a part share.
+    """Returns the path and the model of a request, which all rows of a part share.
 
-    Raises BadRow for a request that no batch takes.
+    Raises BadRow for a request that the Batch API does not take.
     """
     body = request.body
     if request.method != "POST" or not isinstance(body, dict):

@@ -1,19 +1,19 @@
-"""The state of batches, in a file that outlives the process: labels.redline/batches.jsonl.
+"""Keeps the state of batches in a file that outlives the process: labels.redline/batches.jsonl.
 
-A part is a group of rows that are sent in one batch. Each note is written and synced before the
-next step is taken.
+A part is a group of rows that are sent in one batch. The file has one note per line. Each note is
+written and synced before the next step is taken.
 
   a part is   from the note    its rows are                         after a restart it is
   spooled     part             in a local file, durable             uploaded
   uploaded    file             in a file at the provider            made into a batch
   making      making           perhaps in a batch                   looked for at the provider first
   running     batch            in this batch                        polled
-  uploaded    refused          in no batch: there was no room       made into a batch
+  uploaded    refused          in no batch: the provider refused    made into a batch
   done        done             in the journal, in a later part, or to be sent again
 
 The first note names the run, so that its batches can be recognized by their metadata; another such
 note follows when the output continues at another provider. A row that is in two parts belongs to
-the later one: it was sent again, and the process died before `done`.
+the later part: it was sent again, and the process died before the earlier part was noted as done.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ class DamagedLedger(JournalError):
 
 
 class Note(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One line. at: its kind, see above.
+    """One line of the ledger. at: the kind of note: `run`, `pace`, or one of the table above.
 
-    run, place: of a run note. rows, url, model, worst: of a part; worst is reserved for the part,
-    in picodollars and tokens. wall_s: when a batch was about to be made. spent: by a part that is
-    done. row_s, row_tokens: seconds and tokens of a row that was sent live, for --via auto.
+    run, place: the run's name and its provider. rows, url, model: the number of a part's rows, and
+    their path and model. worst: the amount reserved for the part. file, batch: IDs at the provider.
+    wall_s: the wall time when a batch was about to be created. spent: the cost of a part that is
+    done. row_s, row_tokens: the pace of rows that are sent live, for --via auto; see `Pace`.
     """
 
     at: str
@@ -66,14 +67,15 @@ class Note(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """A part that is not done. batches: all that were made from it; only the last one counts.
+    """A part that is not done. batches: the IDs of all batches made from it; the last one counts.
 
-    The other fields are not in the file. due_s: when it is next made into a batch, or its batch is
-    polled. wait_s: the wait before that poll. seen, finished: the state of the batch and its
-    finished rows, as last polled. silent_since_s: since when the provider has not responded, or has
-    not returned the results of a batch that is over. over_since_s: since when the batch has been
-    over and the provider has responded. is_gone: the provider no longer knows the batch. moved: in
-    a part from an earlier run, the rows that a later part holds.
+    The fields from due_s on are not in the file; times are monotonic. due_s: when the part is next
+    made into a batch, or its batch is polled. wait_s: the wait before that poll. seen, finished:
+    the batch's status and the number of its finished rows at the last poll. silent_since_s: since
+    when the provider has not responded, or has not returned the results of a batch that is over.
+    over_since_s: since when the batch has been over and the provider has responded. is_gone:
+    whether the provider no longer knows the batch. moved: in a part from an earlier run, the keys
+    of rows that a later part holds.
     """
 
     number: int
@@ -96,27 +98,28 @@ class Part(msgspec.Struct, kw_only=True):
 
     @property
     def route(self) -> tuple[str, str]:
-        """Path and model, which all its rows share."""
+        """The path and the model that all rows of the part share."""
         return self.url, self.model
 
     def begin_polls(self, now_s: float) -> None:
-        """Schedules the first poll of a batch."""
+        """Schedules the first poll of the part's batch."""
         self.seen, self.finished = "sent", 0
         self.silent_since_s = self.over_since_s = None
         self.wait_s = next_look_s(None)
         self.due_s = now_s + self.wait_s
 
     def is_silent(self, now_s: float) -> bool:
-        """Notes that the provider does not respond; returns whether that has lasted an hour."""
+        """Records that the provider does not respond; returns whether that has lasted an hour."""
         self.silent_since_s = self.silent_since_s or now_s
         return now_s - self.silent_since_s >= MOST_SILENCE_S
 
 
 class Ledger:
-    """The notes of one output, whose lock the caller holds.
+    """Keeps the notes about an output's batches. The caller holds the output's lock.
 
-    place: the provider that has the batches; empty if none was noted. Opening reads the file and
-    creates nothing. Raises DamagedLedger, or JournalError if the file cannot be read.
+    parts: the parts that are not done, by number. spent: the cost of those that are. run, place:
+    the run's name and its provider, empty if not noted. The constructor reads the file and creates
+    nothing. Raises DamagedLedger, or JournalError if the file cannot be read.
     """
 
     def __init__(self, output: Output) -> None:
@@ -134,15 +137,15 @@ class Ledger:
 
     @property
     def reserved(self) -> Amount:
-        """The worst case of all parts that are not done."""
+        """The amount reserved for all parts that are not done."""
         return reduce(Amount.plus, (part.worst for part in self.parts.values()), NOTHING)
 
     def part_path(self, number: int) -> Path:
-        """Returns the file of a part's rows."""
+        """Returns the path of the file that holds a part's rows."""
         return self.folder / f"part-{number}.jsonl"
 
     def results_paths(self, number: int) -> list[Path]:
-        """Returns the files that hold a part's answers and errors while they are read."""
+        """Returns the paths of the files that hold a part's answers and errors until it is done."""
         return [self.folder / f"part-{number}.{kind}" for kind in ("output", "errors")]
 
     def next_number(self) -> int:
@@ -151,10 +154,11 @@ class Ledger:
         return self._last_part
 
     def begin(self, place: str) -> None:
-        """Opens the file for writing, and names the run if it has no name at this place. Blocks.
+        """Opens the file for writing, and names the run if it has no name at this provider. Blocks.
 
-        Removes all files in the folder but those of open parts. place: the provider; with open
-        parts, the ledger keeps its own.
+        Removes all files in the folder except those of open parts. place: the provider; ignored
+        while parts are open, because their batches are at the provider already noted. Raises
+        JournalError.
         """
         with telling(self.path):
             self.folder.mkdir(exist_ok=True)
@@ -168,14 +172,14 @@ class Ledger:
             self.write(Note(at="run", run=secrets.token_hex(8), place=place))
 
     def remove_strays(self) -> None:
-        """Removes all files in the folder but those of open parts. Blocks. Raises OSError."""
+        """Removes all files in the folder except those of open parts. Blocks. Raises OSError."""
         known = {self.part_path(number) for number in self.parts}
         for path in self.folder.iterdir() if self.folder.exists() else ():
             if path not in known:
                 path.unlink()
 
     def forget(self) -> None:
-        """Removes the notes of earlier runs, whose parts are all done. Blocks."""
+        """Removes the notes of earlier runs; all of their parts must be done. Blocks."""
         with telling(self.path):
             self.path.unlink(missing_ok=True)
         self.run, self.place, self.pace = "", "", None
@@ -183,7 +187,7 @@ class Ledger:
 
     @staticmethod
     def put_aside(output: Output) -> None:
-        """Renames the notes of an output to the first free `batches.old-N.jsonl`. Blocks."""
+        """Renames the ledger of an output to the first free `batches.old-N.jsonl`. Blocks."""
         path = _path_of(output)
         with telling(path):
             path.rename(free_name(path, "old"))
@@ -232,7 +236,7 @@ class Ledger:
         self._last_part = max(self._last_part, number)
         match note.at:
             case "run":
-                # The pace at another provider does not apply at this one.
+                # A pace measured at another provider does not apply to this one.
                 self.run, self.place, self.pace = note.run, note.place, None
             case "pace":
                 self.pace = Pace(note.row_s, note.row_tokens)

@@ -1,4 +1,4 @@
-"""Rows that a run with batches sends live: the first ones, or those that batches did not finish."""
+"""Supplies the rows that a run with batches sends live: its first rows, or its remaining rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROWS_AT_ONCE = 256
 
 @dataclass(eq=False, repr=False)
 class _Rows:
-    """The base of both supplies: hands out rows of the input, and counts the rows read."""
+    """The base class of both supplies: hands out rows of the input, and counts the rows read."""
 
     _world: World
 
@@ -47,7 +47,7 @@ class _Rows:
 
 @dataclass(eq=False, repr=False)
 class FirstRows(_Rows):
-    """The first `most_rows` rows of the input; a Supply. handed: rows handed out so far."""
+    """Supplies the first `most_rows` rows of the input. handed: the number handed out so far."""
 
     _most_rows: int
     handed: int = 0
@@ -64,11 +64,11 @@ class FirstRows(_Rows):
 
 
 class LeftRows(_Rows):
-    """The rows of the input, then those that batches have left without an outcome; a Supply.
+    """Supplies the rows of the input, then the rows that batches have left without an outcome.
 
-    In this order, because a row of a batch is skipped if the input now has it with other content.
-    If the length of the input is unknown, it may not end, and the order is reversed. The rows of
-    batches already count as offered, since the run took them for a batch.
+    The input comes first, because a row of a batch is skipped if the input now has it with other
+    content. An input of unknown length may not end, so it comes last. The rows of batches already
+    count as offered, so handing one out does not count it again.
     """
 
     def __post_init__(self) -> None:
@@ -81,20 +81,23 @@ class LeftRows(_Rows):
         self._is_closed = False
 
     def add(self, path: Path, offsets: array[int]) -> None:
-        """Adds the rows of a part at these offsets; `remove_files` removes its file."""
+        """Adds the rows of a part. path: the part's file. offsets: of the rows, in bytes.
+
+        `remove_files` removes the file.
+        """
         self._paths.append(path)
         if offsets:
             self._left.append((path, offsets))
 
     @property
     def rows(self) -> int:
-        """The number of rows that are still to be handed out."""
+        """The number of rows left by batches, except those already read from their file."""
         return sum(len(offsets) for _, offsets in self._left)
 
     def remove_files(self) -> None:
-        """Removes the files of the parts. Blocks.
+        """Removes the files of the parts that were added. Blocks.
 
-        Their rows have all been handed out, or are left for the next run.
+        Call it last: rows that were not handed out are then left for the next run.
         """
         drop(self._paths)
 
@@ -116,7 +119,7 @@ class LeftRows(_Rows):
                 return None
             picked = self._own.popleft()
             self._world.runner.offer(-1)
-            # From here on, the row counts as offered here, even if the input has other content.
+            # From here on, the row stays counted, even if the input has it with other content.
             self._world.held.ended.add(picked.key)
             return picked
 

@@ -1,10 +1,10 @@
-"""The steps in the life of a part; each is durable before the next begins.
+"""Takes each part through its steps, each of which is durable before the next begins.
 
-A part ends in this order: rows to send again are put into a new part; the lines of all others are
-in the journal and synced; the ledger notes that the part is done; its file is removed, then the
-provider's files. If the process dies, the next run reads the part from the beginning and skips rows
-that have a line or are in a later part. A batch whose creation was not confirmed is looked up
-before it is created again.
+A part ends in this order: rows to send again in a batch are put into a new part; the journal, which
+has the lines of the others, is synced; the ledger notes that the part is done; the part's local
+files are removed, then its files at the provider. If the process dies before the note, the next run
+reads the part from the beginning and skips rows that have succeeded or are in a later part. If the
+creation of a batch was not confirmed, the batch is looked up before another is created.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from redline.job.work import BatchUse
 from redline.journal import Journal
 from redline.process import in_thread
 
-# The clock of a provider may be wrong by up to this.
+# A provider's clock may be wrong by up to this.
 _CLOCK_SLACK_S = 3600.0
-# The provider did not respond, or a proxy in front of it gave up.
+# HTTP statuses after which a batch may exist: the provider did not respond (None), or a proxy in
+# front of it gave up.
 _UNCONFIRMED = (None, 502, 504)
-# A search for a batch ends after this many pages of 100, so that no list is endless.
+# A search for a batch ends after this many pages of 100 batches, even if the list has no end.
 _MOST_PAGES = 1000
 
 
 @dataclass(eq=False, repr=False)
 class PartStore:
-    """The parts of one output: on disk, in the ledger, and as files of the provider.
+    """Keeps the parts of one output: on disk, in the ledger, and as files at the provider.
 
-    use: counts rows that are sent again. max_retries: of the creation of a batch.
+    use: counts the rows that are sent again. max_retries: the most retries when a batch is created.
     """
 
     _ledger: Ledger
@@ -48,7 +49,7 @@ class PartStore:
     _max_retries: int
 
     async def note(self, note: Note) -> None:
-        """Writes a note to the ledger; returns once it is durable."""
+        """Writes a note to the ledger; returns once the note is durable."""
         writing = in_thread(self._ledger.write, note)
         try:
             await asyncio.shield(writing)
@@ -65,7 +66,10 @@ class PartStore:
         await self.note(part)
 
     async def submit(self, part: Part) -> None:
-        """Puts the part into a batch, continuing after the last noted step. Raises CallError."""
+        """Puts the part into a batch, continuing after the last noted step.
+
+        Raises CallError or NoEndpoint.
+        """
         number = part.number
         was_uploaded = bool(part.file)
         if not was_uploaded:
@@ -77,7 +81,7 @@ class PartStore:
             except Rejected:
                 if not was_uploaded:
                     raise
-                # The provider may have deleted the file since.
+                # The provider may have deleted the file since its upload.
                 await self.tidy(part, None)
                 await self._upload(part)
                 batch = await self._make(part)
@@ -92,7 +96,7 @@ class PartStore:
     async def made(self, part: Part) -> Batch | None:
         """Returns the batch that was made from the part but not noted; None if there is none.
 
-        Waits while the batch may still appear.
+        Looks for it repeatedly for as long as it may still appear.
         """
         wait_s = None
         while True:
@@ -104,7 +108,10 @@ class PartStore:
             await asyncio.sleep(min(wait_s, left_s))
 
     async def find(self, part: Part) -> Batch | None:
-        """Returns a batch of the part that the provider lists and that is not noted, or None."""
+        """Searches the provider's list for a batch of the part that is not noted.
+
+        Returns None if there is none.
+        """
         wanted = _metadata(self._ledger.run, part.number)
         oldest_s = part.making_wall_s - _CLOCK_SLACK_S
         after = None
@@ -124,7 +131,10 @@ class PartStore:
             ends.add(after)
 
     async def _make(self, part: Part) -> Batch:
-        """Creates a batch of the part; returns it, or an earlier one that was not confirmed."""
+        """Creates a batch of the part, and returns it.
+
+        If an attempt fails, the batch may exist all the same; if so, that batch is returned.
+        """
         metadata = _metadata(self._ledger.run, part.number)
         attempt = 0
         while True:
@@ -148,10 +158,10 @@ class PartStore:
     async def send_again(
         self, reader: PartReader, part: Part, offsets: array[int], most_rows: int = 0
     ) -> int:
-        """Puts these rows into new parts; returns the number of the last one.
+        """Puts the rows at these offsets into new parts; returns the number of the last new part.
 
-        most_rows: the most rows of each new part; the batch that the rows were in then does not
-        count against their retries. 0: all rows go into one part.
+        most_rows: the most rows in each new part; the batch that the rows were in then does not
+        count against their retries. 0: all rows go into one new part, and that batch counts.
         """
         size, number = most_rows or len(offsets), 0
         for begin in range(0, len(offsets), max(1, size)):
@@ -165,10 +175,10 @@ class PartStore:
         return number
 
     async def finish(self, part: Part, spent: Amount, *, keeps_rows: bool = False) -> None:
-        """Notes that a part is done, once the journal is synced, and removes its files.
+        """Notes that a part is done, once the journal is synced, and removes the part's files.
 
-        Every row of the part must have its outcome in the journal or be in a later part, unless
-        keeps_rows, which keeps the file of its rows.
+        Rows that are neither in the journal nor in a later part are left for the next run, or are
+        sent live. keeps_rows: whether to keep the file of the part's rows, for sending them live.
         """
         await self._journal.saved()
         await self.note(Note(at="done", part=part.number, spent=spent))
@@ -178,20 +188,20 @@ class PartStore:
         await in_thread(drop, paths)
 
     async def tidy(self, part: Part, batch: Batch | None) -> None:
-        """Deletes the part's files at the provider; any that remain cost nothing, and expire."""
+        """Deletes the part's files at the provider. Files that remain cost nothing, and expire."""
         files = [part.file, *(batch.files if batch is not None else ())]
         for file_id in filter(None, files):
             try:
                 await self._api.delete(file_id)
             except Rejected:
-                # This file is gone; the others may exist.
+                # This file is gone, but the others may exist.
                 continue
             except (CallError, NoEndpoint):
                 return
 
 
 def _copied(reader: PartReader, offsets: array[int], path: Path, more: int) -> PartWriter:
-    """Writes a new file of these rows, each with `more` attempts added. Blocks."""
+    """Writes the rows at these offsets to a new file, each with `more` attempts added. Blocks."""
     writer = PartWriter(path)
     for offset in offsets:
         kept: Kept = reader.read(offset)
@@ -201,5 +211,5 @@ def _copied(reader: PartReader, offsets: array[int], path: Path, more: int) -> P
 
 
 def _metadata(run: str, number: int) -> dict[str, str]:
-    """Returns the metadata by which a batch of this part is recognized."""
+    """Returns the metadata by which a part's batch is recognized in the provider's list."""
     return {"redline_run": run, "redline_part": str(number)}

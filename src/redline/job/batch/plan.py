@@ -1,13 +1,15 @@
-"""Decisions about batches: plain functions that never wait.
+"""Decides what happens to batches and their rows, in plain functions that never wait.
 
-a batch that is     its finished lines   its other lines
-completed           are results          are looked for again, then sent again, at most twice
-expired             are results          are sent again, at most --max-retries times
-cancelled by us     are results          are sent live
-cancelled otherwise are results          are left for the next run, and this one ends
-failed for lack of room                  wait until another batch is over, or are halved
-failed by lines                          those lines are failures, the others are sent again
-failed otherwise                         are left for the next run, and this one ends
+a batch that is           its answered rows  its other rows
+completed                 are saved          are looked for again, then sent again, at most twice
+expired                   are saved          are sent again, at most --max-retries times
+cancelled by redline      are saved          are sent live
+cancelled otherwise       are saved          are left for the next run; this run ends
+failed for lack of room                      wait for another batch to end, or are split in half
+failed because of lines                      fail if their lines are bad; otherwise are sent again
+failed otherwise                             are left for the next run, or are sent live by `auto`
+
+If the answer is a retryable error, the row is sent again instead, at most --max-retries times.
 """
 
 from __future__ import annotations
@@ -26,23 +28,23 @@ from redline.limits import Limits
 from redline.limits.rule import KINDS, last_send_s
 from redline.process import counted
 
-# OpenAI's bounds are 50,000 requests and 200 MB. Older servers with its API take 100 MB, and a file
-# is in memory while it is sent.
+# OpenAI's limits for a file are 50,000 requests and 200 MB. Older servers with its API accept only
+# 100 MB, and a file is in memory while it is uploaded.
 MOST_ROWS = 50_000
 MOST_BYTES = 100 * 10**6
-# A batch at a server of your own ends in seconds, one at a provider in minutes to hours. So polls
-# become rarer: 13 in the first two minutes, then one a minute.
+# A batch ends within seconds at a server of your own, and within minutes to hours at a provider. So
+# polls become rarer: 13 in the first two minutes, later one a minute.
 FIRST_LOOK_S, LOOK_GROWTH, MOST_LOOK_S = 0.25, 1.5, 60.0
-# A server that reports `completed` before its results can be read has this long to return them:
-# rows that are sent again are paid for again.
+# A server that reports `completed` before the results can be read has this long to return them.
+# Without that wait, rows would be sent and paid for again.
 MOST_RESULTS_S = 30.0
-# A batch whose creation was not confirmed may appear this long after the request, because a
+# A batch whose creation was not confirmed may appear up to this long after the request, because a
 # provider may finish a request whose connection is lost. A second batch would be paid for as well.
 MOST_MAKING_S = 30.0
 # A provider that cannot be reached for this long ends the run; its batches continue.
 MOST_SILENCE_S = 3600.0
-# For --via auto: rows that are sent live first. They show the time and tokens of a row, and reveal
-# a wrong prompt before its rows wait for hours.
+# The number of rows that --via auto sends live first. They show the time and tokens that a row
+# takes, and reveal a wrong prompt before rows wait for hours.
 PROBE_ROWS = 20
 # OpenAI lets a batch be `cancelling` for up to 10 minutes.
 CANCEL_S = 600.0
@@ -55,7 +57,8 @@ _BAD_REPLIES = 2
 class Pace(msgspec.Struct, frozen=True):
     """The pace of rows that are sent live.
 
-    row_s: seconds of one row while all slots are in use. row_tokens: its tokens.
+    row_s: the seconds that a row takes while all slots are in use. row_tokens: the mean number of
+    tokens per row.
     """
 
     row_s: float
@@ -71,16 +74,17 @@ def next_look_s(before_s: float | None) -> float:
 
 
 def appears_s(making_wall_s: float, wall_s: float) -> float:
-    """Returns the seconds in which a batch whose creation was not confirmed may still appear.
+    """Returns for how many more seconds a batch whose creation was not confirmed may appear.
 
-    Returns 0 also if the clock was set back meanwhile.
+    making_wall_s: when its creation was requested. wall_s: the time now. Returns 0 if the batch can
+    no longer appear, or if the clock was set back since.
     """
     since_s = wall_s - making_wall_s
     return MOST_MAKING_S - since_s if 0 <= since_s < MOST_MAKING_S else 0.0
 
 
 def fits(rows: int, size_bytes: int, more_bytes: int) -> bool:
-    """Whether a request of this size may join a part of this many rows and bytes."""
+    """Whether a request of `more_bytes` fits into a part of `rows` rows and `size_bytes`."""
     return rows < MOST_ROWS and (not rows or size_bytes + more_bytes <= MOST_BYTES)
 
 
@@ -91,7 +95,10 @@ def outcome_of(
     wall_s: float,
     asked: Any = None,
 ) -> Outcome:
-    """Returns the outcome of the row. url, asked: the path and the body of its request."""
+    """Returns the outcome that a line of the results gives to its row.
+
+    url, asked: the path and the body of the row's request. wall_s: the wall time now.
+    """
     response, error = line.response, line.error
     try:
         if line.problem:
@@ -116,17 +123,18 @@ def outcome_of(
 
 
 def is_answered(line: ResultLine) -> bool:
-    """Whether the line has an answer to the request, even one that cannot be read."""
+    """Whether the line has an answer to the request, even an answer that cannot be read."""
     error = line.error
     is_error = error is not None and bool(error.code or error.message)
     return bool(line.problem) or (line.response is not None and not is_error)
 
 
 def without_line(status: str, unread: int) -> CallError:
-    """Returns the error of a row without a line in a batch of this status.
+    """Returns the error of a row that has no line in the results of its batch.
 
-    unread: lines that name no row. Rows of a completed batch were answered and paid for, so they
-    are sent again fewer times.
+    status: the batch's final status. unread: the number of lines that name no row. The rows of a
+    completed batch were answered and paid for, so their error is a BadReply, after which a row is
+    sent again fewer times.
     """
     why = "no line for the row"
     if unread:
@@ -143,7 +151,7 @@ def unfinished(code: object = None, message: object = None) -> ServerFailed:
 
 
 def is_sent_again(error: Exception | None, attempts: int, max_retries: float) -> bool:
-    """Whether the row is put into another batch. attempts: the batches that it was in."""
+    """Whether a row is put into another batch. attempts: the number of batches that it was in."""
     if not isinstance(error, Retryable):
         return False
     most = min(max_retries, _BAD_REPLIES) if isinstance(error, BadReply) else max_retries
@@ -156,7 +164,7 @@ def is_full(problems: Sequence[Problem]) -> bool:
 
 
 def bad_lines(problems: Sequence[Problem]) -> dict[int, Rejected]:
-    """Returns the lines, from 1, that made a batch fail, each with its error."""
+    """Returns the errors of the lines that made a batch fail, by line number from 1."""
     return {
         problem.line: Rejected(
             f"the Batch API rejected the row: {_reason(problem)}",
@@ -168,7 +176,7 @@ def bad_lines(problems: Sequence[Problem]) -> dict[int, Rejected]:
 
 
 def reasons_of(problems: Sequence[Problem]) -> str:
-    """Returns the reasons why a batch failed, in one line."""
+    """Returns the first three reasons why a batch failed, in one line of text."""
     return "; ".join(map(_reason, problems[:3])) or "the provider names no reason"
 
 
@@ -179,8 +187,8 @@ def _reason(problem: Problem) -> str:
 def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
     """Estimates the seconds that `rows` rows take live.
 
-    The maximum of the times that the slots and each stated limit require. All tokens of a row count
-    in the limits of input and of output tokens, so this is an upper estimate.
+    The estimate is the longest of the times that the slots and each given limit require. It is an
+    upper estimate, because all tokens of a row count against the limits of both input and output.
     """
     requests, tokens = float(max(0, rows - 1)), rows * pace.row_tokens
     times = [math.ceil(rows / slots) * pace.row_s]
@@ -195,6 +203,7 @@ def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
 def margin_s(live_rest_s: float, deadline_s: float) -> float:
     """Returns how many seconds before its deadline a run cancels its batches.
 
-    In that time, the unfinished rows run live.
+    The unfinished rows are sent live in that time. live_rest_s: the estimate of `live_s` for them.
+    deadline_s: the length of the run's deadline; 0 once the batches are cancelled.
     """
     return min(CANCEL_S, _CANCEL_SHARE * deadline_s) + _LIVE_FACTOR * live_rest_s

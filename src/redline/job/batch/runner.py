@@ -1,13 +1,13 @@
-"""The run through the provider's Batch API: rows go up in parts, their results come down.
+"""Runs a job through the provider's Batch API: uploads rows in parts, and collects the results.
 
   via    rows are sent
   batch  in batches
   auto   the first ones live, the others in batches; when the deadline is near, unfinished batches
          are cancelled and their rows are sent live
-  live   live, after the open batches of earlier runs were cancelled and their answers saved
+  live   live, after the open batches of earlier runs are cancelled and their answers saved
 
-A single task takes all steps, one at a time, so that the ledger is the state. A drain cancels it:
-the next run repeats the interrupted step, or finds it done.
+A single task takes all steps, one at a time, so the ledger holds the whole state. A drain cancels
+that task; the next run repeats the interrupted step, or finds it done.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False, repr=False)
 class BatchRunner:
-    """Drives the rows of one run through batches. `prepare`, then `run` once."""
+    """Sends the rows of one run in batches. Call `prepare`, then `run`, each once."""
 
     _world: World
     _ledger: Ledger
@@ -76,18 +76,18 @@ class BatchRunner:
         self._collector = Collector(world, ledger, api)
         self._filler = Filler(world, ledger, self._store)
         self._left = LeftRows(world)
-        # Whether the provider takes no further batch until one is over.
+        # Whether the provider accepts no further batch until a running one is over.
         self._is_full = False
         # Why the provider refuses batches, by path and model.
         self._refused: dict[Route, RedlineError] = {}
 
     async def prepare(self) -> None:
-        """Takes over the batches of earlier runs. Raises JournalError."""
+        """Takes over the batches of earlier runs. Raises JournalError if a part cannot be read."""
         self._world.runner.offer(await in_thread(self._survey))
         self._count()
 
     async def run(self) -> None:
-        """Works until every row has its outcome, or the run is ended."""
+        """Works until every row has its outcome, or the run ends early."""
         runner = self._world.runner
         if self._world.job.via == "auto" and self._ledger.pace is None:
             await self._probe()
@@ -96,16 +96,17 @@ class BatchRunner:
         if not runner.is_draining and self._collector.is_leaving:
             await runner.run(self._left)
         await in_thread(self._left.remove_files)
-        # The answers to earlier rows are paid for, and the next run may stop at the same place.
+        # A failure of the input ends the run only now: the answers to earlier rows are paid for,
+        # and the next run may fail at the same row.
         runner.stop_if_input_failed()
 
     async def aclose(self) -> None:
-        """Closes connections. The next run reads rows again that are in no part yet."""
+        """Closes connections, and drops rows that are in no part yet: the next run reads them."""
         await in_thread(self._filler.drop)
         await self._api.aclose()
 
     def _survey(self) -> int:
-        """Returns the number of rows in open parts without an outcome. Blocks."""
+        """Records the rows of open parts; returns the number that have not succeeded. Blocks."""
         unfinished = 0
         for number, part in sorted(self._ledger.parts.items(), reverse=True):
             path = self._ledger.part_path(number)
@@ -122,7 +123,7 @@ class BatchRunner:
         return unfinished
 
     async def _probe(self) -> None:
-        """Runs the first rows live, and records their pace."""
+        """Sends the first rows live, and notes their pace in the ledger."""
         runner, tally = self._world.runner, self._world.tally
         first = FirstRows(self._world, PROBE_ROWS)
         begun_s = SYSTEM.now_s()
@@ -135,7 +136,7 @@ class BatchRunner:
         await self._store.note(pace)
 
     async def _by_batches(self) -> None:
-        """Runs `_work` until it ends or the run is drained. Its RedlineErrors stop the run."""
+        """Runs `_work` until it ends or the run is drained. A RedlineError in it stops the run."""
         runner = self._world.runner
         work = asyncio.create_task(self._work(), name="redline batches")
         try:
@@ -156,7 +157,7 @@ class BatchRunner:
         while not self._is_late():
             if not self._is_full:
                 await self._filler.fill()
-            # Before sending, which may end the run: answers may already be ready.
+            # Polled before anything is sent: sending may end the run, and answers may be ready.
             await self._look()
             await self._send()
             if self._filler.is_read and not self._ledger.parts:
@@ -198,9 +199,9 @@ class BatchRunner:
     def _send_later(self, part: Part, error: Retryable | NoEndpoint) -> None:
         """Postpones the part, unless the error ends the run.
 
-        Raises the error if the provider has no Batch API, or has not responded for an hour. Later,
-        the part continues after the last noted step, as after a crash: a batch that may exist is
-        looked up first.
+        Raises the error if the provider has never accepted a file, or has not responded for an
+        hour. Later, the part continues after the last noted step, as it would after a crash: if a
+        batch may exist, it is looked up first.
         """
         now_s = SYSTEM.now_s()
         if not self._is_known:
@@ -212,12 +213,12 @@ class BatchRunner:
             self._wait_for_others()
             return
         else:
-            # The provider responds, though other runs may use up its quota for a long time.
+            # The provider does respond; other runs may use up its quota for a long time.
             part.silent_since_s = None
         part.due_s = now_s + MOST_LOOK_S
 
     def _wait_for_others(self) -> None:
-        """Makes no batch until a running one is over."""
+        """Pauses making batches until a running one is over."""
         self._is_full = True
         for waiting in self._ledger.parts.values():
             if waiting.state != "running":
@@ -230,7 +231,7 @@ class BatchRunner:
         return self._use.made > 0 or any(part.file for part in self._ledger.parts.values())
 
     def _open(self) -> list[Part]:
-        """Returns the parts that are in a batch, or may get into one."""
+        """Returns the parts that are in a batch, or may be put into one."""
         parts = self._ledger.parts.values()
         return [
             part for part in parts if part.state == "running" or part.route not in self._refused
@@ -240,7 +241,7 @@ class BatchRunner:
         return [part for part in self._ledger.parts.values() if part.state == "running"]
 
     def _pause_s(self) -> float:
-        """Returns the seconds until a batch is made or polled, or until `_late_s`; at most 1."""
+        """Returns the seconds until the next batch is made or polled, or `_late_s`; at most 1."""
         now_s = SYSTEM.now_s()
         dues = [part.due_s for part in self._open() if part.state == "running" or not self._is_full]
         return max(0.0, min([now_s + _LONGEST_PAUSE_S, self._late_s(), *dues]) - now_s)
@@ -255,7 +256,7 @@ class BatchRunner:
                 part.seen, part.finished = batch.status, batch.finished
                 is_going_on = not batch.is_over and batch.status != "cancelling"
                 if self._collector.is_leaving and is_going_on:
-                    # A cancel may have been refused for a reason that has passed.
+                    # The first cancellation may have been refused for a reason that has passed.
                     await self._cancel(part)
             part.wait_s = next_look_s(part.wait_s)
             part.due_s = SYSTEM.now_s() + part.wait_s
@@ -267,9 +268,11 @@ class BatchRunner:
             self._count()
 
     async def _seen(self, part: Part) -> Batch | None:
-        """Returns the current state of the batch; None if the provider does not answer now.
+        """Returns the current state of the part's batch; None if the provider does not respond.
 
-        Raises the last error if the provider has not answered for an hour.
+        Raises the last error if the provider has not responded for an hour. Raises ConfigError if
+        it no longer knows the batch; while batches are being ended, such a batch counts as
+        cancelled instead.
         """
         batch_id = part.batches[-1]
         try:
@@ -285,7 +288,7 @@ class BatchRunner:
             if error.status != 404:
                 raise
             if self._collector.is_leaving:
-                # The results of the batch are lost, so its rows are sent live. It may be billed.
+                # The results are lost, so the rows are sent live. The batch may be billed as well.
                 part.is_gone = True
                 return Batch(id=batch_id, status="cancelled")
             raise ConfigError(
@@ -297,9 +300,10 @@ class BatchRunner:
         return batch
 
     async def _end(self, part: Part, batch: Batch, *, may_wait: bool) -> None:
-        """Ends the batch: saves its answers, and passes its other rows on.
+        """Ends a batch that is over: saves its answers, and passes its other rows on.
 
-        may_wait: postpone that if not all of its results can be read yet.
+        may_wait: whether to postpone that if some of the results cannot be read yet. Raises the
+        RedlineError that ends the run, if any.
         """
         is_leaving = self._collector.is_leaving
         if batch.status == "failed" and not is_leaving and is_full(batch.problems):
@@ -340,7 +344,8 @@ class BatchRunner:
     ) -> RedlineError | None:
         """Puts the rest of a part into a new part, or leaves it to be sent live; ends the part.
 
-        Returns an error that ends the run.
+        is_sent: whether the rest may go into a new part. Returns the error that ends the run, or
+        None.
         """
         metered, is_leaving = self._world.metered, self._collector.is_leaving
         if metered is not None:
@@ -363,7 +368,11 @@ class BatchRunner:
         return rest.stopped or over
 
     async def _wait_for_room(self, part: Part, batch: Batch) -> None:
-        """Makes a part wait for others, or halves it: the provider holds too many tokens."""
+        """Makes a part wait for other batches, or splits it in half if no other is running.
+
+        Called when the part's batch failed because the account's batches hold too many tokens.
+        Raises ConfigError if the batch has one row and no other batch is running.
+        """
         if len(self._running()) > 1:
             await self._store.note(Note(at="refused", part=part.number))
             part.due_s = 0.0
@@ -398,7 +407,7 @@ class BatchRunner:
             reader.close()
 
     def _in_time(self) -> asyncio.Timeout:
-        """With `auto`, ends the block when unfinished rows must go live to meet the deadline."""
+        """Returns a timeout that expires at `_late_s`; it never expires if that is inf."""
         left_s = self._late_s() - SYSTEM.now_s()
         return asyncio.timeout(None if left_s == math.inf else left_s)
 
@@ -407,9 +416,10 @@ class BatchRunner:
         return SYSTEM.now_s() >= self._late_s()
 
     def _late_s(self) -> float:
-        """Returns the latest time to send unfinished rows live for the deadline; inf for none.
+        """Returns the monotonic time when rows must be sent live to meet the deadline.
 
-        Once batches are cancelled, only the rows that they did not finish count.
+        Returns inf without --via auto, a deadline, or a known pace. Once batches are cancelled,
+        only the rows that they did not finish count; inf if there are none.
         """
         runner, job, pace = self._world.runner, self._world.job, self._ledger.pace
         is_leaving, rows = self._collector.is_leaving, self._left.rows
@@ -422,7 +432,7 @@ class BatchRunner:
         return runner.ends_s - margin_s(rest_s, 0.0 if is_leaving else job.deadline_s)
 
     async def _end_batches(self) -> None:
-        """Cancels all batches and saves their answers; rows without one are sent live."""
+        """Cancels all batches, saves their answers, and leaves the other rows to be sent live."""
         self._collector.leave_rest()
         await self._filler.leave()
         for part in list(self._ledger.parts.values()):
@@ -448,9 +458,9 @@ class BatchRunner:
             await self._answered(part, partial(self._api.cancel, part.batches[-1]))
 
     async def _answered(self, part: Part, ask: Callable[[], Awaitable[T]]) -> T:
-        """Returns the provider's response, after an outage if necessary.
+        """Returns the result of `ask`, repeating it while the provider does not respond.
 
-        Raises the last error if the provider has not answered for an hour.
+        Raises the last error if the provider has not responded for an hour.
         """
         wait_s = None
         while True:
@@ -466,7 +476,7 @@ class BatchRunner:
                 return answer
 
     def _count(self) -> None:
-        """Shows the running batches in the progress."""
+        """Updates the figures of the running batches that the progress shows."""
         running = self._running()
         self._use.running, self._use.rows = len(running), sum(part.rows for part in running)
         states = Counter(part.seen for part in running)
@@ -479,13 +489,13 @@ class BatchRunner:
 def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
     """Returns the ledger of the batches that earlier runs of the output have made. Blocks.
 
-    is_new: there are no results yet. Raises ConfigError if batches are open and this run cannot
-    continue them, JournalError if the ledger is damaged.
+    is_new: whether the output has no results yet. Raises ConfigError if batches are open and this
+    run can neither continue nor cancel them, JournalError if the ledger cannot be read.
     """
     try:
         ledger = Ledger(output)
     except DamagedLedger:
-        # The error's hint is to look up the batches at the provider, then to start over.
+        # The error's hint is to look up the batches at the provider, then to use --restart.
         if not job.restart:
             raise
         Ledger.put_aside(output)
@@ -495,7 +505,7 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
         if is_anew:
             ledger.forget()
         with telling(ledger.folder):
-            # Files of a run that died before it noted a part.
+            # These are files of a run that died before it noted their parts.
             ledger.remove_strays()
         return ledger
     path = output.path
@@ -521,9 +531,9 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
 
 
 def goes_by_batches(job: Job, ledger: Ledger) -> bool:
-    """Whether the run uses batches, or must end those that earlier runs have left.
+    """Whether the run sends batches, or must end batches that earlier runs have left.
 
-    Raises ConfigError if the run has several endpoints and there are such batches.
+    Raises ConfigError if earlier runs have left batches and this run has several endpoints.
     """
     if ledger.parts and len(job.endpoints) > 1:
         raise ConfigError(
@@ -536,7 +546,7 @@ def goes_by_batches(job: Job, ledger: Ledger) -> bool:
 
 
 def batches_of(world: World, ledger: Ledger) -> BatchRunner:
-    """Returns the runner of a job that sends batches, or ends earlier ones. Blocks."""
+    """Returns the runner of a job that sends batches, or ends those of earlier runs. Blocks."""
     job = world.job
     assert job.endpoint is not None
     ledger.begin(place_of(job))
@@ -544,6 +554,9 @@ def batches_of(world: World, ledger: Ledger) -> BatchRunner:
 
 
 def place_of(job: Job) -> str:
-    """Returns a name of the provider, so that batches are not looked up at another provider."""
+    """Returns the name that the ledger records for the job's provider, such as its base URL.
+
+    It prevents batches from being looked up at another provider.
+    """
     assert job.endpoint is not None
     return job.embedded.place if job.embedded is not None else job.endpoint.base_url

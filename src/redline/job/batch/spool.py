@@ -1,8 +1,8 @@
-"""Rows that are with the Batch API, on disk: one file for each part, in the output's state folder.
+"""Keeps the rows of batches on disk: one file per part, in the output's state folder.
 
-A line is one row: its identity, the number of batches it was in, its worst-case cost, and its
-request as the provider gets it. So the results can be read without the input, and memory holds the
-keys of only one part at a time, about 100 bytes a row.
+Each line has one row: its identity and data, the number of batches it was in, its worst-case cost,
+and its request as the provider gets it. So the results can be read without the input, and reading
+them takes memory for the keys of only one part at a time, about 100 bytes per row.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from redline.journal import mark_of
 from redline.process import telling
 from redline.sources import Row, custom_id
 
-# Small, because a hundred files may be written at a time.
+# Small, because a hundred files may be open for writing at a time.
 _BUFFER_BYTES = 128 * 1024
 _LINES_AT_ONCE = 256
-# A line begins with its key and its mark, so that these can be read without parsing the rest.
+# A line begins with the row's key and mark, so that these can be read without parsing the rest.
 _KEY_FROM = len(b'{"key":"')
 _KEY_TO = _KEY_FROM + 16
 _MARKED = b'","mark":"'
@@ -36,10 +36,12 @@ _MARK_FROM = _KEY_TO + len(_MARKED)
 
 
 class Kept(msgspec.Struct, kw_only=True):
-    """One row. key: in hex; also its custom_id at the provider. attempts: batches it was in.
+    """One row in the file of a part. key: in hex; it is the row's custom_id at the provider.
 
-    mark: of its content, in hex, see `identity`; lines of older versions have none. worst:
-    picodollars and tokens that are reserved for the row. request: its line in the uploaded file.
+    mark: of the row's content, in hex, see `identity`; empty in lines of older versions. row, line:
+    the row's number and its line in the input. attempts: the number of batches that the row was in.
+    worst: the amount reserved for the row. data: the row's columns, as JSON. request: the row's
+    line in the uploaded file.
     """
 
     key: str
@@ -53,7 +55,10 @@ class Kept(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, picked: Picked, request: Request, worst: Amount = NOTHING) -> Kept:
-        """Returns the row with the request for it. Raises TypeError or ValueError if not JSON."""
+        """Returns the row with its request.
+
+        Raises TypeError, ValueError or RecursionError if they cannot be encoded as JSON.
+        """
         key = f"{picked.key:016x}"
         asked = RequestLine(key, "POST", request.url, msgspec.Raw(_ENCODE(request.body)))
         return cls(
@@ -68,7 +73,7 @@ class Kept(msgspec.Struct, kw_only=True):
 
     @property
     def picked(self) -> Picked:
-        """The row, as its source gave it."""
+        """The row as it was read from the input, but with empty `content`."""
         data: dict[str, Any] = msgspec.json.decode(self.data)
         row = Row(self.row, self.line, data, b"")
         mark = int(self.mark, 16) if self.mark else mark_of(row)
@@ -85,7 +90,7 @@ _KEPT = msgspec.json.Decoder(Kept)
 
 
 class PartWriter:
-    """The file of a new part. Raises JournalError if it cannot be written."""
+    """Writes the file of a new part. Raises JournalError if the file cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -97,7 +102,7 @@ class PartWriter:
             self._file = path.open("wb", buffering=_BUFFER_BYTES)
 
     def add(self, kept: Kept) -> None:
-        """Adds a row. Writes of the buffer go to the system's cache, not to the disk."""
+        """Adds a row, without waiting for the disk: only `finish` syncs the file."""
         with telling(self.path):
             self._file.write(_ENCODE(kept) + b"\n")
         self.rows += 1
@@ -105,14 +110,14 @@ class PartWriter:
         self.worst = self.worst.plus(kept.worst)
 
     def finish(self) -> None:
-        """Makes the contents of the file durable, not its name. Blocks."""
+        """Closes the file and makes its contents durable, but not its name. Blocks."""
         with telling(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
 
     def drop(self) -> None:
-        """Removes the file: its rows are to be read again."""
+        """Removes the file, whose rows are then read from the input again."""
         # Closing writes the rest of the buffer, which fails on a full disk.
         with suppress(OSError):
             self._file.close()
@@ -120,7 +125,7 @@ class PartWriter:
 
 
 class PartReader:
-    """The rows of a part by their keys. Opening reads the file once, and blocks."""
+    """Finds the rows of a part by key or line. The constructor reads the whole file, and blocks."""
 
     def __init__(self, path: Path) -> None:
         with telling(path):
@@ -130,15 +135,15 @@ class PartReader:
         for line in self._file:
             self._offsets[int(line[_KEY_FROM:_KEY_TO], 16)] = at
             at += len(line)
-        self._keys = array("Q", self._offsets)  # of its lines
+        self._keys = array("Q", self._offsets)  # of the lines, in order
 
     def __len__(self) -> int:
         return len(self._offsets)
 
     def pop(self, name: str) -> int | None:
-        """Takes the row of this name and returns its offset.
+        """Takes the row with this custom_id; returns its byte offset in the file.
 
-        None if there is none, or it was taken before.
+        Returns None if there is no such row, or if it was taken before.
         """
         try:
             return self._offsets.pop(int(name, 16), None)
@@ -146,13 +151,13 @@ class PartReader:
             return None
 
     def pop_line(self, number: int) -> int | None:
-        """Takes the row in this line of the uploaded file, counted from 1; see `pop`."""
+        """Takes the row on this line of the uploaded file, counted from 1; otherwise like `pop`."""
         if not 0 < number <= len(self._keys):
             return None
         return self._offsets.pop(self._keys[number - 1], None)
 
     def rest(self) -> array[int]:
-        """Takes all rows that were not taken; returns their offsets."""
+        """Takes all remaining rows; returns their offsets."""
         offsets = array("Q", self._offsets.values())
         self._offsets.clear()
         return offsets
@@ -167,7 +172,7 @@ class PartReader:
 
 
 def marked_keys_of(path: Path) -> Iterator[tuple[int, int]]:
-    """Yields the keys of a part's rows with their marks, 0 if those are unknown. Blocks."""
+    """Yields the key and the mark of each row of a part; an unknown mark is 0. Blocks."""
     with path.open("rb") as file:
         for line in file:
             has_mark = line[_KEY_TO:_MARK_FROM] == _MARKED
@@ -192,7 +197,7 @@ def upload_of(path: Path) -> bytes:
 
 
 def chunks_of(path: Path) -> Iterator[list[bytes]]:
-    """Yields the lines of a file of results that are not blank, up to 256 at a time. Blocks."""
+    """Yields lists of up to 256 lines of a results file, without blank lines and BOMs. Blocks."""
     with path.open("rb") as file:
         bare = filter(None, (line.strip().removeprefix(BOM) for line in file))
         while lines := list(islice(bare, _LINES_AT_ONCE)):
@@ -200,12 +205,12 @@ def chunks_of(path: Path) -> Iterator[list[bytes]]:
 
 
 def count_lines(paths: Iterable[Path]) -> int:
-    """Returns the number of lines of these files that are not blank. Blocks."""
+    """Returns the number of non-blank lines in these files. Blocks."""
     return sum(len(lines) for path in paths for lines in chunks_of(path))
 
 
 def is_torn(path: Path) -> bool:
-    """Whether the last line of a file of results is incomplete. Blocks."""
+    """Whether the last line of a results file is incomplete. Blocks."""
     last = b"{}"
     for lines in chunks_of(path):
         last = lines[-1]
@@ -213,6 +218,6 @@ def is_torn(path: Path) -> bool:
 
 
 def drop(paths: Iterable[Path]) -> None:
-    """Removes those of these files that exist. Blocks."""
+    """Removes these files; missing ones are ignored. Blocks."""
     for path in paths:
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The run that batches belong to, and the rows that batches of earlier runs hold."""
+"""Defines the run that batches belong to, and the rows that parts from earlier runs hold."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from redline.journal import Journal, KeySet
 
 
 class HeldRows:
-    """Rows in parts from earlier runs, which need not be in the input.
+    """Keeps the keys of the rows in parts from earlier runs; the input need not have these rows.
 
-    changed: those that the input has with other content. ended: those that had their line at the
-    start, or that batches left and the run sends live. succeeded, failed: those with an outcome
+    changed: rows that the input has with other content. ended: rows that had a result when the run
+    began, or that batches left and this run sends live. succeeded, failed: rows with an outcome
     from their batch in this run.
     """
 
@@ -29,7 +29,7 @@ class HeldRows:
         return key in self._keys
 
     def add(self, key: int, mark: int) -> bool:
-        """Records that a part holds the row; False if another part holds it already."""
+        """Records that a part holds the row; returns False if another part already holds it."""
         if not self._keys.add(key):
             return False
         self._keys.mark((key,), (mark,))
@@ -42,7 +42,11 @@ class HeldRows:
 
 @dataclass(frozen=True)
 class World:
-    """The run that batches belong to. held: rows in parts from earlier runs."""
+    """The run that batches belong to.
+
+    metered: enforces the budget; None if nothing is metered. slots: the number of concurrent calls.
+    held: the rows in parts from earlier runs.
+    """
 
     job: Job
     runner: Runner
@@ -57,8 +61,8 @@ class World:
     def begin(self, picked: Picked) -> None:
         """Begins a row of the input.
 
-        If a part holds the row with other content, the answer of its batch no longer counts. The
-        row was already counted with the part.
+        If a part from an earlier run holds the row with other content, the answer in that part's
+        batch no longer counts. The row was counted with the part, so it is not counted again.
         """
         key, held = picked.key, self.held
         if key not in held or held.holds(key, picked.mark):
@@ -68,7 +72,7 @@ class World:
         if key not in held.ended:
             self.runner.offer(-1)
         if key in held.succeeded:
-            # From here on, its line counts as one of an earlier run.
+            # From here on, the row's line counts as a line of an earlier run.
             self.tally.rows_saved(-1, 0, {})
             self.journal.answers.adopt()
         elif key in held.failed:

@@ -1,7 +1,8 @@
-"""Compares two outputs by their common rows: which of them ended, or were answered, differently.
+"""Compares two outputs over the rows that both have: which rows ended or were answered differently.
 
-Rows are matched as in a run: by their custom_id, otherwise by their content. For each answer, a
-64-bit hash and the offset of its line are kept; only the lines of the sample are read again.
+Rows are matched as in a run: by their custom_id, otherwise by their content. For each answer of the
+first output, a 64-bit hash and the offset of its line are kept in memory; only the lines of sampled
+rows are read again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from redline.job.inspect.opening import Opened
 from redline.job.inspect.sampling import Sample
 from redline.journal import is_other
 
-# Pairs of rows by their difference, in the order in which they are shown.
+# The kinds of pairs, each with its description, in display order.
 KINDS = {
     "lost": "finished in A, failed in B",
     "gained": "failed in A, finished in B",
@@ -39,14 +40,17 @@ _UNGRADED, _WRONG, _RIGHT = range(3)
 
 
 class Example(NamedTuple):
-    """A row by its number in the second output, and its name."""
+    """One row as an example. row: its number in the second output. name: see `Line.name`."""
 
     row: int
     name: str
 
 
 class Pair(NamedTuple):
-    """One row in both outputs, by where its lines are; readable as long as the outputs are open."""
+    """The places of one row's lines in two outputs. Readable while the outputs are open.
+
+    first, second: the indexes of the two files. first_begin, second_begin: byte offsets.
+    """
 
     key: int
     first: FileIndex
@@ -55,15 +59,16 @@ class Pair(NamedTuple):
     second_begin: int
 
     def lines(self) -> tuple[Line | None, Line | None]:
-        """Returns the line in each output, None for one that cannot be read."""
+        """Returns the row's line in each output; None for a line that cannot be read."""
         first = read_line(self.first.line_at(self.first_begin))
         return first, read_line(self.second.line_at(self.second_begin))
 
 
 class Difference(NamedTuple):
-    """A setting that decides answers, as JSON; empty if it is not set.
+    """A setting that differs between two outputs.
 
-    Long values are cut to where they differ.
+    first, second: its values as JSON, empty if it is not set. Long values are cut to a few
+    characters around their first difference.
     """
 
     name: str
@@ -72,13 +77,14 @@ class Difference(NamedTuple):
 
 
 class Comparison(msgspec.Struct, kw_only=True):
-    """Two outputs over the rows that both have.
+    """The comparison of two outputs over the rows that both have.
 
-    first, second: figures of these rows. only_first, only_second: rows that one output alone has.
-    pairs: rows by KINDS. examples: for each kind the first few rows. equal: rows with equal
-    outputs; different: with different ones. changed: rows whose content differs. grades: rows with
-    graded answers, by whether each is right; empty if the outputs are not graded. samples: of each
-    kind, some pairs.
+    first, second: each output's figures for these rows. only_first, only_second: the number of rows
+    that only one output has. settings: those that differ. pairs: the number of rows of each of
+    KINDS. examples: the first few rows of each kind. equal, different: the number of rows with
+    equal or different answers. changed: the number of rows whose content differs. grades: the
+    number of rows that are graded in both outputs, by whether the first and the second answer are
+    right. samples: the sampled pairs of each kind.
     """
 
     first: Figures
@@ -96,7 +102,7 @@ class Comparison(msgspec.Struct, kw_only=True):
 
     @property
     def common(self) -> int:
-        """Rows that both outputs have."""
+        """The number of rows that both outputs have."""
         return self.pairs.total()
 
     def as_fields(self) -> dict[str, Any]:
@@ -127,10 +133,10 @@ class Comparison(msgspec.Struct, kw_only=True):
 def compare_outputs(
     first: Opened, second: Opened, tariff: Tariff, *, sample: int = 0, seed: int = 0
 ) -> Comparison:
-    """Compares two outputs by their rows. Blocks while it reads the current lines of both once.
+    """Compares two outputs row by row. Blocks while it reads the current lines of both once.
 
-    sample: pairs of each kind to be kept. Memory: about 120 bytes a row.
-    Raises ConfigError if the two are one file, or have no row in common.
+    sample: the most pairs of each kind to sample. seed: determines which. Memory: about 120 bytes
+    per row. Raises ConfigError if the two are the same file or have no row in common.
     """
     names = f"{first.name} and {second.name}"
     if first.name == second.name or os.path.samefile(first.output.path, second.output.path):
@@ -151,7 +157,10 @@ def compare_outputs(
 
 
 def differences(first: Opened, second: Opened) -> list[Difference]:
-    """Returns the settings that two outputs were made with and that differ, by name."""
+    """Returns the settings that differ between two outputs, by name; none without both manifests.
+
+    The name of the input and the version of redline count as settings.
+    """
     ones, others = _settings(first), _settings(second)
     if first.manifest is None or second.manifest is None:
         return []
@@ -174,7 +183,7 @@ def _json(value: Any) -> str:
 
 
 def _cut(first: str, second: str) -> tuple[str, str]:
-    """Returns both texts, from shortly before where they differ if one of them is long."""
+    """Cuts both texts to 60 characters; if one is longer, begins shortly before they differ."""
     begin = 0
     if max(len(first), len(second)) > _SHOWN_CHARACTERS:
         pairs = enumerate(zip(first, second, strict=False))
@@ -190,7 +199,7 @@ def _from(text: str, begin: int) -> str:
 
 
 class _Pairing:
-    """Reads the first output, then the second, whose rows it finds in what it kept of the first."""
+    """Reads the first output, then the second, and compares the rows that are in both."""
 
     def __init__(
         self, first: Opened, second: Opened, tariff: Tariff, sample: int, seed: int
@@ -200,7 +209,7 @@ class _Pairing:
             first=Figures(first.cost(tariff)), second=Figures(second.cost(tariff))
         )
         self._samples: dict[str, Sample[Pair]] = {kind: Sample(sample, seed) for kind in KINDS}
-        # Keyed by the line's number in the first results.
+        # Indexed by line number in the first output's results or, for the last array, its failures.
         lines = first.lines.results.lines
         self._hashes = array("Q", [0]) * lines
         self._begins = array("Q", [0]) * lines
@@ -230,7 +239,7 @@ class _Pairing:
                 self._add(place, line, index)
 
     def _add(self, place: Place, line: Line | None, index: FileIndex) -> None:
-        """Takes a row of the second output that the first has, too."""
+        """Counts a row of the second output that the first output also has."""
         key, results = place.key, self._first.results
         is_result = index is self._second.results
         number = results.keys.mark_of(key) - 1
@@ -249,7 +258,7 @@ class _Pairing:
         self._samples[kind].offer(key, Pair(key, here, begin, index, place.begin))
 
     def _kind(self, number: int, line: Line | None) -> str:
-        """Returns the kind of a row that both outputs have an answer to."""
+        """Counts a row that has an answer in both outputs, and returns its kind."""
         found = self.comparison
         is_equal = line is not None and self._hashes[number] == line.output_hash()
         found.equal += is_equal
@@ -265,7 +274,7 @@ class _Pairing:
 def _common(
     index: FileIndex, other: CurrentLines, add: Callable[[Line | None], None]
 ) -> Iterator[tuple[Place, Line | None]]:
-    """Yields the lines of rows that the other output has, too; adds each to the figures."""
+    """Yields the current lines of rows that the other output also has; calls `add` with each."""
     for place in index.places():
         if place.key in other:
             line = read_line(place.line)
@@ -280,7 +289,7 @@ def _grade(line: Line) -> int:
 
 
 def _keep_first(kept: list[Example], example: Example) -> None:
-    """Keeps the few examples of the lowest row numbers, in order."""
+    """Adds an example; keeps only those with the lowest row numbers, in order."""
     if len(kept) < _MOST_EXAMPLES or example < kept[-1]:
         kept.append(example)
         kept.sort()

@@ -1,4 +1,4 @@
-"""The cost of an output's answers, by their usage and the known prices."""
+"""Calculates the cost of an output's answers from their usage and the known prices."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from redline.calls.cost import BATCH_DIVISOR, Price, Prices
 from redline.job.inspect.lines import Line
 from redline.job.inspect.names import count_name
 
-# The names of servers inside a run, see `job.settings.embedded`; they cost nothing.
+# The endpoint names of servers inside the run's process (see `job.settings.embedded`), which cost
+# nothing: one name, and the beginning of the others.
 _SIM, _ENGINE = "sim", "engine:"
 
 
 class Tariff(msgspec.Struct, frozen=True, kw_only=True):
-    """Prices by model, and by endpoint if one has other prices or other names for models."""
+    """The prices from which costs are calculated.
+
+    own: the user's prices, by model. models: for each endpoint, its names of models by the
+    requested names. tariffs: for each endpoint with prices of its own, these prices by model.
+    """
 
     own: Mapping[str, Price] = {}
     models: Mapping[str, Mapping[str, str]] = {}
@@ -24,14 +29,15 @@ class Tariff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost:
-    """The cost of an output's answers, added up.
+    """Adds up the cost of an output's answers.
 
-    asked_model: the model that the job names. judge: another model that judges the answers, or
-    empty. is_free: no answer costs anything.
-    picodollars: of `priced` answers. unpriced: answers without a known price, by the model that
-    lacks it: their own or the judge. unstated: answers whose usage lacks their tokens or the
-    judge's. Answers from the cache, and of servers inside the run, cost nothing and are in none of
-    these counts.
+    asked_model: the model that the job requests. judge: the model that judges the answers if it is
+    a different one, otherwise empty. is_free: whether no answer costs anything.
+
+    picodollars: the total cost of the `priced` answers. unpriced: the number of answers without a
+    known price, by the model whose price is unknown: the answer's own or the judge. unstated: the
+    number of answers whose usage does not state their tokens or the judge's. Answers from the cache
+    and from servers inside the run's process cost nothing, and none of these figures include them.
     """
 
     def __init__(
@@ -66,7 +72,7 @@ class Cost:
         elif usage is None or judged is None:
             self.unstated += 1
         else:
-            # The line's usage is that of the answer and of the judge.
+            # The usage in the line is the sum of the answer's and the judge's.
             own = Usage(*(max(0, one - other) for one, other in zip(usage, judged, strict=True)))
             dearest = price.of(own) + judge_price.of(judged)
             self.picodollars += -(-dearest // BATCH_DIVISOR) if line.batched else dearest

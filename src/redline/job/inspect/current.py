@@ -1,15 +1,15 @@
-"""The current lines of an output: at most one for each row, over the results and failures.
+"""Finds the current lines of an output: at most one for each row, in the results or the failures.
 
-A row may have several lines: it was repeated, changed or retried, or a run that ended early left it
-in both files. The current line is chosen by the rules of the journal:
+A row has several lines if it was repeated, changed or retried, or if a run that ended early left a
+line in both files. The current line is chosen according to the journal's rules:
 
   two results of equal content      the first; `redline repair` moves the second out
   two results of different content  the later one: the row was changed and sent again
   two failures                      the later one
   a result and a failure            the result: the row was retried
 
-A run may write to both files meanwhile. The failures are opened before the results, so a row that
-moves from one to the other is not missed. Lines appended later are not read.
+A run may be writing to both files. The failures are opened before the results, so a row that moves
+from the failures to the results is not missed. Lines appended after the index is made are not read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LINE_BYTES = 1 << 16
 
 
 class Place(NamedTuple):
-    """A current line. number: of the line in its file, from 0. begin: its first byte there."""
+    """A current line. number: counted from 0 in its file. begin: the offset of its first byte."""
 
     number: int
     key: int
@@ -40,19 +40,20 @@ class Place(NamedTuple):
 
 @dataclass(eq=False)
 class FileIndex:
-    """The lines of one file, in order, and which of them are current. Reads the file once.
+    """Indexes the lines of one file, and decides which of them are current.
 
-    fd: of the file, which stays open as long as this is used; None for no file.
-    takes_later: returns whether the later of two lines of a row is current, from their marks.
-    above: the file whose lines take precedence if a row has lines in both files.
+    fd: the file, open as long as the index is used; None if there is no file. takes_later: decides
+    from the content marks of two lines of a row, the earlier first, whether the later one is
+    current. above: the file whose lines take precedence if a row has lines in both files.
 
-    keys: of all rows in the file; a key's mark is 1 + the number of its last line that was current.
-    current, repeated, outdated, damaged: numbers of lines. repeated: the row has an earlier line
-    that is current. outdated: the row has a later line, or one in the file above. damaged: the
-    checksum is wrong. contested: outdated lines whose line in the file above has other content.
-    is_torn: the last line has no end: it is being written, or a crash cut it off.
+    keys: the keys of all rows in the file; a key's mark is 1 + the number of the line that
+    is current, or would be without the file above. current, repeated, outdated, damaged: the number
+    of such lines. repeated: an earlier line of the row takes precedence. outdated: the row has a
+    later line, or a line in the file above. damaged: the checksum is wrong. contested: the number
+    of outdated lines that differ in content from the row's line in the file above. is_torn: the
+    last line has no line feed, because it is still being written or a crash cut it off.
 
-    Memory: 30 to 60 bytes a line.
+    The constructor reads the whole file. Memory: 30 to 60 bytes per line.
     """
 
     _fd: int | None
@@ -72,7 +73,7 @@ class FileIndex:
 
     @property
     def lines(self) -> int:
-        """The number of all lines, including those that are not current."""
+        """The total number of lines, current or not."""
         return len(self._is_current)
 
     def mark_of(self, key: int) -> int:
@@ -86,9 +87,9 @@ class FileIndex:
         for stretch in self._stretches():
             last = number + len(stretch.lines)
             numbers, begins = range(number, last), stretch.offsets()
-            # A damaged line has no key.
+            # A damaged line has no key, so `zip` leaves it out.
             found = zip(numbers, stretch.keys, begins, stretch.lines, strict=False)
-            # Lines appended since the index was made have no flag, and are left out.
+            # Lines appended after the index was made have no flag, so they are left out.
             yield from map(Place._make, compress(found, self._is_current[number:last]))
             number = last
             if number >= self.lines:
@@ -131,7 +132,7 @@ class FileIndex:
             self._drop(keys, first, self._above)
 
     def _add_again(self, key: int, number: int) -> None:
-        """Adds a line of a row that has one already."""
+        """Adds another line of a row that already has one in this file."""
         earlier = self.keys.mark_of(key)
         if self._takes_later(self._marks[earlier - 1], self._marks[number - 1]):
             # If the row is in the file above, the earlier line is already counted.
@@ -143,7 +144,7 @@ class FileIndex:
             self.repeated += 1
 
     def _drop(self, keys: Sequence[int], first: int, above: FileIndex) -> None:
-        """Unmarks the lines of rows that have one in the file above: they are not current."""
+        """Marks lines as not current if their rows have a line in the file above."""
         for number, is_over in enumerate(map(above.keys.__contains__, keys), first):
             if is_over and self._is_current[number]:
                 self._is_current[number] = 0
@@ -153,7 +154,7 @@ class FileIndex:
 
 
 class CurrentLines:
-    """The current lines of an output. results, failures: one index for each file."""
+    """Indexes both files of an output. results, failures: the index of each file."""
 
     def __init__(self, results: int | None, failures: int | None) -> None:
         self.results = FileIndex(results, is_other)
@@ -169,7 +170,7 @@ class CurrentLines:
 
     @property
     def rows(self) -> int:
-        """Rows with an outcome."""
+        """The number of rows with an outcome."""
         return self.succeeded + self.failed
 
     @property
@@ -178,7 +179,7 @@ class CurrentLines:
 
     @property
     def is_torn(self) -> bool:
-        """Whether the last line of a file has no end."""
+        """Whether the last line of either file has no line feed."""
         return self.results.is_torn or self.failures.is_torn
 
     def __contains__(self, key: int) -> bool:
@@ -192,13 +193,13 @@ class CurrentLines:
 
 @contextmanager
 def current_lines(output: Output) -> Iterator[CurrentLines]:
-    """Yields the current lines of an output, for as long as the block lasts. Blocks; never writes.
+    """Yields an output's current lines, readable until the `with` block ends. Blocks; never writes.
 
-    Raises JournalError for a file that cannot be read. A file that is missing has no lines.
+    A missing file counts as empty. Raises JournalError if a file cannot be read.
     """
     opened: list[int] = []
     try:
-        # In the order of the rules above.
+        # The failures first: see the module's docstring.
         failures = _opened(output.failed_path, opened)
         results = _opened(output.path, opened)
         yield CurrentLines(results, failures)

@@ -1,4 +1,4 @@
-"""Figures of an output's lines: how they ended, their tokens, cost and latency."""
+"""Sums up the lines of an output: how the rows ended, and their tokens, cost and latency."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _LONGEST_MESSAGE = 1000
 
 
 class Ending(msgspec.Struct):
-    """Rows that ended in one way. example: the first of them; message: its error, if any."""
+    """Counts the rows that ended in one way.
+
+    example: the name of the first such row. message: its error message, empty for a success.
+    """
 
     example: str
     message: str = ""
@@ -25,16 +28,21 @@ class Ending(msgspec.Struct):
 
 
 class Figures:
-    """Adds up lines.
+    """Adds up the figures of lines.
 
-    reasons: results by finish reason, None for a result without one. errors: failures by kind and
-    HTTP status. models: results by the model that answered. cached, batched: results from the
-    cache, and from batches. endpoints: results by endpoint. input_tokens, output_tokens: of
-    results, as their usage states them; stated, unstated: results with a usage, and without. These
-    four leave out results from the cache, whose usage is that of the original answer. cost: of
-    results. latencies: of results that were answered live. verdicts: graded answers, by verdict.
-    dropped: texts that were not kept, by the reason. reasks: None if no line states them.
-    unreadable: lines of which only the row is known.
+    These count lines. succeeded, failed: results and failures. cut: results cut at the token limit.
+    cached, batched: results from the cache and from batches. unreadable: lines of which only the
+    row's key is known. reasons: results by finish reason; None for a result without one. errors:
+    failures by kind and HTTP status. models: results by the model that answered. verdicts: graded
+    rows by verdict.
+
+    These leave out results from the cache, whose usage is that of the original answer. endpoints:
+    results by endpoint. stated, unstated: results with and without a usage. input_tokens,
+    output_tokens: totals of the usages. cost: of the results. latencies: of the results that did
+    not come from batches either.
+
+    dropped: the number of texts that `redline synth` did not keep, by reason. reasks: how often
+    `redline tag` repeated a request because an answer was not valid; None if no line states it.
     """
 
     def __init__(self, cost: Cost) -> None:
@@ -56,7 +64,7 @@ class Figures:
         return self.succeeded + self.failed
 
     def add_result(self, line: Line | None) -> None:
-        """Adds a result; None for one that cannot be read, of which only the row is known."""
+        """Adds a result; None for a line that cannot be read."""
         self.succeeded += 1
         if line is None:
             self.unreadable += 1
@@ -74,7 +82,7 @@ class Figures:
             self._add_task(line)
 
     def _add_asked(self, line: Line) -> None:
-        """Adds a result that an endpoint was asked for."""
+        """Adds a result that came from an endpoint and not from the cache."""
         if line.endpoint:
             count_name(self.endpoints, line.endpoint)
         if not line.batched:
@@ -89,7 +97,7 @@ class Figures:
         self.cost.add(line)
 
     def add_failure(self, line: Line | None) -> None:
-        """Adds a failure; None for one that cannot be read."""
+        """Adds a failure; None for a line that cannot be read."""
         self.failed += 1
         if line is None or line.error is None:
             self.unreadable += 1
@@ -111,9 +119,9 @@ class Figures:
                 count_name(self.dropped, reason)
 
     def as_fields(self) -> dict[str, Any]:
-        """Returns the figures as JSON fields, for programs: units are in the names.
+        """Returns the figures as JSON fields for programs; their names include the units.
 
-        Fields of the cache, batches, tasks and unreadable lines are left out if they are empty.
+        The fields for the cache, batches, tasks and unreadable lines are left out if 0 or empty.
         """
         cost, latency = self.cost, self.latencies.quantiles()
         latency_s = None

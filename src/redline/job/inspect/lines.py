@@ -1,4 +1,4 @@
-"""Lines of an output, read in any of its formats; their answers as text and as a hash."""
+"""Parses the lines of an output in any of its formats; formats and hashes their answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from redline.journal import FAIL_ON
 
 _NULL = msgspec.Raw(b"null")
 _BATCH = b'{"id":"redline_'
-# The API of a batch line's answer, by its `object`; plain JSON for any other.
+# The path of the API that a batch line's answer comes from, by the answer's `object`. Answers with
+# any other `object` are read as plain JSON.
 _PATHS = {
     "chat.completion": "/v1/chat/completions",
     "text_completion": "/v1/completions",
@@ -23,12 +24,12 @@ _PATHS = {
 }
 _SORTED = msgspec.json.Encoder(order="sorted")
 _encode = msgspec.json.Encoder().encode
-# This many numbers of a vector are shown.
+# The number of elements of a vector that are shown.
 _NUMBERS_SHOWN = 4
 
 
 class Error(msgspec.Struct, frozen=True):
-    """The error of a failure, as its line has it."""
+    """The error in a failure's line."""
 
     kind: str
     message: str = ""
@@ -38,10 +39,10 @@ class Error(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, kw_only=True):
-    """A result or a failure. error: None for a result. For the other fields see docs/results.md.
+    """A result or a failure. error: None for a result. For the other fields, see docs/results.md.
 
-    correct, verdict, judge_usage: of `redline eval`; reasks: of `redline tag`; dropped: of
-    `redline synth`.
+    Only `redline eval` writes correct, verdict and judge_usage; only `redline tag` writes reasks;
+    only `redline synth` writes dropped.
     """
 
     row: int = 0
@@ -66,12 +67,12 @@ class Line(msgspec.Struct, kw_only=True):
 
     @property
     def name(self) -> str:
-        """`row 17`, or `row 17 (greet)` if it has a custom_id."""
+        """The row's name: `row 17`, or `row 17 (greet)` if it has the custom_id `greet`."""
         return f"row {self.row:,}" + (f" ({self.custom_id})" if self.custom_id else "")
 
     @property
     def reason(self) -> str | None:
-        """The finish reason; for several choices, all of their reasons, the worst first."""
+        """The finish reason; for several choices, each different reason, flaws first."""
         found = self.finish_reason
         if not isinstance(found, list):
             return found
@@ -93,13 +94,13 @@ class Line(msgspec.Struct, kw_only=True):
 
     @property
     def is_of_task(self) -> bool:
-        """Whether it has a field that only `redline eval`, `tag` or `synth` writes."""
+        """Whether the line has a field that only `redline eval`, `tag` or `synth` writes."""
         return not (self.verdict is self.reasks is self.dropped is None)
 
     def text(self) -> str:
-        """Returns the answer for a person.
+        """Formats the answer for people to read, with its tool calls.
 
-        Texts are unchanged, other JSON is on one line, vectors are short.
+        Texts are unchanged, other JSON is written on one line, and vectors are shortened.
         """
         parts = [_text(msgspec.json.decode(self.output))]
         if self.tool_calls != _NULL:
@@ -107,13 +108,13 @@ class Line(msgspec.Struct, kw_only=True):
         return "\n".join(part for part in parts if part)
 
     def input_text(self) -> str:
-        """Returns the row that was sent, see `input_text`; empty if the line has none."""
+        """Formats the row that was sent, as the function `input_text` does; empty without a row."""
         return input_text(self.input)
 
     def output_hash(self) -> int:
         """Returns a 64-bit hash of the answer, never 0: equal answers have equal hashes.
 
-        The order of an object's keys and the ids of tool calls do not matter.
+        Neither the order of an object's keys nor the ids and indices of tool calls matter.
         """
         hashed = blake2b(_canonical(self.output), digest_size=8)
         if self.tool_calls != _NULL:
@@ -138,9 +139,9 @@ _BATCH_LINE, _KIND = msgspec.json.Decoder(_BatchLine), msgspec.json.Decoder(_Kin
 
 
 def read_line(data: bytes) -> Line | None:
-    """Returns the line of a results or failures file; None if it cannot be read.
+    """Parses a line of a results or failures file; returns None if it cannot be parsed.
 
-    Such a line is of an unknown version or nested too deeply, for instance.
+    For instance, another version of redline wrote the line, or its JSON is nested too deeply.
     """
     try:
         if not data.startswith(_BATCH):
@@ -154,12 +155,12 @@ def read_line(data: bytes) -> Line | None:
 
 
 def _read_body(line: Line, body: bytes) -> None:
-    """Reads the whole answer in a batch line into the fields that other lines have."""
+    """Sets the fields that lines in other formats have, from the response in a batch line."""
     try:
         kind = _KIND.decode(body).object
         reply = replies.read(_PATHS.get(kind, "/") if isinstance(kind, str) else "/", body)
     except (RedlineError, msgspec.DecodeError):
-        # An answer that is not an object, such as that of a function.
+        # The answer is not an object: a user's function may return any JSON.
         line.output = msgspec.Raw(body)
         return
     line.output = msgspec.Raw(_encode(reply.output))
@@ -169,7 +170,7 @@ def _read_body(line: Line, body: bytes) -> None:
 
 
 def input_text(row: msgspec.Raw) -> str:
-    """Returns a row for a person, a line for each column."""
+    """Formats a row for people to read, with one line per column."""
     value = msgspec.json.decode(row)
     if isinstance(value, dict):
         return "\n".join(f"{name}: {_text(each)}" for name, each in value.items())
@@ -177,13 +178,16 @@ def input_text(row: msgspec.Raw) -> str:
 
 
 def _canonical(output: msgspec.Raw) -> bytes:
-    """Returns the same bytes for equal JSON."""
+    """Returns the JSON in a form in which equal answers are equal bytes: with sorted keys."""
     data = bytes(output)
     return _SORTED.encode(msgspec.json.decode(data)) if b"{" in data[:2] else data
 
 
 def _without_ids(calls: Any, lists: int = 2) -> Any:
-    """Returns the calls of an answer, or the lists of calls of several, without their ids."""
+    """Returns tool calls without their ids and indices.
+
+    calls: the list of an answer's tool calls, or a list of such lists, one for each choice.
+    """
     if isinstance(calls, list) and lists:
         return [_without_ids(call, lists - 1) for call in calls]
     if isinstance(calls, dict):
@@ -208,7 +212,7 @@ def _text(value: Any) -> str:
 
 
 def _is_vector(value: Any) -> bool:
-    """Whether it is a list of more numbers than are shown."""
+    """Whether the value is a list of numbers that is too long to be shown in full."""
     if not isinstance(value, list) or len(value) <= _NUMBERS_SHOWN:
         return False
     return all(type(each) in (int, float) for each in value)

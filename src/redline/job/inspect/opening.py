@@ -24,11 +24,12 @@ _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """An output that can be read.
+    """An output that is open for reading.
 
-    name: as shown to the user. manifest: None for results that were copied without their folder, or
-    if the manifest is damaged; problem then states the reason. spent: the amounts that all runs
-    with a budget have spent, None without a budget.
+    name: as shown to the user. manifest: None if the results were copied without their state
+    folder, or if the manifest is damaged. spent: the amounts that all runs with a budget have spent
+    and reserved; None without a budget, or if they cannot be read. problem: why the manifest or the
+    amounts are missing; otherwise empty.
     """
 
     output: Output
@@ -44,7 +45,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model(self) -> str | None:
-        """The model that the job has named."""
+        """The model that the job requests; None if its settings do not set one."""
         params = self.settings.get("params")
         found = params.get("model") if isinstance(params, dict) else None
         found = found or self.settings.get("model")
@@ -52,34 +53,34 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def judge(self) -> str:
-        """The judge's model of `redline eval` if it differs from `model`; otherwise empty."""
+        """The model of the judge in `redline eval`; empty if it is `model`, or without a judge."""
         settings = self.settings.get("judge")
         found = settings.get("model") if isinstance(settings, dict) else None
         return found if isinstance(found, str) and found != self.model else ""
 
     @property
     def input_name(self) -> str:
-        """The input, relative to this folder if it is below it; empty if there is none."""
+        """The input's path, relative if it is below the current folder; empty if unknown."""
         return "" if self.manifest is None else near(self.manifest.input)
 
     @property
     def is_running(self) -> bool:
-        """Whether a run holds the output at this moment."""
+        """Whether a run holds the output's lock now."""
         try:
             return bool(is_held(self.output))
         except OSError:
-            # There is no lock file, as beside a copy.
+            # There is no lock file: the results may be a copy.
             return False
 
     def cost(self, tariff: Tariff) -> Cost:
-        """Returns an empty `Cost` for the answers. Those of a user's own function are free."""
+        """Returns a `Cost` to add the answers to; answers of a user's own function are free."""
         return Cost(tariff, self.model, judge=self.judge, is_free="call" in self.settings)
 
     def rows_asked(self, keys: Iterable[int]) -> Iterator[tuple[int, msgspec.Raw]]:
-        """Yields the rows of these keys, as JSON, in the order of the input, up to the last one.
+        """Yields each of these keys with its row as JSON, in the order of the input.
 
-        Yields nothing if the input is not a file that still exists, and leaves out rows whose
-        content has changed. Memory: 16 to 32 bytes for each row of the input.
+        Reads the input up to the last of these rows. Yields nothing if the input is not an existing
+        file; leaves out rows whose content has changed. Memory: 16 to 32 bytes per input row.
         """
         wanted = set(keys)
         manifest = self.manifest
@@ -103,9 +104,10 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def opened(output: Output) -> Iterator[Opened]:
-    """Yields the output, open as long as the block lasts. Blocks while it reads both files once.
+    """Opens an output until the `with` block ends. Blocks while it reads both files once.
 
-    Raises ConfigError if it is not the results file of a run, JournalError if it cannot be read.
+    Raises ConfigError if the output is not the results file of a run, and JournalError if it cannot
+    be read.
     """
     _check(output)
     manifest, problem = _manifest(output)
@@ -125,7 +127,10 @@ def opened(output: Output) -> Iterator[Opened]:
 
 
 def _spent(output: Output) -> Amount | None:
-    """Returns what all runs with a budget have spent and reserved, by live calls and by batches."""
+    """Returns the amounts that all runs with a budget have spent and reserved.
+
+    They include live calls and batches. None without a budget; JournalError if damaged.
+    """
     live = read_spent(output)
     if live is None:
         return None
@@ -134,7 +139,7 @@ def _spent(output: Output) -> Amount | None:
 
 
 def _manifest(output: Output) -> tuple[Manifest | None, str]:
-    """Returns the manifest of the output, and the reason if there is none."""
+    """Returns the manifest of the output; if there is none, None and the reason."""
     try:
         manifest = manifests.load(output)
     except JournalError as error:
@@ -143,7 +148,7 @@ def _manifest(output: Output) -> tuple[Manifest | None, str]:
 
 
 def _check(output: Output) -> None:
-    """Raises ConfigError if the output is not a results file, and states what it is instead."""
+    """Raises ConfigError if the output is not a results file; its hint explains why."""
     path = output.path
     if manifests.path_of(output).exists() or has_sound_line(path):
         return

@@ -1,6 +1,6 @@
-"""A comparison as one page of HTML: the figures, and sampled outputs side by side.
+"""Renders a comparison as one HTML page: its figures, and sampled answers side by side.
 
-The page loads nothing and runs no script. The template escapes texts from outside; unprintable
+The page loads nothing and runs no script. All texts from the outputs are escaped, their unprintable
 characters are removed, and each text has its own writing direction.
 """
 
@@ -15,14 +15,18 @@ from redline.job.inspect.opening import Opened
 from redline.job.inspect.rendering import rendered
 from redline.process import printable
 
-# At most this many characters of a text are shown: a few screens.
+# At most this number of characters of a text is shown: a few screens.
 _MOST_CHARACTERS = 4000
-# A longer row is collapsed.
+# A row with more characters than this is collapsed.
 _SHORT_CHARACTERS = 600
 
 
 class _Text(NamedTuple):
-    """One side of a pair. left_out: characters that are not shown."""
+    """One side of a pair.
+
+    left_out: the number of characters that are not shown. note: how the row ended. kind: the CSS
+    class: `right`, `wrong`, `failed` or empty.
+    """
 
     text: str
     left_out: int
@@ -38,8 +42,9 @@ def page_of(
 ) -> str:
     """Returns the page of a comparison.
 
-    sides: the outputs, still open. table: figures of both by name. scores: in words. Memory holds
-    the texts that are shown, and only one pair at a time.
+    sides: the outputs, still open. table: lines with a figure's name and its value for each output.
+    scores: the scores in words, or empty. Memory: all texts that are shown, and one pair of lines
+    at a time.
     """
     groups = [
         (words, comparison.pairs[kind], [_row(pair) for pair in comparison.samples.get(kind, [])])
@@ -91,5 +96,5 @@ def _side(line: Line | None) -> _Text:
 
 
 def _cut(text: str) -> tuple[str, int]:
-    """Returns the text as it may be shown, and the number of characters left out."""
+    """Returns the printable text to show, and the number of characters left out."""
     return printable(text[:_MOST_CHARACTERS]), max(0, len(text) - _MOST_CHARACTERS)

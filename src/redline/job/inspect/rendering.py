@@ -1,4 +1,4 @@
-"""Pages of HTML made from templates."""
+"""Renders HTML pages from templates."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _IN_QUANTITY = re.compile(r"(?<=\d) (?=(?:%|ms|s|m|h|d|min)(?!\w))")
 
 
 def unbroken(text: str) -> str:
-    """Returns the text so that no line ends between a number and its unit."""
+    """Returns the text with a no-break space between each number and its unit."""
     return _IN_QUANTITY.sub("\N{NO-BREAK SPACE}", text)
 
 
 def rendered(template: Path, **values: Any) -> str:
-    """Returns the page of a template, which escapes all values.
+    """Renders a template, and returns the page. All values are escaped.
 
-    Its filter `shown` cleans texts; `unbroken` keeps numbers and their units together.
+    Templates have two filters: `shown` removes unprintable characters, and `unbroken` keeps numbers
+    and their units on one line.
     """
     # Imported here: only a page needs it.
     from jinja2 import Environment, StrictUndefined

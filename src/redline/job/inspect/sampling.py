@@ -1,7 +1,7 @@
-"""A sample of rows that is the same each time, and the same in every output of these rows.
+"""Draws a sample of rows that is the same each time, and the same in every output of these rows.
 
-A row's rank is a hash of its key and the seed; the rows of the lowest ranks make up the sample. So
-each row is as likely as any other, and neither order nor repetition matters.
+A row's rank is a hash of its key and the seed; the rows with the lowest ranks make up the sample.
+So every row is equally likely to be drawn, and the order of the rows does not matter.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 _MASK = 2**64 - 1
-# Odd, so that no two keys get one rank: 2^64 divided by the golden ratio (Knuth, TAOCP 3, 6.4).
+# Odd, so that different keys get different ranks. 2^64 divided by the golden ratio (Knuth, TAOCP 3,
+# 6.4).
 _FACTOR = 0x9E3779B97F4A7C15
 
 
 class Sample(Generic[Item]):
-    """At most `size` of the rows that are offered. seed: any whole number."""
+    """Keeps a sample of at most `size` of the rows that are offered. seed: any integer."""
 
     def __init__(self, size: int, seed: int = 0) -> None:
         self._size = size
         self._salt = (seed + 1) * 0xD1B54A32D192ED03 & _MASK
-        # The highest rank first.
+        # A heap, the highest rank first. Each entry: the negative rank, `offered`, the item.
         self._kept: list[tuple[int, int, Item]] = []
         self.offered = 0
 
     def offer(self, key: int, item: Item) -> None:
-        """Takes a row by its key, 64 bits, if its rank is among the lowest so far."""
+        """Keeps the item if its row's rank is among the lowest so far. key: the row's, 64 bits."""
         self.offered += 1
-        # Keys are hashes already; the fold brings their low bits into the high ones of the rank.
+        # Keys are hashes already, so two multiplications with a fold between them mix enough.
         mixed = (key ^ self._salt) * _FACTOR & _MASK
         rank = (mixed ^ mixed >> 32) * _FACTOR & _MASK
         entry = (-rank, self.offered, item)

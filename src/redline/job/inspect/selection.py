@@ -1,4 +1,4 @@
-"""Some rows of an output: those that failed, those that were cut, one of them, or a sample."""
+"""Selects rows of an output: those that failed or were cut, one of them, or a sample."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MOST_DIGITS = 18
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows to select: those that one of these settings names, or all rows if none does.
+    """Which rows to select: all rows, unless failed, cut or row is set.
 
-    failed: rows with a failure. cut: rows whose answer was cut at the token limit. row: the rows
-    with this number or custom_id; failed and cut are then ignored. sample: at most this many of the
-    selected rows; see `Sample`. adds_input: with row or sample, reads the rows' requests from the
-    input if their lines do not contain them.
+    failed: the rows that failed. cut: the rows whose answers were cut at the token limit; with
+    failed, both are selected. row: the rows with this number or custom_id; failed and cut are then
+    ignored. sample: the most rows to draw from those selected, see `Sample`. adds_input: with row
+    or sample, reads the rows that were sent from the input if the lines do not contain them.
     """
 
     failed: bool = False
@@ -41,7 +41,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(NamedTuple):
-    """A row that was selected. data: its line as it is in the file; line: None if unreadable."""
+    """A selected row. data: its line as it is in the file. line: None if it cannot be parsed."""
 
     data: bytes
     line: Line | None
@@ -58,9 +58,10 @@ def figures_of(opened: Opened, tariff: Tariff) -> Figures:
 
 
 def select(opened: Opened, selection: Selection) -> Iterator[Found]:
-    """Yields the rows selected, successes first, each in the order of its file. Blocks.
+    """Yields the selected rows, successes first, in the order of the files. Blocks.
 
-    Keeps one row in memory at a time; of a sample, only the places of its lines.
+    Memory: one row at a time; for a row or a sample, also the places of its lines and, with
+    adds_input, the rows read from the input.
     """
     found = _matching(opened.lines, selection)
     if selection.sample is None and selection.row is None:
@@ -96,22 +97,25 @@ def _matching(lines: CurrentLines, selection: Selection) -> Iterator[tuple[FileI
 
 
 def _is_cut(data: bytes) -> bool:
-    # Nearly every line is left out without being parsed.
+    # Parsing is slow, and this search rules out nearly every line.
     may_be = b'"length"' in data or b'"max_output_tokens"' in data
     line = read_line(data) if may_be else None
     return line is not None and line.is_cut
 
 
 def row_number(row: str) -> int | None:
-    """Returns the row number in a text; None for a text that can only be a custom_id."""
+    """Parses a row number; returns None for a text that can only be a custom_id."""
     is_number = row.isascii() and row.isdigit() and len(row) <= _MOST_DIGITS
     return int(row) if is_number else None
 
 
 def _of_row(index: FileIndex, row: str) -> Iterator[Place]:
-    """Yields the lines of rows of this number or custom_id; of samples `NAME#2` those of `NAME`."""
+    """Yields the lines of rows with this number or custom_id.
+
+    The custom_id `NAME` also matches the samples of this row: `NAME#2` and so on.
+    """
     number = row_number(row)
-    # In the form that lines have; a name that is not valid UTF-8 is in no line.
+    # In the form in which lines contain it. A name that is not valid UTF-8 is in no line.
     name = msgspec.json.encode(row.encode("utf-8", "replace").decode())
     marks = [b'"custom_id":' + name[:-1]]
     if number is not None:

@@ -1,3 +1,3 @@
-"""Sends a job's data to OpenTelemetry; separate, so that runs without it import none of this."""
+"""Sends a job's data to OpenTelemetry; runs without OpenTelemetry import nothing from here."""
 
 from redline.job.otel.telemetry import Telemetry, open_telemetry

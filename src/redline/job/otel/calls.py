@@ -1,7 +1,7 @@
-"""Backends that measure attempts, and that make spans of some calls.
+"""Measures attempts, and makes spans of some calls, in backends that wrap other backends.
 
 An operation in the metrics is one written request, as a server sees it; a span is one call with all
-its attempts. Neither contains the texts of prompts and answers.
+its attempts. Neither contains any text of prompts or answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from redline.job.otel.measures import Attributes, Measure, Meter
 from redline.job.otel.names import Place, operation_of
 from redline.waist import Around, Attempt, Call, Outcome, Reply, Request, Sink
 
-# Servers name models: beyond this number, they share a series.
+# Servers choose the model names in their answers; beyond this many series, new models share one.
 MOST_SERIES = 200
 _LONGEST_TEXT = 128
 _MOST_REASONS = 8
@@ -28,17 +28,20 @@ _NS = 1e9
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """The origin of calls. model: from the settings. places: the servers, by endpoint name."""
+    """Describes the calls of one job. model: the model in the settings; empty if there is none.
+
+    places: the servers, by endpoint name.
+    """
 
     model: str
     places: Mapping[str, Place]
 
     def operation(self, url: str, endpoint: str) -> str:
-        """Returns the operation name of a request to this path. endpoint: may be a function."""
+        """Returns the operation name of a request to the path `url` of an endpoint or function."""
         return operation_of(url) if endpoint in self.places else names.OTHER_OPERATION
 
     def attributes(self, operation: str, endpoint: str) -> dict[str, str | int]:
-        """Returns the attributes that metrics and spans share."""
+        """Returns the attributes that both metrics and spans have."""
         place = self.places.get(endpoint, Place())
         found: dict[str, str | int] = {
             names.OPERATION: operation,
@@ -52,7 +55,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-# Operation, endpoint, kind of the error, and the model that has answered.
+# The operation, the endpoint, the kind of the error, and the model that answered.
 _Key = tuple[str, str, str | None, str | None]
 
 
@@ -67,7 +70,7 @@ class _Series(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class Measured(Around):
-    """Measures the attempts of a backend. inner: each `send` of it is one attempt."""
+    """Measures the attempts of a backend. Each `send` of that backend must be one attempt."""
 
     _meter: Meter
     _origin: Origin
@@ -97,7 +100,7 @@ class Measured(Around):
         return outcome
 
     def _new(self, key: _Key) -> _Series:
-        """Makes the series of the key; beyond MOST_SERIES, models share one."""
+        """Returns the series of a new key; beyond MOST_SERIES series, models share one."""
         if len(self._series) >= MOST_SERIES:
             key = (*key[:3], None)
         if key not in self._series:
@@ -120,7 +123,11 @@ class Measured(Around):
 
 @dataclass(eq=False, repr=False)
 class Spans:
-    """Makes spans of calls. tracing: the module `opentelemetry.trace`. parent: context of spans."""
+    """Makes spans of calls.
+
+    tracing: the module `opentelemetry.trace`. parent: the context in which spans begin. ended: the
+    number of spans that have ended.
+    """
 
     _tracing: Any
     _tracer: Any
@@ -174,7 +181,7 @@ class Spans:
                 span.add_event(names.ATTEMPT_FAILED, failed, ns(attempt.complete_s))
         if outcome.error is not None:
             span.set_attribute(names.ERROR_TYPE, outcome.error.kind)
-            # Without the error's text, which may quote a prompt or an answer.
+            # The error's text is left out, because it may quote a prompt or an answer.
             span.set_status(self._tracing.Status(self._tracing.StatusCode.ERROR))
         self.ended += 1
         span.end(ns(last.complete_s))
@@ -182,7 +189,7 @@ class Spans:
 
 @dataclass(eq=False, repr=False)
 class Traced(Around):
-    """A backend that makes spans of some calls. share: of the calls, above 0 and up to 1."""
+    """Makes spans of a random share of a backend's calls. share: above 0, at most 1."""
 
     _spans: Spans
     _share: float

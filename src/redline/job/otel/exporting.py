@@ -1,7 +1,7 @@
-"""Exporters over OTLP/HTTP, and the state of their receiver.
+"""Makes exporters over OTLP/HTTP, and tracks the state of their receiver.
 
-The exporters are the SDK's, which retry for a while and report failures only in a log. The HTTP
-session of their requests therefore notes how each request ended.
+The exporters are the SDK's, which retry for a while and report failures only in a log. Therefore,
+the HTTP session that they use records how each of their requests ends.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ def module(name: str) -> Any:
 
 
 class Reach:
-    """The state of the receiver; exporter threads write it, and the event loop reads it.
+    """Tracks the state of the receiver; exporter threads write it, and the event loop reads it.
 
-    host: of the last request. reason: of the last failed request. outages: the number of outages so
-    far. outage: the reason of the current outage, None if there is none. outage_host: the host when
-    the last outage began. back_s: when the last outage ended.
+    host: the host of the last request. reason: why the last failed request failed. outages: the
+    number of outages so far. outage: the reason for the current outage; None if there is none.
+    outage_host: the host when the last outage began. back_s: the monotonic time when the last
+    outage ended; -inf if none has.
     """
 
     def __init__(self) -> None:
@@ -43,18 +44,18 @@ class Reach:
         self.reason = ""
         self.outages = 0
         self._lock = threading.Lock()
-        # The time since which each signal fails, by the path of its requests.
+        # Since when the requests of a signal have failed, by their path; monotonic times.
         self._failing: dict[str, float] = {}
         self.outage: str | None = None
         self.outage_host = ""
         self.back_s = -math.inf
 
     def begin(self, url: str) -> None:
-        """Notes that a request to `url` is being sent."""
+        """Records that a request to `url` is being sent."""
         self.host = urlsplit(url).netloc.rpartition("@")[2]
 
     def end(self, url: str, reason: str | None) -> None:
-        """Notes that a request to `url` has ended; reason: why it failed, None if it did not."""
+        """Records that a request to `url` has ended. reason: why it failed; None if it did not."""
         path = urlsplit(url).path
         with self._lock:
             if reason is None:
@@ -64,7 +65,7 @@ class Reach:
             self._failing.setdefault(path, SYSTEM.now_s())
 
     def look(self, now_s: float) -> None:
-        """Notes whether an outage has begun, or is over."""
+        """Updates the fields about outages, from the requests that have ended by now."""
         with self._lock:
             since_s = min(self._failing.values(), default=math.inf)
             if self.outage is None and now_s - since_s >= LEAST_OUTAGE_S:
@@ -75,7 +76,7 @@ class Reach:
 
 
 def session_of(reach: Reach) -> Any:
-    """Returns a `requests.Session` that notes in `reach` how each of its requests ends."""
+    """Returns a `requests.Session` that records in `reach` how each of its requests ends."""
     requests = extra("requests", GROUP, PURPOSE)
     sessions, errors = requests.Session, requests.exceptions
 
@@ -97,7 +98,7 @@ def session_of(reach: Reach) -> Any:
 
 @dataclass(eq=False, repr=False)
 class CountedSpans:
-    """A span exporter that counts the spans that its inner exporter has delivered."""
+    """Exports spans through another span exporter, and counts the spans that were delivered."""
 
     _inner: Any
     _success: Any
@@ -111,7 +112,7 @@ class CountedSpans:
         return result
 
     def shutdown(self) -> None:
-        # The call at the end of the provider's shutdown may be the second one.
+        # Called twice: by SpanExport.give_up, and at the end of the provider's shutdown.
         if not self._is_shut:
             self._is_shut = True
             self._inner.shutdown()
@@ -122,14 +123,14 @@ class CountedSpans:
 
 
 def span_exporter(settings: OtelSettings, reach: Reach) -> CountedSpans:
-    """Returns an exporter of spans to the endpoint of the settings, or of the environment."""
+    """Returns an exporter of spans to the endpoint in the settings, or in the environment."""
     exporters = module("exporter.otlp.proto.http.trace_exporter")
     made = exporters.OTLPSpanExporter(**_options(settings, "v1/traces", reach))
     return CountedSpans(made, module("sdk.trace.export").SpanExportResult.SUCCESS)
 
 
 def metric_exporter(settings: OtelSettings, reach: Reach) -> Any:
-    """Returns an exporter of metrics to the endpoint of the settings, or of the environment."""
+    """Returns an exporter of metrics to the endpoint in the settings, or in the environment."""
     exporters = module("exporter.otlp.proto.http.metric_exporter")
     return exporters.OTLPMetricExporter(**_options(settings, "v1/metrics", reach))
 
@@ -143,7 +144,7 @@ def _options(settings: OtelSettings, path: str, reach: Reach) -> dict[str, Any]:
 
 
 def _reason(error: BaseException, errors: Any) -> str:
-    """Returns why a request failed. errors: the module of exceptions of `requests`."""
+    """Returns why a request failed. errors: the module `requests.exceptions`."""
     if isinstance(error, errors.SSLError):
         return "its certificate is not accepted"
     if isinstance(error, errors.Timeout):
@@ -153,13 +154,13 @@ def _reason(error: BaseException, errors: Any) -> str:
         return "connection refused"
     if found is not None:
         return str(found.strerror)
-    # Messages of `requests` quote the URL, whose path may be a secret.
+    # The messages of `requests` quote the URL, whose path may contain a secret.
     is_own = isinstance(error, errors.RequestException)
     return type(error).__name__ if is_own else str(error)[:_LONGEST_REASON]
 
 
 def _os_error(error: BaseException | None) -> OSError | None:
-    """Returns the operating system's error, which urllib3 and requests wrap in their own."""
+    """Returns the operating system's error inside errors of urllib3 and requests; None if none."""
     for _ in range(_DEEPEST):
         if error is None:
             return None

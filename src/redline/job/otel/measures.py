@@ -1,9 +1,9 @@
-"""Measures of calls and figures of the job, as OpenTelemetry's metrics.
+"""Turns measurements of calls and figures of the job into OpenTelemetry metrics.
 
-The histograms here record a value in a tenth of the time of the SDK's, which take a lock and look
-up the series by its attributes each time: that matters with several values per call. They are
-converted to the SDK's types for export. If the program has set a MeterProvider, its instruments
-record every value instead.
+The histograms here record a value in a tenth of the time that the SDK's histograms need, which take
+a lock and look up the series by its attributes for each value. That matters, because a call records
+several values. For export, the histograms are converted to the SDK's types. If the program has set
+a MeterProvider, its instruments record every value instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from redline.sources import extra
 
 Attributes = Mapping[str, str | int]
 
-# A counter, by name and labels.
+# Identifies a counter: its name and labels.
 _Counter = tuple[str, frozenset[tuple[str, str]]]
 
 
@@ -32,19 +32,19 @@ Measure = Callable[[float], None]
 
 
 class Meter(Protocol):
-    """The receiver of measures and figures."""
+    """Receives measurements of calls and figures of the job."""
 
     def measure(self, name: HistogramName, attributes: Attributes) -> Measure:
-        """Returns a new series, which the caller keeps."""
+        """Returns a function that records the values of a new series; the caller keeps it."""
         ...
 
     def note(self, families: Iterable[Family]) -> None:
-        """Records the present figures of the job."""
+        """Records the current figures of the job."""
         ...
 
 
 class Histogram:
-    """One series, of all values since the beginning of the job."""
+    """Counts the values of one series by bucket, since the job began."""
 
     def __init__(self, name: HistogramName, attributes: Attributes) -> None:
         self.name = name
@@ -64,7 +64,11 @@ class Histogram:
 
 
 class _State(msgspec.Struct, frozen=True):
-    """Counts of each histogram, by `id`, and counter, by name and labels, at one moment."""
+    """The values at one moment.
+
+    histograms: the bucket counts and the sum of each histogram, by its `id`. counters: the value of
+    each counter, by name and labels.
+    """
 
     at_ns: int
     histograms: dict[int, tuple[list[int], float]] = {}
@@ -72,10 +76,10 @@ class _State(msgspec.Struct, frozen=True):
 
 
 class Aggregated:
-    """A meter whose state an exporter reads.
+    """Collects values until an exporter reads them. A Meter.
 
-    resource: of the SDK. is_delta: each export has the values since the last export that succeeded,
-    instead of those since the beginning.
+    resource: the SDK's Resource that describes the sender. is_delta: whether an export has only the
+    values since the last successful export, instead of all values since the job began.
     """
 
     def __init__(self, resource: Any, now_ns: int, *, is_delta: bool) -> None:
@@ -97,7 +101,7 @@ class Aggregated:
         self._families = _exported(families)
 
     def read(self, now_ns: int) -> Any:
-        """Returns the present state as the SDK's MetricsData."""
+        """Returns the current state as the SDK's MetricsData."""
         sdk = self._sdk
         self._read = _State(now_ns)
         metrics = [*self._of_histograms(now_ns), *self._of_families(now_ns)]
@@ -108,7 +112,7 @@ class Aggregated:
         return sdk.MetricsData(resource_metrics=[whole])
 
     def exported(self) -> None:
-        """Confirms that the last reading was exported."""
+        """Records that the last state from `read` was exported."""
         if self._is_delta:
             self._base = self._read
 
@@ -137,7 +141,7 @@ class Aggregated:
         if before is not None:
             counts = [new - old for new, old in zip(counts, before[0], strict=True)]
             total -= before[1]
-        # The minimum and maximum of a part are not known.
+        # The minimum and the maximum are known for all values, but not for those since an export.
         is_whole = before is None
         return self._sdk.HistogramDataPoint(
             attributes=one.attributes,
@@ -181,9 +185,9 @@ class Aggregated:
 
 
 class Passed:
-    """A meter that passes all values to a MeterProvider of the program.
+    """Passes all values to a MeterProvider that the program has set. A Meter.
 
-    Counters grow by what each job adds, so that several jobs of one process add up.
+    Counters grow by each job's increments, so that the jobs of one process add up.
     """
 
     def __init__(self, provider: Any) -> None:

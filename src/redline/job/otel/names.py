@@ -1,15 +1,16 @@
-"""Every name that goes to OpenTelemetry, with its unit and buckets.
+"""Defines every name that is sent to OpenTelemetry, with its unit and buckets.
 
-`gen_ai.*`, `error.type`, `server.*`: semantic conventions 1.41.0, the last release with those for
-generative AI, whose status is Development. Metrics with their buckets, and spans:
+`gen_ai.*`, `error.type` and `server.*` are from the semantic conventions 1.41.0, the last release
+that contains the conventions for generative AI, which have the status Development. Metrics with
+their buckets, and spans:
 https://github.com/open-telemetry/semantic-conventions/blob/v1.41.0/docs/gen-ai/gen-ai-metrics.md
 https://github.com/open-telemetry/semantic-conventions/blob/v1.41.0/docs/gen-ai/gen-ai-spans.md
-They continue at https://github.com/open-telemetry/semantic-conventions-genai, where metrics have
-new names that no dashboard knows yet.
+These conventions are continued at https://github.com/open-telemetry/semantic-conventions-genai,
+where metrics have new names that no dashboard knows yet.
 
-`redline.*`: the metrics of the page for Prometheus (`job/monitor/metrics.py`, with their units),
-by the same name after `redline_` and with the same labels. A collector that exports them to
-Prometheus gives them the names that the page has.
+`redline.*` are the metrics of the page for Prometheus (`job/monitor/metrics.py`, which also defines
+their units), with the same labels, and with the prefix `redline.` instead of `redline_`. If a
+collector exports these metrics to Prometheus, they get the page's names again.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ SERVER_ADDRESS = "server.address"
 SERVER_PORT = "server.port"
 HTTP_STATUS = "http.response.status_code"
 
-# Attributes of the numbers in a request's body, by field.
+# The attributes for the numeric fields of a request's body, by field.
 REQUEST_FIELDS = {
     "max_tokens": "gen_ai.request.max_tokens",
     "temperature": "gen_ai.request.temperature",
     "top_p": "gen_ai.request.top_p",
 }
 
-# Attributes of spans: of the call, and of the event of a failed attempt.
+# The attributes of a call's span, and of the event for a failed attempt.
 ATTEMPTS = "redline.attempts"
 ENDPOINT = "redline.endpoint"
-WAITED = "redline.waited"  # seconds before the first write
+WAITED = "redline.waited"  # seconds until the first write
 ATTEMPT_FAILED = "redline.attempt.failed"
 ATTEMPT_NUMBER = "redline.attempt.number"
-ATTEMPT_DURATION = "redline.attempt.duration"  # seconds from its write on
+ATTEMPT_DURATION = "redline.attempt.duration"  # seconds since its write
 
-# Attributes of the resource.
+# The attributes of the resource, which describes the sender.
 SERVICE_NAME = "service.name"
 SERVICE_VERSION = "service.version"
 SERVICE_INSTANCE = "service.instance.id"
@@ -60,9 +61,10 @@ DEFAULT_SERVICE = "redline"
 
 
 class HistogramName(msgspec.Struct, frozen=True):
-    """A histogram.
+    """The name, unit, description (`about`) and buckets of a histogram.
 
-    bounds: inclusive upper bounds of its buckets, ascending; one further bucket has larger values.
+    bounds: the inclusive upper bounds of its buckets, ascending; a further bucket takes all larger
+    values.
     """
 
     name: str
@@ -97,8 +99,8 @@ def exported_name(family: Family) -> str:
     return f"{SCOPE}.{family.name.removeprefix('redline_')}"
 
 
-# Providers by the suffix of their host name. Any other endpoint counts as OpenAI, whose API it has:
-# the attribute states whose conventions a call follows.
+# Providers by the suffix of their host name. Any other endpoint counts as OpenAI, because it has
+# OpenAI's API: the attribute says whose conventions a call follows.
 _PROVIDERS = {
     "openai.azure.com": "azure.ai.openai",
     "services.ai.azure.com": "azure.ai.inference",
@@ -116,7 +118,7 @@ _PROVIDERS = {
     "x.ai": "x_ai",
 }
 OPENAI = "openai"
-# The provider of a function of the user's own.
+# The provider if the user's own function answers the calls.
 OTHER = "_OTHER"
 _OPERATIONS = {
     "/chat/completions": "chat",
@@ -128,7 +130,7 @@ OTHER_OPERATION = "request"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The server of calls. address: empty for a function."""
+    """The server that answers calls. address: its host name; empty for a function."""
 
     provider: str = OTHER
     address: str = ""
@@ -145,6 +147,6 @@ def place_of(base_url: str) -> Place:
 
 
 def operation_of(url: str) -> str:
-    """Returns the operation name of a request to this path."""
+    """Returns the operation name of a request to the path `url`."""
     api = api_of(url)
     return OTHER_OPERATION if api is PLAIN else _OPERATIONS.get(api.ending, OTHER_OPERATION)

@@ -1,8 +1,9 @@
-"""The telemetry of one job: its measurements are sent to OpenTelemetry.
+"""Sends the measurements of one job to OpenTelemetry.
 
-If the settings name an endpoint, exporters of the job send to it. Otherwise each signal goes to the
-provider that the program has set for it, or, without one, to an exporter that the SDK's environment
-variables configure. The program flushes and ends its own providers.
+If the settings contain an endpoint, the job's own exporters send to it. Otherwise, spans and
+metrics each go to the provider that the program has set for them, or, if there is none, to an
+exporter that the SDK's environment variables configure. The program flushes and shuts down its own
+providers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from redline.job.settings import Job, OtelSettings
 from redline.job.show import TELEMETRY
 from redline.process import DaemonThreads, counted
 
-# The end of a job waits this long for data in transit.
+# How long the end of a job waits for data in transit.
 LAST_S = 3.0
 # The seconds for which the progress shows that an outage is over, and the most outages it reports.
 _BACK_S = 30.0
@@ -49,7 +50,7 @@ _NO_PRINT = logging.NullHandler()
 def open_telemetry(job: Job) -> Telemetry | None:
     """Returns the job's telemetry; None without settings for it, or if the environment disables it.
 
-    Raises ConfigError if the library is missing, or cannot use the environment's variables.
+    Raises ConfigError if the library is missing, or cannot use the environment variables.
     """
     if job.otel is None or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
@@ -64,19 +65,19 @@ def open_telemetry(job: Job) -> Telemetry | None:
 
 
 class SpanExport:
-    """Exports spans through a provider of the job's own."""
+    """Exports spans through a provider that belongs to the job."""
 
     def __init__(self, exporter: CountedSpans, resource: Any) -> None:
         tracing, exports = module("sdk.trace"), module("sdk.trace.export")
-        # The shutdown is bounded here: at the end of the process it would wait for half a minute.
+        # No shutdown on exit, which could take half a minute: `finish` shuts down, in bounded time.
         self._provider = tracing.TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(exports.BatchSpanProcessor(exporter))
         self.exporter = exporter
         self.tracer = self._provider.get_tracer(names.SCOPE, __version__)
 
     async def finish(self, until_s: float) -> bool:
-        """Sends the remaining spans until `until_s`; returns whether that ended in time."""
-        # The flush takes up to half a minute itself.
+        """Sends the remaining spans; returns whether that ended by the monotonic time `until_s`."""
+        # In a thread, because the provider's shutdown may block for half a minute.
         thread = DaemonThreads(1, "redline-otel-spans")
         has_ended = await _ended(thread.submit(self._provider.shutdown), until_s)
         thread.shutdown(wait=False)
@@ -89,7 +90,10 @@ class SpanExport:
 
 @dataclass(eq=False, repr=False)
 class MetricExport:
-    """Exports metrics every `every_s` seconds, in a thread. Only the newest state is sent."""
+    """Exports metrics every `every_s` seconds, in a thread. Only the newest state is sent.
+
+    is_lost: after `finish`, whether the last figures were not delivered.
+    """
 
     _exporter: Any
     _meter: Aggregated
@@ -110,7 +114,7 @@ class MetricExport:
             self._export()
 
     async def finish(self, until_s: float) -> bool:
-        """Exports the last figures until `until_s`; data not delivered by then is lost.
+        """Exports the last figures; what is not delivered by the monotonic time `until_s` is lost.
 
         Returns whether the export ended in time, even with an error.
         """
@@ -149,7 +153,7 @@ class MetricExport:
 class Telemetry:
     """Measures a job's calls, and sends the measurements and the job's figures.
 
-    `note` neither waits nor fails; data that the receiver does not accept is counted. waited_s:
+    `note` neither waits nor fails; `failure` reports data that was not delivered. waited_s: the
     seconds that `aclose` took, which are not part of the job's time.
     """
 
@@ -169,7 +173,7 @@ class Telemetry:
         self._meter = self._opened_meter(resource)
 
     def measured(self, inner: Backend) -> Backend:
-        """Returns a backend that measures the attempts of `inner`, each `send` of which is one."""
+        """Returns a backend that measures attempts; each `send` of `inner` must be one attempt."""
         return Measured(inner, self._meter, self._origin)
 
     def traced(self, inner: Backend) -> Backend:
@@ -183,7 +187,7 @@ class Telemetry:
 
     @property
     def notices(self) -> dict[str, str]:
-        """A notice that the receiver cannot be reached, or can be again."""
+        """A notice that the receiver is out of reach, or is reachable again; empty for neither."""
         reach = self._reach
         kind, who = f"{TELEMETRY}{reach.outages}", f"OpenTelemetry{_at(reach.outage_host)}"
         if reach.outages > _MOST_TOLD:
@@ -196,7 +200,7 @@ class Telemetry:
 
     @property
     def failure(self) -> str | None:
-        """After `aclose`: the data that was not delivered, and why; None if all was."""
+        """After `aclose`: which data was not delivered, and why; None if all was delivered."""
         lost = []
         if self._span_export is not None and self._spans is not None:
             missing = self._spans.ended - self._span_export.exporter.delivered
@@ -214,7 +218,7 @@ class Telemetry:
         return f"{' and '.join(lost)} did not reach OpenTelemetry{_at(self._reach.host)}: {why}"
 
     def note(self, families: Iterable[Family]) -> None:
-        """Records the job's present figures, and exports when due; called once a second."""
+        """Records the job's current figures, and exports when due; called once a second."""
         self._has_begun = True
         self._meter.note(families)
         now_s = self._clock.now_s()
@@ -223,7 +227,7 @@ class Telemetry:
         self._reach.look(now_s)
 
     async def aclose(self) -> None:
-        """Waits up to LAST_S for data in transit; then abandons the rest."""
+        """Waits at most LAST_S seconds for data in transit, then abandons the rest."""
         exports = [one for one in (self._span_export, self._metric_export) if one is not None]
         begun_s = self._clock.now_s()
         until_s = begun_s + LAST_S
@@ -241,7 +245,8 @@ class Telemetry:
         tracing = module("trace")
         provider = None if self._settings.endpoint else _set_by_program(tracing, "tracer")
         if provider is not None:
-            # With the program's own spans, as children of the span open at the job's beginning.
+            # The spans join the program's spans: their parent is the span that is open now, when
+            # the job begins.
             tracer = provider.get_tracer(names.SCOPE, __version__)
             parent = module("context").get_current()
         else:
@@ -268,23 +273,26 @@ def _at(host: str) -> str:
 
 
 async def _ended(work: Future[Any], until_s: float) -> bool:
-    """Waits for the work of a thread until `until_s`; returns whether it is done."""
+    """Waits for a thread's work until the monotonic time `until_s`; returns whether it is done."""
     waiting = asyncio.wrap_future(work)
     done, _ = await asyncio.wait([waiting], timeout=max(0.0, until_s - SYSTEM.now_s()))
-    # Exports that end later must not use a loop that may be closed.
+    # An export that ends later must not use the event loop, which may be closed by then.
     waiting.cancel()
     return bool(done)
 
 
 def _set_by_program(api: Any, kind: str) -> Any:
-    """Returns the provider that the program has set; None if it has set none."""
+    """Returns the provider that the program has set; None if it has not set any."""
     provider = getattr(api, f"get_{kind}_provider")()
-    # The API returns a proxy for a provider that may still be set.
+    # Until a provider is set, the API returns a proxy.
     return None if "Proxy" in type(provider).__name__ else provider
 
 
 def _resource(settings: OtelSettings, clock: Clock) -> Any:
-    """Returns the sender: a service, and this run of it, so that counters of runs stay separate."""
+    """Returns a description of the sender: the service, and this run of it.
+
+    Because it contains the run, the counters of different runs stay separate.
+    """
     resources = module("sdk.resources")
     run = f"{socket.gethostname()}-{os.getpid()}-{clock.wall_s():.3f}"
     stated = {names.SERVICE_VERSION: __version__, names.SERVICE_INSTANCE: run}

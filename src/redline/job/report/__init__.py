@@ -1,4 +1,4 @@
-"""The report of a job: its data from the files of its output, and the ways to draw them."""
+"""Reports on a job: reads the files of its output, and writes HTML, Markdown, JSON or SVG."""
 
 from redline.job.report.data import MOST_JOBS, JobReport, json_of, points_each, report_of
 from redline.job.report.html import BEGINNINGS, html_of

@@ -1,10 +1,11 @@
-"""The colours of a report, light and dark; each is also named in words."""
+"""Defines the colours of reports, light and dark. Text repeats everything that a colour shows."""
 
 from __future__ import annotations
 
 from redline.observe import Cause
 
-# Light, dark. Calm colours for the requested state, red for problems.
+# Each cause with its light and its dark colour: red for an endpoint that is down, calm colours for
+# bounds that the user may have chosen.
 OF_CAUSES: dict[Cause, tuple[str, str]] = {
     Cause.INPUT: ("#b57200", "#d99a26"),
     Cause.CLIENT: ("#138a63", "#2bb587"),
@@ -16,7 +17,7 @@ OF_CAUSES: dict[Cause, tuple[str, str]] = {
     Cause.NOTHING: ("#a9a79f", "#5f5e59"),
     Cause.UNDETERMINED: ("#77766f", "#93928b"),
 }
-# Colours of lines, in this order.
+# The colours of a chart's lines, used in this order.
 LINES = (
     ("#2a78d6", "#4b94ea"),
     ("#d9602a", "#ee8350"),

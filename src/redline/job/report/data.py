@@ -1,4 +1,4 @@
-"""The data of a report: the figures, series and sentences of one job. Plain functions."""
+"""Computes the data of a report: the figures, series and sentences about one job."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ from redline.observe import (
 )
 from redline.timeline import Prediction, RunHistory, Window, errors_of, merged
 
-# Version of the JSON.
+# The version of the JSON format.
 VERSION = 1
-# More would have no distinguishable colours or columns.
+# With more jobs, the colours and columns could not be distinguished.
 MOST_JOBS = 7
 _MOST_SHARES = 12
 _MOST_KINDS = 20
 _MOST_SETTINGS = 60
 _LONGEST_SETTING = 2_000
 _LONGEST_NAME = 200
-# Causes that another setting would not change.
+# Causes that no change of settings would remove.
 _UNBOUND = (Cause.NOTHING, Cause.UNDETERMINED)
-# Settings with these values only state how lines are written.
+# Settings with these values, the defaults, are not reported.
 _DULL = {"method": "POST", "format": "redline"}
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole job. Durations in seconds, None for what is unknown.
+    """The figures of a job. Durations are in seconds; None means unknown.
 
-    rows: of the input, at least that many unless is_exact. running_s: of all runs together. What
-    follows is of the runs that the timeline still has: rows_per_s (done or failed), requests,
-    retries, failovers, failed_attempts, tokens, latency, first_token_p50_s of streamed answers,
-    spent_usd. most_in_flight: the largest mean of a point.
+    rows: the number of rows in the input; a lower bound unless is_exact. done, failed, untried,
+    left: parts of these rows. All other figures are of the runs that the timeline still contains.
+    rows_per_s: rows done or failed per second of running_s. first_token_p50_s: of streamed answers.
+    most_in_flight: the largest mean number of calls in flight in a point of the series.
     """
 
     rows: int = 0
@@ -84,9 +84,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. begun: seconds since 1970-01-01 UTC. begin_s: on the axis. stopped: its error.
+    """One run. begun: seconds since 1970-01-01 UTC. begin_s: on the axis of `Series`, in seconds.
 
-    slots: most calls in flight at first, 0 for no bound. limits: as set. done, failed: rows.
+    stopped: the error that stopped the run, otherwise empty. done, failed: numbers of rows. slots:
+    the most calls in flight when the run began; 0 for no bound. limits: as set. redline: the
+    version of redline.
     """
 
     state: State
@@ -102,7 +104,7 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Failed attempts of one kind. example: the last one in words, empty if it is unknown."""
+    """Counts failed attempts by kind of error. example: the text of the last error, if known."""
 
     kind: str
     attempts: int
@@ -110,13 +112,14 @@ class ErrorLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. sentence: what bound it, and what would bring most. state: of its latest run; seen:
-    its last sign of life.
+    """The report on one job.
 
-    band: what bound, on the axis of `series`. shares: of the time by what bound, largest first.
-    helps: what other settings would bring, by all runs; scores: of runs that were predicted.
-    errors: attempts that failed and were mostly tried again; error: the last one in words.
-    failed: rows. settings: by name, as text.
+    sentence: what held the job back, and which change would help most. state, seen: the state of
+    the latest run and its last sign of life, in seconds since 1970-01-01 UTC. shares: each
+    constraint with its share of the time, largest first. helps: predictions for other settings,
+    from all runs. scores: of earlier predictions. band: what held the job back at each time, on the
+    axis of `series`. errors: failed attempts, most of which were retried; error: the text of the
+    last one. failed: failed rows by kind. settings: their names and values, as text.
     """
 
     name: str
@@ -141,12 +144,12 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def points_each(jobs: int) -> int:
-    """Returns the points for each of `jobs` outputs: together they have as many as one output."""
+    """Returns the most points per output: `jobs` outputs share the points that one could have."""
     return MOST_POINTS // jobs
 
 
 def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
-    """Returns the report of one output. most_points: of its series."""
+    """Returns the report on one output. most_points: for its series, see `points_of`."""
     timeline = files.timeline
     bound = bound_of(timeline)
     points = points_of(timeline, bound, most_points)
@@ -188,7 +191,7 @@ def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
 
 
 def _printable(value: Any) -> Any:
-    """Returns the value with all its texts printable: many of them quote other programs."""
+    """Returns the value with all texts in it made printable: many texts quote other programs."""
     match value:
         case str():
             return shown(value, _LONGEST_SETTING)
@@ -274,8 +277,8 @@ def _runs(files: JobFiles) -> tuple[RunLine, ...]:
 def _errors(windows: Sequence[Window]) -> tuple[ErrorLine, ...]:
     """Returns the failed attempts by kind, the most frequent first.
 
-    A window has only its last error in words, whose kind is known if all its errors are of one
-    kind.
+    A window contains only the text of its last error. The kind of this error is known only if all
+    errors of the window are of one kind.
     """
     examples = {kind: one.error for one in windows if len(one.errors) == 1 for kind in one.errors}
     return tuple(
@@ -287,7 +290,7 @@ def _errors(windows: Sequence[Window]) -> tuple[ErrorLine, ...]:
 
 
 def _settings(manifest: Manifest | None) -> tuple[tuple[str, str], ...]:
-    """Returns the settings that determine the answers; a manifest never holds a key."""
+    """Returns the settings in the manifest, which never contains an API key, as texts."""
     if manifest is None:
         return ()
     settings = manifest.settings.items()
@@ -303,5 +306,5 @@ def _text(value: object) -> str:
 
 
 def json_of(reports: Sequence[JobReport]) -> str:
-    """Returns the reports as one JSON object, with a job for each output."""
+    """Returns the reports as one line of JSON: the version, and an object for each output."""
     return msgspec.json.encode({"report": VERSION, "jobs": reports}).decode() + "\n"

@@ -1,7 +1,7 @@
-"""A report as one page of HTML that loads nothing: data, template, and plotly's packaged script.
+"""Renders a report as one HTML page, which contains its data and plotly's packaged script.
 
-Its Content-Security-Policy forbids the page to load or send anything. Texts from outside are
-escaped by the template, or are in JSON, which the page's script inserts as text.
+The page's Content-Security-Policy forbids it to load or send anything. Texts that quote other
+programs are escaped by the template, or are in JSON, from which the script inserts them as text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from redline.job.report.data import VERSION, JobReport
 from redline.job.report.svg import unit_of
 from redline.process import counted
 
-# The first bytes of a file of each format.
+# How a file in each format begins.
 BEGINNINGS = {
     "html": "<!doctype html>",
     "md": "# Report of ",
@@ -27,12 +27,12 @@ BEGINNINGS = {
     "svg": "<svg ",
 }
 _TEMPLATE = "page.html.jinja"
-# The longest names of compared outputs: in a legend or at the head of a column, and at an axis.
+# The most characters of an output's name: in a legend or the head of a column, and on an axis.
 _LONGEST_LABEL, _LONGEST_TICK = 40, 16
 
 
 def html_of(reports: Sequence[JobReport]) -> str:
-    """Returns the page of one output, or one that compares several.
+    """Returns a page on one output, or a page that compares several.
 
     Raises ConfigError if there is something to draw but plotly is not installed.
     """
@@ -53,7 +53,7 @@ def html_of(reports: Sequence[JobReport]) -> str:
 
 
 def _plotly() -> str:
-    """Returns the script of plotly. Raises ConfigError if it is not installed."""
+    """Returns plotly's script. Raises ConfigError if plotly is not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
@@ -66,7 +66,7 @@ def _plotly() -> str:
 
 
 def chart_data(reports: Sequence[JobReport]) -> dict[str, Any]:
-    """Returns the data from which the page's script draws."""
+    """Returns the data from which the page's script draws the charts."""
     ends_s = [end_s for report in reports for end_s in report.series.end_s[-1:]]
     unit_s, unit = unit_of(max(ends_s, default=0.0))
     return {
@@ -101,6 +101,6 @@ def _job(report: JobReport, label: str, tick: str) -> dict[str, Any]:
 
 
 def _json(data: dict[str, Any]) -> str:
-    """Returns JSON for an element of the page: without anything that would end the element."""
+    """Returns JSON to embed in a script element, without characters that could end the element."""
     text = msgspec.json.encode(data).decode()
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

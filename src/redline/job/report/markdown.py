@@ -1,4 +1,4 @@
-"""A report as Markdown: its texts and figures, without the charts."""
+"""Renders a report as Markdown: its texts and figures, without the charts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>|#~&$!])")
 
 
 def markdown_of(reports: Sequence[JobReport]) -> str:
-    """Returns the report of one output, or a table of several."""
+    """Returns the report on one output, or a table that compares several."""
     lines = _one(reports[0]) if len(reports) == 1 else _several(reports)
     return "\n".join(lines) + "\n"
 
@@ -98,7 +98,7 @@ def _several(reports: Sequence[JobReport]) -> Iterator[str]:
 
 
 def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields the lines of a Markdown table; none without rows."""
+    """Yields the lines of a Markdown table with its title; no lines if there are no rows."""
     if not rows:
         return
     yield from ("", f"## {title}", "")

@@ -1,4 +1,4 @@
-"""Reads the contents of a report from the files of an output."""
+"""Reads the files of an output that a report needs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from redline.process import clipped, counted, printable
 from redline.timeline import Timeline
 
 _MOST_EXAMPLES = 3
-# Kinds are redline's own, but a file may hold anything.
+# A bound, because a damaged or foreign file may contain any number of kinds.
 _MOST_KINDS = 50
 _LONGEST = 300
 
 
 class FailedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One failed row, as an example.
-
-    name: its custom_id, or its number in the input.
-    """
+    """One failed row, as an example. name: its custom_id, otherwise `row` and its number."""
 
     name: str
     attempts: int
@@ -30,7 +27,7 @@ class FailedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailedKind(msgspec.Struct, kw_only=True):
-    """Rows that failed with one kind of error, and the first few of them."""
+    """Counts the rows that failed with one kind of error. examples: the first few of them."""
 
     kind: str
     rows: int = 0
@@ -38,10 +35,11 @@ class FailedKind(msgspec.Struct, kw_only=True):
 
 
 class JobFiles(msgspec.Struct, kw_only=True):
-    """The files of one output. name: its display name. timeline: with at least one run.
+    """The contents of an output's files. name: as shown to the user.
 
-    is_running: a process holds the output. has_account: the output has a budget's account. notes:
-    what could not be read, in sentences.
+    timeline: has at least one run. is_running: whether a process holds the output. failed: the
+    failed rows by kind of error, the most frequent first. has_account: whether the output has a
+    budget's account. notes: sentences on what could not be read.
     """
 
     name: str
@@ -54,15 +52,15 @@ class JobFiles(msgspec.Struct, kw_only=True):
 
     @property
     def budgeted(self) -> list[bool]:
-        """Returns for each run whether it had a budget in money."""
+        """For each run, whether it had a budget in money."""
         facts = [run.facts for run in self.timeline.runs]
         return [self.has_account if one.has_budget is None else one.has_budget for one in facts]
 
 
 def read_files(output: Output, timeline: Timeline, *, is_running: bool) -> JobFiles:
-    """Reads the files beside the output; an unreadable file becomes a note.
+    """Reads an output's files except the timeline; an unreadable file becomes a note.
 
-    timeline: read already, since its file is not one of these.
+    timeline: the output's timeline, which the caller has read.
     """
     files = JobFiles(name=output.name, timeline=timeline, is_running=is_running, notes=[])
     files.has_account = path_of(output).exists()
@@ -84,10 +82,11 @@ def read_files(output: Output, timeline: Timeline, *, is_running: bool) -> JobFi
 
 
 def _failed_rows(output: Output) -> list[FailedKind]:
-    """Returns the kinds of errors with which rows failed, most frequent first; at most 50.
+    """Counts the failed rows by kind of error, the most frequent first; at most 50 kinds.
 
-    Counts each row once, by its current line. Rows that have a result do not count, so both files
-    are read. Lines that cannot be read are skipped. Raises JournalError and OSError.
+    Each row counts once, with its current line. Both files are read, because rows that have a
+    result do not count. Lines that cannot be parsed are skipped. Raises JournalError or OSError if
+    a file cannot be read.
     """
     if not output.failed_path.exists():
         return []
@@ -113,6 +112,6 @@ def _failed_rows(output: Output) -> list[FailedKind]:
 
 
 def shown(text: str, longest: int = _LONGEST) -> str:
-    """Returns the text, printable and cut to `longest` characters."""
+    """Returns the text, made printable and cut to at most `longest` characters."""
     text = printable(text[: 2 * longest].encode("utf-8", "replace").decode())
     return clipped(text, longest)

@@ -1,4 +1,4 @@
-"""A job over time, in a bounded number of points: all runs on one axis, with gaps between them."""
+"""Reduces a job's timeline to a bounded number of points: all runs on one axis, with gaps."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import msgspec
 from redline.observe import Binding, bindings, summary_of
 from redline.timeline import Timeline, Window, errors_of, merged, merged_phases
 
-# For one output: a page then has at most some 300 kB of data.
+# The points of one output: a page then has at most about 300 kB of data.
 MOST_POINTS = 600
-# The most lines in the chart of limits, and in that of kinds of errors.
+# The most lines in the chart of limits, and the most kinds of errors with a line of their own.
 _MOST_LINES = 6
-# A phase has a line if it takes at least this share of all time.
+# A phase has a line if calls spend at least this share of their time in it.
 _LEAST_PHASE = 0.01
 # On the axis, a pause between two runs takes at most this share of all running time.
 _LONGEST_PAUSE = 0.04
-# Windows that are further apart have a gap between them.
+# Windows that are further apart than this have a gap between them.
 LEAST_GAP_S = 0.05
 _DIGITS = 4
 OTHER = "other"
@@ -27,7 +27,10 @@ Column = tuple[float | None, ...]
 
 
 class LimitSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """One rate limit. used: of `count`, in the `window_s` before the end of each point."""
+    """The use of one rate limit. count, window_s: the limit's own.
+
+    used: for each point, how much of `count` was in use at the end of the point; None if unknown.
+    """
 
     name: str
     count: int
@@ -36,15 +39,17 @@ class LimitSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of equal length, with a value for each point, None if it is unknown.
+    """Columns of equal length, with a value for each point; None if a value is unknown.
 
-    begin_s, end_s: on the axis, on which runs follow each other, and long pauses between two of
-    them are shortened. If a point begins after the end of the previous one, nothing was recorded in
-    between. Means over a point: rows_per_s (done and failed), in_flight and slots (calls in flight,
-    and their maximum), input_tokens_per_s, output_tokens_per_s, retries_per_s, errors (failed
-    attempts per second, by kind), phases (calls in each phase: the seconds that ended calls spent
-    in it, per second). Of a point's answers: latency_p50_s, latency_p95_s. spent_usd: until a
-    point's end, by all runs. limits: those that held calls back most often first.
+    begin_s, end_s: seconds on the axis, where runs follow each other with shortened pauses. If a
+    point begins after the end of the previous point, nothing was recorded in between.
+
+    Means over a point: rows_per_s, rows done or failed; in_flight and slots, the calls in flight
+    and their maximum; input_tokens_per_s; output_tokens_per_s; retries_per_s; errors, failed
+    attempts per second by kind; phases, the seconds per second that calls spent in each phase,
+    counted when a call ends. Of the answers in a point: latency_p50_s, latency_p95_s. spent_usd:
+    spent by all runs until the end of a point. limits: the limits that held calls back most often
+    come first.
     """
 
     begin_s: tuple[float, ...] = ()
@@ -63,9 +68,9 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, Column] = {}
 
     def strokes(self, column: Column) -> list[list[tuple[float, float]]]:
-        """Returns lines that draw the column as steps: points of time and value, for each stretch.
+        """Returns the lines that draw a column as steps: each a list of (seconds, value) points.
 
-        A value that is unknown ends a line, and so does a gap.
+        An unknown value or a gap between points ends a line.
         """
         lines: list[list[tuple[float, float]]] = []
         last_s: float | None = None
@@ -81,7 +86,10 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A window from begin_s to end_s on the axis, and what bound in most of it. run: its number."""
+    """A window from begin_s to end_s on the axis. run: the number of its run, from 0.
+
+    binding: what held the job back for the largest part of that time.
+    """
 
     run: int
     begin_s: float
@@ -104,14 +112,14 @@ def offsets_of(timeline: Timeline) -> list[float]:
 
 
 def bound_of(timeline: Timeline) -> list[list[Binding]]:
-    """Returns for each run what bound in each of its windows."""
+    """Returns, for each run, what held it back in each of its windows."""
     return [bindings(run.windows) for run in timeline.runs]
 
 
 def points_of(timeline: Timeline, bound: Sequence[Sequence[Binding]], most: int) -> list[Point]:
-    """Returns at most `most` points, and one more for each run and each gap.
+    """Returns at most `most` points, plus one for each run and each gap.
 
-    bound: as of `bound_of`.
+    bound: the result of `bound_of`.
     """
     longest_s = 2 * sum(run.last_s for run in timeline.runs) / most
     points = []
@@ -129,7 +137,10 @@ def points_of(timeline: Timeline, bound: Sequence[Sequence[Binding]], most: int)
 
 
 def _counts(windows: Sequence[Window], longest_s: float) -> list[int]:
-    """Returns for each point the number of windows in it: without a gap, within `longest_s`."""
+    """Returns the number of windows in each point.
+
+    A point has no gap, and lasts at most `longest_s` seconds unless it is a single window.
+    """
     counts: list[int] = []
     begin_s = end_s = 0.0
     for window in windows:
@@ -144,7 +155,7 @@ def _counts(windows: Sequence[Window], longest_s: float) -> list[int]:
 
 
 def band_of(points: Sequence[Point]) -> list[Binding]:
-    """Returns the causes on the axis; neighbours with the same cause are merged."""
+    """Returns what held the job back over time; adjacent points with the same cause are merged."""
     band: list[Binding] = []
     for one in (point.binding for point in points):
         if band and band[-1].is_same(one) and one.begin_s - band[-1].end_s <= LEAST_GAP_S:
@@ -155,7 +166,7 @@ def band_of(points: Sequence[Point]) -> list[Binding]:
 
 
 def series_of(points: Sequence[Point], budgeted: Sequence[bool]) -> Series:
-    """Returns the columns of these points. budgeted: see `JobFiles`."""
+    """Returns the columns for these points. budgeted: see `JobFiles`."""
     windows = [point.window for point in points]
     spent = ((point.run, point.window) for point in points)
 
@@ -184,17 +195,18 @@ def series_of(points: Sequence[Point], budgeted: Sequence[bool]) -> Series:
 
 
 def rounded(value: float | None) -> float | None:
-    """Returns the value rounded to four digits, which is more than a chart shows."""
+    """Returns the value rounded to four significant digits, more than a chart shows."""
     return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 
 def spent_until(
     windows: Iterable[tuple[int, Window]], budgeted: Sequence[bool]
 ) -> Iterator[float | None]:
-    """Yields the dollars spent by all runs until the end of each window; None if it is unknown.
+    """Yields the dollars that all runs spent until the end of each window; None if unknown.
 
     windows: each with the number of its run. budgeted: for each run, whether it had a budget in
-    money. Its dollars are then those of all such runs up to it, otherwise only its own.
+    money. A run with a budget records what all runs with a budget have spent so far; a run without
+    one records only what it spent itself.
     """
     last_run, before_usd, account_usd, total_usd = -1, 0.0, 0.0, 0.0
     for run, window in windows:
@@ -204,7 +216,7 @@ def spent_until(
             continue
         if run != last_run:
             last_run = run
-            # A job that was started over has a new account.
+            # A lower amount than before means a new account: the job was started over.
             is_continued = budgeted[run] and spent_usd >= account_usd
             before_usd = total_usd - account_usd if is_continued else total_usd
         if budgeted[run]:
@@ -239,9 +251,9 @@ def _limits(windows: Sequence[Window]) -> tuple[LimitSeries, ...]:
 
 
 def _kinds(windows: Sequence[Window]) -> dict[str, list[str]]:
-    """Returns the kinds of errors that have a line each, the most frequent first.
+    """Returns the lines of the chart of errors, each with its kinds, the most frequent first.
 
-    The rest share a line.
+    Each frequent kind has its own line; the other kinds share the line OTHER.
     """
     kinds = [kind for kind, _ in errors_of(windows).most_common()]
     lines = {kind: [kind] for kind in kinds[:_MOST_LINES]}

@@ -1,4 +1,4 @@
-"""The main chart as an SVG, drawn without a browser: rows/s, calls in flight, and what bound."""
+"""Draws a report's main chart as SVG: rows/s, calls in flight, and what held the job back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNITS = ((300.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (math.inf, 360
 
 
 def svg_of(report: JobReport) -> str:
-    """Returns the chart of one output, 960 wide; light or dark as its reader prefers."""
+    """Returns the chart of one output, 960 px wide; light or dark as the viewer prefers."""
     end_s = max(report.series.end_s, default=0.0)
     band_y = _TOP + 2 * _PANEL + 2 * _GAP - 14
     axis_y = band_y + _BAND + 20
@@ -54,7 +54,7 @@ def _text(text: str, longest: int = 400) -> str:
 
 
 def _style() -> str:
-    """Returns the colours of both schemes, by class."""
+    """Returns the style sheet, with the colours of the light and the dark scheme."""
 
     def rules(dark: int) -> str:
         causes = (f".{one.value}{{fill:{both[dark]}}}" for one, both in OF_CAUSES.items())
@@ -79,7 +79,7 @@ def _x(at_s: float, end_s: float) -> float:
 def _panel(
     report: JobReport, title: str, column: Column, top: int, end_s: float, name: str
 ) -> Iterator[str]:
-    """Yields a line with its own axis, from 0 up."""
+    """Yields the elements that draw one column as a line, with an axis that begins at 0."""
     step = tick_step(max((one for one in column if one is not None), default=0.0), 4)
     most = step * max(1, math.ceil(max((one or 0.0 for one in column), default=0.0) / step))
     yield f'<text x="{_LEFT}" y="{top - 10}">{title}</text>'
@@ -108,7 +108,7 @@ def _band(report: JobReport, y: float, end_s: float) -> Iterator[str]:
 
 
 def _axis(end_s: float, y: float) -> Iterator[str]:
-    """Yields the axis of running time, below the band."""
+    """Yields the labels of the time axis, below the band."""
     unit_s, name = unit_of(end_s)
     step = tick_step(end_s / unit_s, 8)
     for index in range(int(end_s / unit_s / step + 1e-9) + 1):
@@ -118,7 +118,7 @@ def _axis(end_s: float, y: float) -> Iterator[str]:
 
 
 def _legend(report: JobReport, y: float) -> Iterator[str]:
-    """Yields the causes that bound, and their shares of the time."""
+    """Yields the legend of the band: the constraints, with their shares of the time."""
     for place, one in enumerate(report.shares[:_MOST_SHARES]):
         line_y = y + _LEGEND_LINE * place
         cause = one.cause.value
@@ -133,12 +133,15 @@ def _label(x: float, y: float, anchor: str, text: str) -> str:
 
 
 def unit_of(end_s: float) -> tuple[float, str]:
-    """Returns the unit of an axis that ends at `end_s`, in seconds, and its name."""
+    """Returns the unit of a time axis that ends at `end_s`: its seconds, and its name."""
     return next((unit_s, name) for below_s, unit_s, name in _UNITS if end_s < below_s)
 
 
 def tick_step(most: float, ticks: int) -> float:
-    """Returns the distance of about `ticks` ticks up to `most`: 1, 2 or 5 times a power of 10."""
+    """Returns the distance between ticks, about `ticks` of them from 0 to `most`.
+
+    It is 1, 2 or 5 times a power of 10.
+    """
     if most <= 0:
         return 1.0
     raw = most / ticks

@@ -1,4 +1,4 @@
-"""The texts and figures of a report, in a form for every output format."""
+"""Formats the figures of a report as text, for all output formats."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ CAUSES = {cause.value: cause.value for cause in Cause} | {
 
 
 def headline(report: JobReport) -> str:
-    """Returns the sentence that comes first."""
+    """Returns the report's main sentence, beginning with a capital letter."""
     text = report.sentence
     return text[:1].upper() + text[1:]
 
 
 def state_text(report: JobReport) -> str:
-    """Returns a text like `finished 2026-11-25 14:03 UTC, after 12 m 03 s`; of all runs."""
+    """Returns a text like `finished 2026-11-25 14:03 UTC, after 12 m 03 s`, for all runs."""
     last = report.runs[-1]
     ran = f"after {duration(report.figures.running_s)}"
     if len(report.runs) > 1:
@@ -45,8 +45,8 @@ def state_text(report: JobReport) -> str:
 def labels(names: Sequence[str], most: int) -> list[str]:
     """Returns a label of at most `most` characters for each output, all of them different.
 
-    Folders that all names share are left out, and a longer name loses its middle. Names that would
-    still look alike are numbered.
+    Folders that all names share are left out, and longer names lose their middle. If two labels
+    would still be equal, all are numbered.
     """
     parts = [name.split("/") for name in names]
     shared = 0
@@ -89,7 +89,7 @@ def _why(run: RunLine) -> str:
 
 
 def when(at: float) -> str:
-    """Returns a text like `2026-11-25 14:03 UTC`. at: seconds since 1970."""
+    """Returns a text like `2026-11-25 14:03 UTC`. at: seconds since 1970-01-01 UTC."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
 
 
@@ -114,7 +114,7 @@ def _cost_per(usd: float | None, amount: float) -> str:
     return "-" if usd is None or not amount else usd_text(usd / amount)
 
 
-# In the order in which they are shown.
+# The label of each fact and its formatter, in display order.
 FACTS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("rows done", lambda one: f"{one.done:,}"),
     ("rows failed", lambda one: f"{one.failed:,}"),
@@ -144,26 +144,26 @@ FACTS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 
 
 def facts_of(*figures: Figures) -> list[tuple[str, list[str]]]:
-    """Returns labels, each with a text for every one of `figures`.
+    """Returns the label of each fact, with a text for each of `figures`.
 
-    Facts that are unknown for all of them are left out.
+    Facts that are unknown for all of `figures` are left out.
     """
     table = [(label, [text(one) for one in figures]) for label, text in FACTS]
     return [(label, values) for label, values in table if any(value != "-" for value in values)]
 
 
-# Column heads of two tables: what would help, and what was predicted.
+# The column heads of two tables: what would help, and how predictions compare with measurements.
 HELPS = ("with", "answers per second")
 SCORES = ("change", "answers per second", "verdict")
 
 
 def helps_rows(report: JobReport) -> list[tuple[str, str]]:
-    """Returns changes, and what they would bring."""
+    """Returns each change of settings that would help, with the predicted rate."""
     return advice(report.helps)
 
 
 def score_rows(report: JobReport) -> list[tuple[str, str, str]]:
-    """Returns the runs that were predicted, and how the predictions scored."""
+    """Returns each prediction for a run, with the measured rate and a verdict."""
     rows = []
     for score in report.scores:
         prediction, measured = score.prediction, f"{rate(score.measured_per_s)} measured"

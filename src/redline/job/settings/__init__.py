@@ -1,4 +1,4 @@
-"""`Options` as set on the command line, in TOML and in Python, and the `Job` made from them."""
+"""Reads options from the command line, TOML and Python, and makes a `Job` from them."""
 
 from redline.job.settings import values
 from redline.job.settings.alert_settings import parse_alerts

@@ -1,7 +1,11 @@
-"""Alert rules as redline.toml and Python set them.
+"""Reads alert rules from redline.toml, or from the argument `alerts` in Python.
 
-A rule's value is its threshold, a number or a text such as `20%`; false, which leaves it out; or a
-table of the threshold, under `above` or `below`, and `for`, a time.
+The value of a rule is one of:
+  20, 0.2 or "20%"               the threshold
+  {above = "20%", for = "2m"}    the threshold, under `above` or `below` depending on the rule, and
+                                 how long the figure must be beyond it before an alert fires; either
+                                 may be left out if the rule has a default for it
+  false                          leaves the rule out
 """
 
 from __future__ import annotations
@@ -21,9 +25,9 @@ _MOST = 1e12
 
 
 def parse_alerts(table: Mapping[str, Any], where: str) -> AlertSettings:
-    """Returns the built-in rules, changed by the table.
+    """Returns the built-in rules with the table's changes; without them if `built_in` is false.
 
-    where: the table's name in errors. Raises ConfigError for an unknown key or rule, and an invalid
+    where: the table's name in errors. Raises ConfigError for an unknown key or rule, or an invalid
     value.
     """
     refuse_unknown(table, _KEYS, where)

@@ -1,4 +1,4 @@
-"""The default destinations of the key in OPENAI_API_KEY: OpenAI, and this machine."""
+"""Decides to which servers the key in OPENAI_API_KEY may be sent: OpenAI and this machine."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from redline.errors import ConfigError
 KEY_VARIABLE = "OPENAI_API_KEY"
 URL_VARIABLE = "OPENAI_BASE_URL"
 _OPENAI_HOST = "openai.com"
-# A header with one of these names carries credentials, so no key is sent with it.
+# A header with one of these names carries credentials, so its request needs no key.
 _CREDENTIALS = re.compile(
     r"(proxy-)?authorization|(.*-)?api-?key|(.*-)?(access-|auth-)?token", re.I
 )
-# The usual form of a variable's name; keys also have small letters, dashes or dots.
+# The usual form of a variable's name. API keys also contain lowercase letters, dashes or dots.
 _USUAL_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _NAME_THE_KEY = f'api_key=os.environ["{KEY_VARIABLE}"] sends it there, api_key="" sends none'
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """The variables in which a server and a key are looked up.
+    """The variables from which a job may take the URL of its server and its API key.
 
-    environ: variables by name, including those of `.env`. dotenv: the variables that only `.env`
-    sets. key_hint: a hint on how to set a key for another host.
+    environ: values by name, including those in `.env`. dotenv: names of the variables that only
+    `.env` sets. key_hint: how to set a key for another host, as a hint in errors.
     """
 
     environ: Mapping[str, str]
@@ -41,10 +41,12 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_key(key: str | None, base_url: str, headers: Iterable[str], hint: str) -> str | None:
-    """Returns the key if it may go to `base_url`; None without a key, or if a header holds another.
+    """Returns the key if it may be sent to `base_url`; None if there is none, or none is needed.
 
-    headers: their names. hint: for the error. Raises ConfigError if the key may not go to the host.
-    A text that is not a URL gets no key: Endpoint raises its own error for it.
+    key: the key in OPENAI_API_KEY. headers: names of the request's headers; another host needs no
+    key if one of them carries credentials. hint: shown with the error. Raises ConfigError if the
+    key may not be sent to the host. If `base_url` is not a URL, the result is None: Endpoint then
+    raises its own error.
     """
     if not key or not is_http_url(base_url):
         return None
@@ -60,10 +62,11 @@ def default_key(key: str | None, base_url: str, headers: Iterable[str], hint: st
 
 
 def key_in(variable: str, said: str, environ: Mapping[str, str], hint: str = "") -> str:
-    """Returns the value of the variable that the setting `said` names.
+    """Returns the value of an environment variable that is expected to hold a key.
 
-    hint: an alternative to exporting the variable. Raises ConfigError if it is not set. The error
-    quotes `variable` only if it has the usual form of a name: otherwise it may be the key itself.
+    said: the setting that names the variable. hint: an alternative to exporting it. Raises
+    ConfigError if the variable is empty or not set. The error quotes `variable` only if it has the
+    usual form of a name: otherwise it may be the key itself.
     """
     value = environ.get(variable)
     if value:
@@ -79,7 +82,7 @@ def key_in(variable: str, said: str, environ: Mapping[str, str], hint: str = "")
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether the host is loopback: `localhost`, a name under it, or an address like 127.0.0.1."""
+    """Whether the host is `localhost`, a name under it, or an address like 127.0.0.1 or 0.0.0.0."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

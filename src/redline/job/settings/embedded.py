@@ -1,4 +1,4 @@
-"""Servers inside the process of a run, in place of an endpoint."""
+"""Defines the servers that a run can start in its own process, in place of an endpoint."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Protocol, runtime_checkable
 
 from redline.timeline import ServerUse
 
-# An endpoint is made before its server starts; the port is known only after that.
+# The URL of an embedded server that has not started: its port is not known yet.
 UNKNOWN_URL = "http://127.0.0.1/v1"
 
 
 @runtime_checkable
 class Embedded(Protocol):
-    """A server that a run starts and ends.
+    """A server that a run starts and stops.
 
-    place: its name in files, because its port changes each time. model: the model to ask if the run
-    sets none. notice: shown while it starts; empty for none.
+    place: the server's name in files, since its port differs in each run. model: the model to ask
+    if the run sets none. notice: shown while the server starts; empty for none.
     """
 
     @property
@@ -34,25 +34,25 @@ class Embedded(Protocol):
         ...
 
     def use(self) -> ServerUse | None:
-        """Returns how it was used since it began; None for a server that does not report it."""
+        """Returns the server's use since it started; None if it does not report its use."""
         ...
 
     def open(self) -> AbstractAsyncContextManager[str]:
-        """Runs the server while entered, and yields its base URL.
+        """Runs the server until the context is left, and yields its base URL.
 
-        Raises ConfigError if it cannot start.
+        Raises ConfigError if the server cannot start.
         """
         ...
 
 
 class EmbeddedSim:
-    """The simulated provider with its usual settings."""
+    """The simulated provider with its default settings."""
 
     place = model = "sim"
     notice = ""
 
     def identity(self) -> str:
-        """Returns its place, since its answers never change."""
+        """Returns `place`, since the simulated answers never change."""
         return self.place
 
     def use(self) -> ServerUse | None:
@@ -61,7 +61,7 @@ class EmbeddedSim:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Runs the server while entered, and yields its base URL."""
+        """Runs the server until the context is left, and yields its base URL."""
         # Imported here: a run against a real endpoint does not pay for a server's start-up.
         from redline.sim import SimSettings
         from redline.sim.server import Sim

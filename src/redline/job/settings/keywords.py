@@ -1,4 +1,4 @@
-"""The keyword arguments of `run`, `arun` and `stream`, and the options that they set."""
+"""Turns the keyword arguments of `run`, `arun` and `stream` into `Options`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Keywords(TypedDict, total=False):
-    """The keyword arguments. All are optional; each has the meaning of the flag of its name.
+    """The keyword arguments, all optional; each means the same as the flag of its name, if any.
 
     Options:
         prompt: Jinja template of the user message, filled from the row's columns.
@@ -36,44 +36,49 @@ class Keywords(TypedDict, total=False):
         body: Template of the whole JSON body, instead of a prompt.
         url: Path to call, such as /v1/embeddings; may be a template.
         method: HTTP method. Default: POST.
-        model: The model to ask, for rows that name none.
-        params: Other fields of the body, such as temperature and max_tokens.
-        output_path: Where a plain JSON answer holds the output, such as result.items.0.text.
+        model: The model to ask, for rows that do not set one.
+        params: Other fields of the request body, such as temperature and max_tokens.
+        output_path: Where the output is in the answer, such as result.items.0.text. Default: where
+            the API puts it, or the whole of a plain JSON answer.
         constant_prompt: Allow a prompt that uses no column, so that every row sends the
             same request.
         call: A coroutine function that takes a row and returns the answer, in place of an endpoint.
         endpoint: A URL, an Endpoint, "sim" (a built-in simulated server), a LocalEngine, or a list
             of URLs and Endpoints.
-        balance: Which of several endpoints gets a row, such as "p2c", the default.
-        api_key: Default: that in OPENAI_API_KEY, sent to OpenAI and this machine only; "" sends
-            none.
-        headers: Sent with every request.
+        balance: Strategy that chooses one of several endpoints for a row. Default: "p2c".
+        api_key: API key; "" sends none. Default: the key in OPENAI_API_KEY, sent only to OpenAI, to
+            this machine, and to OPENAI_BASE_URL if no endpoint is given.
+        headers: Headers sent with every request, by name.
         proxy: URL of an HTTP proxy. Default: from HTTP_PROXY, HTTPS_PROXY and NO_PROXY.
-        limits: All limits of each endpoint, as a Limits; the short forms below add to them.
-        rps: Requests per second; may be a fraction: 2.5 becomes 3 per 1.2 s.
-        rpm: Requests per minute.
-        tpm: Tokens per minute, input and output together; also as text: "200k".
+        limits: All limits of each endpoint, as a Limits; rps, rpm and tpm add to them, while
+            concurrency and rate replace theirs.
+        rps: Requests per second to each endpoint; may be a fraction: 2.5 becomes 3 per 1.2 s.
+        rpm: Requests per minute to each endpoint.
+        tpm: Tokens per minute at each endpoint, input and output together; also as text: "200k".
         concurrency: Maximum requests in flight, at all endpoints together; "auto" searches for the
             best number for each server.
-        rate: "auto" finds the limits that you do not set, in the server's headers or by a search.
+        rate: "auto" finds the limits that you do not set, from the server's headers or by a search.
         cache: Cache answers, and reuse them for identical requests: True, a folder, or a Cache.
-        output: File or URL of the results, which the same call continues.
-        format: "redline", or "batch" for lines of the OpenAI Batch API.
+        output: File or URL for the results; the same call continues an unfinished run.
+        format: Format of the result lines: "redline" (the default), or "batch", as the OpenAI
+            Batch API writes them.
         ordered: Put the finished file in input order.
         keep_input: Include the row in its result line.
         raw: Keep the whole reply in the result line.
         trace: File that records when each call arrived, where it went and how long it took.
-        metrics_port: Port of the job's metrics for Prometheus; 0 for a free one.
-        alerts: Alerts: thresholds by rule, and a webhook.
+        metrics_port: Port at which Prometheus can read the job's metrics, also as "HOST:PORT"; 0
+            picks a free port.
+        alerts: Thresholds by alert rule, and a webhook to which alerts are posted.
         otel: Send metrics and sampled spans to OpenTelemetry: {} for the default settings.
         budget: The most that all runs of the output together may spend, such as "5usd".
-        budget_tokens: The most tokens that all these runs may use; also as text: "2m".
-        prices: Dollars per million tokens, by model: input, cached_input and output.
+        budget_tokens: The most tokens that all runs of the output together may use; also as text:
+            "2m".
+        prices: Prices by model, in dollars per million tokens: input, cached_input and output.
         timeout_s: Longest time for one attempt, in seconds. Default: 600.
-        max_retries: Attempts at a row after the first. Default: 8; ten times as many after HTTP
-            429.
+        max_retries: Attempts at a row after the first. Default: 8. Retries after HTTP 429 count
+            separately, up to ten times as many.
         row_deadline_s: Longest time for a row with all its retries, in seconds.
-        deadline_s: The run ends after this time, in seconds. The same call continues it.
+        deadline_s: End the run after this time, in seconds. The same call continues it.
         limit: Send only the first N rows.
         via: "live" (cancels open batches), "batch" (the Batch API), or "auto" (batches while
             deadline_s allows, the rest live). Default: live if no batch is open.
@@ -81,7 +86,8 @@ class Keywords(TypedDict, total=False):
         until_empty: End when all messages of a stream are acknowledged.
         fail_on: Answers to count as failures: length, empty, content_filter, refusal.
         strict: End the run at the first row that fails.
-        stop_at_error_rate: End the run once this share of the last 1,000 rows has failed: "20%".
+        stop_at_error_rate: End the run once this share of the last 1,000 rows has failed, such as
+            "20%"; checked from row 100 on.
         longest_wait_s: End the run instead of waiting longer than this for a limit or a
             Retry-After, in seconds.
         retry_failed: Send only the rows that failed before.
@@ -90,8 +96,8 @@ class Keywords(TypedDict, total=False):
             parameter.
         before: Function that takes the row and returns the row to send.
         after: Function that takes the output and returns the output to keep.
-        executor: Runs before and after. Default: threads.
-        progress: Show progress. Default: on a terminal, and in a notebook.
+        executor: Executor that runs `before` and `after`. Default: a thread pool.
+        progress: Show progress. Default: only on a terminal or in a notebook.
     """
 
     prompt: str
@@ -149,19 +155,19 @@ class Keywords(TypedDict, total=False):
     progress: bool
 
 
-# Options by field, with their given values.
+# The values of options that were given, by field of `Options`.
 _Fields = dict[str, Any]
 _NAMED = [
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
     for name in Keywords.__annotations__
 ]
-# The first group does not apply to a user's function; an `Endpoint` contains the second.
+# The first group cannot be combined with `call`; the second is set inside an `Endpoint`.
 _NOT_WITH_CALL = ("endpoint", "balance", "api_key", "headers", "proxy")
 _NOT_WITH_ENDPOINT = (
     *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),
     *("api_key", "headers", "proxy", "timeout_s"),
 )
-# Options whose values may hold a key or a password, which no error shows.
+# Options whose values may contain a key or a password, so errors do not show them.
 _SECRET = ("endpoint", "api_key", "headers", "proxy", "limits", "alerts", "otel")
 # Options whose values are checked elsewhere.
 _UNCHECKED = ("cache", "fail_on")
@@ -210,7 +216,7 @@ def _check_types(given: Mapping[str, Any]) -> None:
     """Raises ConfigError for a value whose type its option cannot use."""
     for name, value in given.items():
         kinds = _kinds()[name]
-        # True is an int to Python, and never a number here.
+        # To Python, True is an int; here it is accepted only by a keyword of type bool.
         is_flag = isinstance(value, bool)
         if kinds and (is_flag != (kinds == (bool,)) or not isinstance(value, kinds)):
             names = " or ".join(kind.__name__ for kind in kinds)
@@ -219,7 +225,7 @@ def _check_types(given: Mapping[str, Any]) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{name} must be a finite number, not {value}")
         if name in ("before", "after") and inspect.iscoroutinefunction(value):
-            # Its coroutine would be kept as the output, or fail a row that is paid for.
+            # The coroutine that it returns would be kept as the output, or fail a paid row.
             raise ConfigError(
                 f"{name} must not be a coroutine function: it runs in a thread",
                 hint="write `def`; code that awaits can be passed as `call`",
@@ -249,7 +255,7 @@ def _check_rivals(given: Mapping[str, Any]) -> None:
     is_list = isinstance(stated, Sequence) and any(isinstance(one, Endpoint) for one in stated)
     if is_one or is_list:
         for name in _NOT_WITH_ENDPOINT:
-            # The concurrency of a whole list is not an endpoint's own.
+            # With a list, `concurrency` bounds the calls at all endpoints together.
             if name in given and not (is_list and name == "concurrency"):
                 raise ConfigError(
                     f"{name} and an Endpoint cannot be combined",
@@ -259,7 +265,7 @@ def _check_rivals(given: Mapping[str, Any]) -> None:
 
 
 def _endpoint(stated: Any) -> _Fields:
-    """Returns the option of one endpoint or several; an empty text counts as not given."""
+    """Returns the option for one endpoint or several; an empty string counts as not given."""
     if isinstance(stated, str) or not isinstance(stated, Sequence):
         return {"endpoint": stated or None}
     for one in stated:
@@ -307,7 +313,7 @@ def _prices(tables: Mapping[str, Any]) -> _Fields:
 
 
 def _fail_on(stated: object) -> _Fields:
-    """Returns the reasons to fail on. A text is split at its commas, as the flag is."""
+    """Returns the option `fail_on`. A string is split at its commas, as the flag's value is."""
     if isinstance(stated, str):
         return {"fail_on": values.words([stated])}
     reasons: tuple[object, ...] = (stated,)
@@ -321,12 +327,12 @@ def _fail_on(stated: object) -> _Fields:
     return {"fail_on": reasons}
 
 
-# Keywords whose values have the form of a flag's, or of a table in redline.toml.
+# Keywords that take the same values as the flag or the table in redline.toml of the same name.
 _AS_FLAGS = (
     *("rps", "rpm", "tpm", "metrics_port", "alerts", "otel"),
     *("budget", "budget_tokens", "stop_at_error_rate"),
 )
-# Readers of other keywords; a keyword without a reader sets the option of its name as it is.
+# Readers of other keywords. Without a reader, the value becomes the option of that name unchanged.
 _READERS: dict[str, Callable[[Any], _Fields]] = {
     "params": lambda given: {"params": dict(given)},
     "endpoint": _endpoint,
@@ -334,6 +340,6 @@ _READERS: dict[str, Callable[[Any], _Fields]] = {
     "cache": _cache,
     "prices": _prices,
     "fail_on": _fail_on,
-    # Used by the caller; no part of the job.
+    # Used by the caller, not by the job.
     "progress": lambda given: {},
 }

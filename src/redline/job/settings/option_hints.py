@@ -1,4 +1,4 @@
-"""Hints for option names that redline does not have."""
+"""Suggests the option that was probably meant by a name that redline does not know."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from redline.errors import nearest
 
-# What other programs call an option, by redline's name for it.
+# Names that other programs use for an option, by redline's name for it.
 _SYNONYMS = {
     "output": "out outfile out-file output-file output-dir outdir results save save-to dest",
     "concurrency": "threads workers parallel parallelism jobs concurrent max-concurrency "
@@ -50,7 +50,7 @@ _SYNONYMS = {
     "follow": "watch tail",
 }
 _CONTINUES = "no flag is needed to continue: the same command sends the remaining rows"
-# For words that are not options: an option, and a hint that is shown if that option is known here.
+# By a word that is not an option: a related option, and the hint, shown if that option is known.
 _SENTENCES = {
     **dict.fromkeys(("resume", "continue", "append"), ("restart", _CONTINUES)),
     **dict.fromkeys(
@@ -65,9 +65,10 @@ _SENTENCES = {
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Returns the hint for an unknown flag, setting or option, or an empty string.
+    """Returns the hint for an unknown flag, setting or option; an empty string for none.
 
-    name: as it was written. known: in the same form, such as `--max-retries` or `max_retries`.
+    name: the unknown name as written. known: the known names, in the same form as `name`, such as
+    `--max-retries` or `max_retries`.
     """
     plain = {_plain(each): each for each in known if not _is_short(each)}
     word = _plain(name)

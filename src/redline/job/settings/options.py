@@ -1,8 +1,9 @@
-"""The options of a job, with their names on the command line, in redline.toml and in Python.
+"""Defines the options of a job, and their names on the command line, in TOML and in Python.
 
 An option is a field of `Options`; the field's metadata is an `Option`, which describes everything
-but the type. New options are added here. `TABLE` holds the `Option`s by field. `values` reads the
-texts of flags and settings, `keywords` the arguments of `redline.run`, and `resolve` makes the job.
+but the type. New options are added here. `TABLE` holds each `Option` under the name of its field.
+`values` reads the values of flags and settings, `keywords` reads the arguments of `redline.run`,
+and `resolve` makes the job.
 """
 
 import os
@@ -39,7 +40,7 @@ _MOST_RETRIES = 100
 
 
 class Kind(StrEnum):
-    """The type of a flag's or setting's value; the enum's value names it in words."""
+    """The type of the value of a flag or a setting; errors describe it by the enum's value."""
 
     TEXT = "text or a number"
     FLAG = "true or false"
@@ -49,16 +50,16 @@ class Kind(StrEnum):
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """The names of one option, and the way it is read.
+    """The names of one option, and how its value is read.
 
-    key: the name in redline.toml and, with dashes, on the command line; if empty, the field's name,
-    without the unit of a time.
-    short: a flag of one letter. python: the argument of `redline.run` that sets the option; the
-    field's name if empty. field: what the option sets; the key if empty. read: makes the value from
-    that of a flag or setting, whose type is kind. metavar, help, complete: for `--help` and a
-    shell's completion. section: of `--help`; the previous option's if empty. of_endpoint: whether a
-    table [endpoints.NAME] may set it.
-    absent: the places where it cannot be set, "flag", "toml" or "python", each with the reason.
+    key: the name in redline.toml and, with dashes, on the command line; if empty, the field's name
+    without the suffix `_s`. short: the flag of one letter, such as `-o`. python: the argument of
+    `redline.run` that sets the option; the field's name if empty. field: the field that the option
+    sets; the key if empty. read: turns the value of the flag or setting, which has the type `kind`,
+    into that of the field. metavar, help: shown by `--help`. complete: the values that a shell's
+    completion offers. section: the section of `--help`; the previous option's if empty.
+    of_endpoint: whether a table [endpoints.NAME] may set the option. absent: the places where the
+    option cannot be set, "flag", "toml" or "python", each with the reason.
     """
 
     key: str = ""
@@ -84,30 +85,30 @@ def flag(key: str, metavar: str | None, about: str, **facts: Any) -> Option:
 
 
 def switch(key: str, about: str, **facts: Any) -> Option:
-    """Returns a flag without a value."""
+    """Returns an option whose flag takes no value."""
     return Option(key=key, help=about, kind=Kind.FLAG, **facts)
 
 
 def whole(key: str, about: str, *, least: int = 1, most: int = 10**15, **facts: Any) -> Option:
-    """Returns a flag whose value is a whole number within bounds."""
+    """Returns an option with a flag that takes a whole number from `least` to `most`."""
     reader = partial(values.whole, least=least, most=most)
     return flag(key, "N", about, read=reader, **facts)
 
 
 def time(key: str, about: str, *, most_s: float = values.MAX_SECONDS, **facts: Any) -> Option:
-    """Returns a flag that sets a field in seconds: `drain_s` for `drain`."""
+    """Returns an option with a flag that takes a duration and sets `drain_s` for `drain`."""
     reader = partial(values.duration, most_s=most_s)
     return flag(key, "TIME", about, field=f"{key}_s", read=reader, **facts)
 
 
 def choice(key: str, known: Sequence[str], about: str, **facts: Any) -> Option:
-    """Returns a flag whose value is one of `known`."""
+    """Returns an option with a flag that takes one of `known`."""
     reader = partial(values.choice, known=known)
     return flag(key, "NAME", about, read=reader, complete=tuple(known), **facts)
 
 
 def _field(option: Option) -> Any:
-    """Returns a field with this option, None by default."""
+    """Returns a dataclass field with this option as its metadata, and None as its default."""
     return field(default=None, metadata={"option": option})
 
 
@@ -136,12 +137,12 @@ def _choice(known: Sequence[str], about: str, **facts: Any) -> Any:
 
 
 def _of_each(metavar: str, about: str, **facts: Any) -> Any:
-    """Returns a flag that [endpoints.NAME] may set, too."""
+    """Returns a field with a flag that a table [endpoints.NAME] may set, too."""
     return _flag(metavar, about, of_endpoint=True, **facts)
 
 
 def _rates(about: str, section: str = "") -> Any:
-    """Returns an option with a repeatable flag; in Python it is a field of `limits`."""
+    """Returns a field for rates, with a repeatable flag; in Python, `limits` sets it."""
     return _of_each(
         "N/W", about, read=values.rates, kind=Kind.LIST, python="limits", section=section
     )
@@ -156,7 +157,7 @@ def _only_in_python(reason: str) -> Any:
 
 
 def _of_one_endpoint(**facts: Any) -> Any:
-    """Returns an option that only [endpoints.NAME] has."""
+    """Returns a field that, outside Python, only a table [endpoints.NAME] can set."""
     return _option(
         of_endpoint=True,
         python="endpoint",
@@ -174,7 +175,7 @@ _OF_ONE_INPUT = {"toml": "it describes a single input, not a project"}
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Options:
-    """The options of a job, from any source. None: not given, so that `resolve` sets a default."""
+    """The options of a job, from any source. None: not given, so its default applies."""
 
     prompt: str | None = _flag(
         "TEMPLATE",
@@ -514,17 +515,17 @@ OF_ENDPOINT = {name: option for name, option in TABLE.items() if option.of_endpo
 
 
 def options_in(given: values.Flags, shown: Callable[[str], str] = values.flag_of) -> Options:
-    """Returns the options that the given flags and settings set; see `read`."""
+    """Returns `Options` with the values of the given flags or settings; see `read`."""
     return Options(**read({**FLAGS, **OF_ENDPOINT}.values(), given, shown))
 
 
 def read(
     options: Iterable[Option], given: values.Flags, shown: Callable[[str], str] = values.flag_of
 ) -> dict[str, Any]:
-    """Returns the values that `given` sets among these options, by field.
+    """Returns the values of those of the options that `given` sets, by field.
 
-    given: values by key. shown: turns a key into its name in errors. Raises ConfigError that names
-    the option.
+    given: values of flags or settings, by key. shown: returns the name of a key in errors. Raises
+    ConfigError, which names the option, for a value that it cannot use.
     """
     return {
         option.field or option.key: option.read(given[option.key], shown(option.key))
@@ -534,5 +535,5 @@ def read(
 
 
 def kinds_of(options: Iterable[Option]) -> dict[str, Kind]:
-    """Returns the type of each option's value in a settings file, by key."""
+    """Returns the type of each option's value in redline.toml, by key."""
     return {option.key: option.kind for option in options}

@@ -1,4 +1,4 @@
-"""The OpenTelemetry settings of a job, from redline.toml and Python."""
+"""Defines and checks the OpenTelemetry settings of a job."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _URL_HINT = 'write it like endpoint = "http://127.0.0.1:4318"'
 
 
 class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The destination and the form of telemetry.
+    """Where telemetry is sent, and what it contains.
 
-    endpoint: base URL of an OTLP/HTTP receiver; if empty, the SDK's variables name it. headers:
-    sent with each request, never printed. headers_env: names of variables that hold the value of a
-    header, by the header's name. service_name: if empty, that of the environment, or `redline`.
-    sample: share of the calls that get a span, 0 to 1. every_s: seconds between two exports of
-    metrics, 1 to 3,600. Raises ConfigError.
+    endpoint: base URL of an OTLP/HTTP receiver; if empty, the OTEL_ variables of the environment
+    set it. headers: sent with each export, and never printed. headers_env: by a header's name, the
+    variable that holds its value. service_name: if empty, the environment's, or `redline` without
+    one. sample: the share of the calls that get a span, 0 to 1. every_s: seconds between two
+    exports of metrics, 1 to 3,600. Raises ConfigError for an invalid value.
     """
 
     endpoint: str = ""
@@ -53,14 +53,14 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"OtelSettings({self.endpoint})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Returns what rich prints, also in tracebacks: msgspec's own form shows the headers."""
+        """Returns what rich prints, also in tracebacks; msgspec's own would show the headers."""
         return [("endpoint", self.endpoint)]
 
 
 def with_secrets(settings: OtelSettings, environ: Mapping[str, str]) -> OtelSettings:
-    """Returns the settings with the values of headers that variables hold.
+    """Returns the settings with the variables of `headers_env` read and added to `headers`.
 
-    Raises ConfigError for a variable that is not set, or whose value no header can carry.
+    Raises ConfigError for a variable that is not set, or whose value a header cannot carry.
     """
     found = {}
     for name, variable in settings.headers_env.items():
@@ -98,5 +98,5 @@ def _check_endpoint(url: str) -> None:
 
 
 def fits_header(value: str) -> bool:
-    """Whether a header can carry this value."""
+    """Whether a header can carry this value, that is, whether it is printable ASCII."""
     return value.isascii() and value.isprintable()

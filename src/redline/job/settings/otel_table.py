@@ -1,4 +1,4 @@
-"""Reads a table of OpenTelemetry settings."""
+"""Reads OpenTelemetry settings from redline.toml, or from the argument `otel` in Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redline.job.settings.values import as_share
 
 
 def parse_otel(table: Mapping[str, Any], where: str) -> OtelSettings:
-    """Returns the settings that the table states.
+    """Returns the settings in the table, with defaults for the others.
 
     where: the table's name in errors. Raises ConfigError for an unknown key or an invalid value.
     """
@@ -27,7 +27,7 @@ def parse_otel(table: Mapping[str, Any], where: str) -> OtelSettings:
 
 
 def _check_headers(headers: Mapping[str, str], where: str) -> None:
-    """Raises ConfigError for an invalid header. No value is shown: it may be a secret."""
+    """Raises ConfigError for an invalid header. Errors do not show values: they may be secret."""
     for name, value in headers.items():
         is_token = bool(name) and name.isascii() and name.isprintable()
         if not is_token or set(name) & set(' :"(),/;<=>?@[\\]{}'):

@@ -1,4 +1,4 @@
-"""Makes one job from options of any source; nothing below sees an option or the environment."""
+"""Makes a `Job` from options of any source, and finds the server and the key that they omit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from redline.store import local_path, url_of
 SIM = "sim"
 OPENAI = "https://api.openai.com/v1"
 _OUTPUT = ("format", "ordered", "keep_input", "raw")
-# Fields whose values are those of the options of their names.
+# Fields of a struct that take the value of the option with the same name.
 _PROMPTING = [name for name in Prompting.__struct_fields__ if name in TABLE]
 _MADE = ("cache", "output", "trace", "otel")
 _JOB = [name for name in Job.__struct_fields__ if name in TABLE and name not in _MADE]
@@ -38,10 +38,10 @@ def make_job(rows: object, keywords: Mapping[str, Any], environ: Mapping[str, st
 
 
 def job_of(rows: object, options: Options, environment: Environment) -> Job:
-    """Returns the job of these options.
+    """Returns the job that these options describe.
 
-    rows: as `open_source` takes them. environment: supplies a server and a key if no option does.
-    Raises ConfigError.
+    rows: any input that `open_source` accepts, or a stream. environment: supplies the server's URL
+    and the API key if no option does. Raises ConfigError.
     """
     embedded = embedded_in(options.endpoint)
     return Job(
@@ -63,7 +63,7 @@ def job_of(rows: object, options: Options, environment: Environment) -> Job:
 
 
 def output_at(place: str | os.PathLike[str], options: Options) -> Output:
-    """Returns the output at a path or URL, with the contents of lines that the options request.
+    """Returns the output at a path or URL, with the format and the other settings of the options.
 
     Raises ConfigError for a folder.
     """
@@ -76,16 +76,16 @@ def output_at(place: str | os.PathLike[str], options: Options) -> Output:
 
 
 def embedded_in(endpoint: object) -> Embedded | None:
-    """Returns the server to start for the run; None if the endpoint is not one."""
+    """Returns the server to start for the run; None if `endpoint` is not an embedded server."""
     if endpoint == SIM:
         return EmbeddedSim()
     return endpoint if isinstance(endpoint, Embedded) else None
 
 
 def memory_path(environ: Mapping[str, str]) -> Path | None:
-    """Returns the file for the limits that were found, in the XDG cache directory.
+    """Returns the path of the file that stores the limits found, in the XDG cache folder.
 
-    None without a home folder.
+    Returns None if neither XDG_CACHE_HOME nor HOME is set.
     """
     cache, home = environ.get("XDG_CACHE_HOME"), environ.get("HOME")
     if cache:
@@ -94,7 +94,7 @@ def memory_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def _given(options: Options, *names: str) -> dict[str, Any]:
-    """Returns those of the named options that are given; the callee has defaults for the others."""
+    """Returns the named options that are given, by name, so that the others keep their defaults."""
     found = {name: getattr(options, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -102,14 +102,14 @@ def _given(options: Options, *names: str) -> dict[str, Any]:
 def _prompting(options: Options, embedded: Embedded | None) -> Prompting:
     fields = _given(options, *_PROMPTING)
     if embedded is not None:
-        # An embedded server has one model, so none need be named.
+        # An embedded server has only one model, so no option has to choose it.
         fields.setdefault("model", embedded.model)
     fields["params"] = {**(options.params or {}), **_given(options, "temperature", "max_tokens")}
     return Prompting(**fields)
 
 
 def _limits(options: Options) -> Limits:
-    """Returns all limits, including those set in short form."""
+    """Returns all limits, including those set in short form: rps, rpm and tpm."""
     fields = _given(options, *Limits.__struct_fields__)
     short = {"requests": (options.rps, options.rpm), "tokens": (options.tpm,)}
     for kind, rates in short.items():
@@ -118,7 +118,7 @@ def _limits(options: Options) -> Limits:
 
 
 def endpoints_of(options: Options, environment: Environment) -> tuple[Endpoint, ...]:
-    """Returns the endpoints that the options name, or the usual one. Raises ConfigError."""
+    """Returns the endpoints that the options set, or the default one. Raises ConfigError."""
     stated = options.endpoint
     if isinstance(stated, Endpoint):
         return (_within(stated, options.concurrency),)
@@ -134,7 +134,8 @@ def endpoints_of(options: Options, environment: Environment) -> tuple[Endpoint, 
 def _within(endpoint: Endpoint, most: int | str | None) -> Endpoint:
     """Returns the endpoint with at most `most` calls in flight.
 
-    Unchanged if its own limit is lower or is searched for: `Job.slots` bounds the search.
+    The endpoint is unchanged if its own concurrency is lower, or is to be found by a search, which
+    `Job.slots` bounds.
     """
     limits = endpoint.limits
     if not isinstance(most, int) or limits.is_adaptive or limits.slots() <= most:
@@ -152,7 +153,7 @@ def no_embedded(name: str) -> ConfigError:
 
 
 def endpoint_of(options: Options, environment: Environment) -> Endpoint:
-    """Returns the endpoint that the options name, or the usual one. Raises ConfigError."""
+    """Returns the endpoint that the options set, or the default one. Raises ConfigError."""
     if isinstance(options.endpoint, Endpoint):
         return options.endpoint
     base_url = options.base_url
@@ -179,10 +180,10 @@ def _usual_url(environment: Environment) -> str:
 def _key(
     options: Options, base_url: str | None, embedded: Embedded | None, environment: Environment
 ) -> str | None:
-    """Returns the key to send: that of the options or of the environment; None for no key.
+    """Returns the key to send, from the options or the environment; None to send no key.
 
-    An empty text means that no key is sent. Raises ConfigError if the key of the environment may
-    not go to the URL.
+    If the option `api_key` is empty, no key is sent. Raises ConfigError if the environment's key
+    may not be sent to the URL.
     """
     if options.api_key is not None:
         return options.api_key or None
@@ -209,9 +210,9 @@ def _timeouts(options: Options) -> Timeouts:
 
 
 def _cache(options: Options, environ: Mapping[str, str]) -> Cache | None:
-    """Returns the requested cache with its folder; None if none is requested.
+    """Returns the cache that the options request, with its folder; None if they request none.
 
-    Raises ConfigError if no folder is named and there is no home folder.
+    Raises ConfigError if no option sets the folder and there is no home folder.
     """
     is_wanted = options.cache or options.cache_dir is not None
     if options.no_cache or not is_wanted:

@@ -1,4 +1,4 @@
-"""The settings of a run, resolved once: nothing below sees a flag or the environment."""
+"""Defines `Job`, the settings of one run, and checks that they are valid together."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from redline.store import local_path, url_of
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 VIAS = ("live", "batch", "auto")
-# The values that send rows through the Batch API.
+# The values of `via` that send rows through the Batch API.
 BATCHING = ("batch", "auto")
-# The formats that other suffixes imply.
+# What a file with this suffix is expected to be, whereas results are always JSON Lines.
 _OTHER_KINDS = {
     **dict.fromkeys((".csv", ".tsv"), "a table"),
     **dict.fromkeys((".parquet", ".arrow", ".feather", ".avro", ".orc"), "a table"),
@@ -39,18 +39,20 @@ _OTHER_KINDS = {
         (".html", ".xml", ".yaml", ".yml", ".md", ".pdf", ".pkl"), "a file of that kind"
     ),
 }
-# Methods of requests that carry no body.
+# Methods whose requests have no body.
 BODILESS = ("GET", "HEAD")
 
 
 class Prompting(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings by which a row becomes a request. Raises ConfigError.
+    """The settings that decide how a row becomes a request.
 
-    prompt, system, body, url: Jinja templates over the row's columns; `body` renders a whole JSON
-    body. params: merged into every body, below the row's own. output_path: dotted keys and indices
-    that pick the answer, such as `result.items.0.text`. shots: examples for the model, put before a
-    row's prompt: pairs of a question and its answer. constant_prompt: the prompt or body may be the
-    same for every row, which is otherwise refused.
+    prompt, system, body, url: Jinja templates, filled from the row's columns; `body` renders the
+    whole JSON body. params: fields merged into every body; a row's own fields override them.
+    output_path: dotted keys and indices that lead to the output in the answer, such as
+    `result.items.0.text`. shots: pairs of a question and its answer, put before each row's prompt
+    as examples for the model. constant_prompt: allows a prompt or body that is the same for every
+    row, which is otherwise refused. Raises ConfigError for settings that are invalid or cannot be
+    combined.
     """
 
     prompt: str | None = None
@@ -91,10 +93,10 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hooks(msgspec.Struct, frozen=True, kw_only=True):
-    """User functions, run in `executor` (None: a thread pool) so that the loop stays free.
+    """The user's functions, run in `executor` (None: a thread pool) to keep the event loop free.
 
-    before: gets the row, returns the row to send. after: gets the output, returns the output to
-    keep. An exception in either fails its row.
+    before: takes the row and returns the row to send. after: takes the output and returns the
+    output to keep. An exception in either function fails its row.
     """
 
     before: Callable[[dict[str, Any]], dict[str, Any]] | None = None
@@ -103,36 +105,40 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of one run. Durations are in seconds; None: no bound, or not used.
+    """The settings of one run. Durations are in seconds; None means no bound, or not used.
 
     Raises ConfigError for settings that are invalid or cannot be combined.
 
-    rows: any input that `open_source` takes; unused if `execute` gets a source. limit: only the
-    first N rows. follow: rows that are appended to the file later are run, too. until_empty: a
-    stream is read until all of its messages are acknowledged. samples: answers per row, each of
-    which is a result. task: the processing of a row, if that is more than one request.
+    rows: any input that `open_source` accepts, or a stream; unused if `execute` gets a source.
+    limit: process only the first N rows. follow: also process rows that are appended to the file
+    later. until_empty: read a stream until all of its messages are acknowledged. samples: the
+    number of answers per row, each a result of its own. task: processes each row; None if a row is
+    simply one request.
 
-    endpoints, call: the servers that answer, or a coroutine function of one row; neither if
-    `execute` gets a backend. embedded: a server that is started for the run; its base URL replaces
-    the endpoint's. balance: the choice among several endpoints, one of STRATEGIES. limits: those of
-    a job without an endpoint; with endpoints, its concurrency bounds the calls at all of them
-    together. memory: the file of the limits that rate "auto" has found. cache: the
-    answers that are kept, with their folder. via: one of VIAS; empty for live, unless earlier runs
-    have left batches.
+    endpoints, call: the servers that answer, or a coroutine function that takes a row and returns
+    the answer; neither if `execute` gets a backend. embedded: a server that is started for the run;
+    its base URL replaces the endpoint's. balance: the strategy that chooses among several
+    endpoints, one of STRATEGIES. limits: the limits of a job without endpoints; with endpoints,
+    which have their own, only its concurrency is used, to bound the calls at all of them together.
+    memory: the file that stores the limits found by rate "auto". cache: the settings of the answer
+    cache. via: one of VIAS; empty for live, but then the run is refused while batches are open.
 
-    timeout_s: of one attempt. row_deadline_s: of a row with its retries. deadline_s: of the run;
-    rows that are unfinished then remain for the next run. longest_wait_s: the run ends if no call
-    can be sent for longer. stop_at_error_rate: the run ends once at least this share of the latest
-    rows has failed; above 0, at most 1. strict: the first failed row ends the run.
-    ends_if_hopeless: the run ends if its first rows all fail.
+    timeout_s: the longest time for one attempt without an endpoint; an endpoint has its own
+    timeouts. row_deadline_s: the longest time for a row with all its retries. deadline_s: the
+    longest time for the run; rows unfinished by then are left for the next run. longest_wait_s: end
+    the run if no call can be sent for longer. stop_at_error_rate: end the run once at least this
+    share of the last 1,000 rows has failed; above 0, at most 1. strict: end the run at the first
+    row that fails. ends_if_hopeless: end the run if its first 100 rows all fail.
 
-    retry_failed: runs only the rows that failed before; retries_failures: runs these besides the
-    new ones. fail_on: finish reasons that make a result a failure. allowance: the budget of all
-    runs of the output. prices: by model, in preference to those that redline knows.
+    retry_failed: process only the rows that failed in earlier runs; retries_failures: process these
+    as well as the new ones. fail_on: the flaws, keys of FAIL_ON, that make an answer a failure.
+    allowance: the budget of all runs of the output. prices: the user's prices by model, which
+    override those that redline knows.
 
     trace: the file in which calls are recorded. metrics_port: host and port of the metrics page.
-    alerts: the rules to check. otel: the data for OpenTelemetry. priority: of the job's calls if
-    jobs share a backend; lower goes first. tenant: whose budget pays for its calls; may be empty.
+    alerts: the alert rules to check. otel: how telemetry is exported; None to export none.
+    priority: the priority of the job's calls if jobs share a backend; the lowest number goes first.
+    tenant: the tenant for whom the calls are made; may be empty.
     """
 
     rows: object = ()
@@ -216,34 +222,34 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def endpoint(self) -> Endpoint | None:
-        """The one endpoint; None for a job without any, or with several."""
+        """The job's only endpoint; None if it has none or several."""
         return self.endpoints[0] if len(self.endpoints) == 1 else None
 
     @property
     def call_limits(self) -> tuple[Limits, ...]:
-        """The limits of the job's calls: those of each endpoint; without one, the job's own."""
+        """The limits of each endpoint; for a job without endpoints, its own limits alone."""
         return tuple(one.limits for one in self.endpoints) or (self.limits,)
 
     @property
     def most_together(self) -> int | None:
-        """The most calls in flight at all endpoints together; None if that is not set."""
+        """The most calls in flight at all endpoints together; None if no number is set."""
         stated = self.limits.concurrency
         return stated if isinstance(stated, int) else None
 
     @property
     def slots(self) -> int:
-        """The most calls in flight."""
+        """The most calls that may be in flight at once."""
         slots = sum(limits.slots() for limits in self.call_limits)
         most = self.most_together
         return slots if most is None else min(slots, most)
 
     @property
     def attempt_s(self) -> float:
-        """The longest timeout of an attempt, in seconds, over all endpoints."""
+        """The longest timeout of an attempt at any endpoint, in seconds."""
         return max((one.timeouts.attempt_s for one in self.endpoints), default=self.timeout_s)
 
     def price_table(self) -> Prices:
-        """Returns the job's prices, including models with another name or price at an endpoint."""
+        """Returns the job's prices, with each endpoint's own model names and prices."""
         models = {one.label: one.models for one in self.endpoints}
         return Prices(self.prices, models, {one.label: one.tariff for one in self.endpoints})
 
@@ -252,13 +258,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.price_table().at(endpoint.label, self.prompting.model)
 
     def manifest(self) -> Manifest:
-        """Returns the settings on which the job's results depend, to be saved beside them."""
+        """Returns the manifest to save beside the results: the settings on which they depend."""
         assert self.output is not None
         call = getattr(self.call, "__qualname__", type(self.call).__name__) if self.call else None
         settings = {
             "call": call,
             **msgspec.to_builtins(self.prompting),
-            # This permits a constant prompt, and changes no request.
+            # It only permits a constant prompt, and changes no request.
             "constant_prompt": None,
             "format": self.output.format,
             "raw": self.output.raw,
@@ -282,7 +288,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             self.price_table().checked(model)
 
     def _check_model(self) -> None:
-        """Refuses a model that no endpoint has, if all of them set their models."""
+        """Refuses a model that no endpoint has, if all endpoints list their models."""
         known = {name for one in self.endpoints for pair in one.models.items() for name in pair}
         model = self.prompting.model
         if model is None or not known or model in known:
@@ -327,7 +333,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     def _check_continuous(self) -> None:
-        """Refuses settings that need the end of an endless input, or rows that are gone."""
+        """Refuses settings that do not work with an endless input, or only with a stream."""
         stream, output = stream_of(self.rows), self.output
         if stream is None and self.until_empty:
             raise ConfigError(
@@ -376,7 +382,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _check_output(self) -> None:
-        """Refuses to write over the input."""
+        """Refuses to write to the input, or to a new file whose suffix implies another format."""
         output = self.output
         if output is None:
             return
@@ -410,7 +416,7 @@ def _check_suffix(output: Output) -> None:
 
 
 def _place_of(rows: object) -> str | None:
-    """Returns the URL of the input, or its path without links; None if it has neither."""
+    """Returns the URL of the input, or its path with links resolved; None if it has neither."""
     url = url_of(rows)
     if url is not None:
         return url.name
@@ -418,7 +424,10 @@ def _place_of(rows: object) -> str | None:
 
 
 def _real(path: Path) -> str:
-    """Returns the path without links. Raises ConfigError if it begins in a removed folder."""
+    """Returns the path with links resolved.
+
+    Raises ConfigError for a relative path if the current folder has been removed.
+    """
     try:
         return os.path.realpath(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Tables of settings as structs, with errors that name the setting and its place."""
+"""Converts tables of settings to structs, with errors that name the setting and its place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redline.job.settings.option_hints import meant
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-# The names that msgspec uses in messages.
+# Descriptions of types, by the names that msgspec uses in messages.
 _TYPES = {
     "int": "a whole number",
     "float": "a number",
@@ -30,7 +30,7 @@ _BOUND = re.compile(r"Expected `(\w+)` ([<>]=) (\S+) - at `\$\.([^`]*)`")
 
 @contextmanager
 def errors_in(where: str) -> Iterator[None]:
-    """Adds the place to errors about settings in the block."""
+    """Sets `where` as the place of a ConfigError that the block raises."""
     try:
         yield
     except ConfigError as error:
@@ -39,7 +39,7 @@ def errors_in(where: str) -> Iterator[None]:
 
 
 def refuse_unknown(table: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raises ConfigError for a key that is not known, with the nearest one."""
+    """Raises ConfigError for a key that is not in `known`; the hint suggests one that is."""
     known = tuple(known)
     for key in table:
         if key not in known:
@@ -51,9 +51,10 @@ def refuse_unknown(table: Iterable[str], known: Iterable[str], where: str) -> No
 
 
 def struct_in(table: Mapping[str, Any], kind: type[T], where: str) -> T:
-    """Returns the table as a struct.
+    """Returns the table as a struct of type `kind`.
 
-    Raises ConfigError that names an unknown key or a wrong value.
+    Raises ConfigError for an unknown or a missing key, or an invalid value; the error names the
+    key.
     """
     refuse_unknown(table, kind.__struct_fields__, where)
     try:
@@ -66,7 +67,7 @@ def struct_in(table: Mapping[str, Any], kind: type[T], where: str) -> T:
 
 
 def _words(error: str) -> str:
-    """Returns a message of msgspec in the terms of a settings file."""
+    """Rewords a message of msgspec in the terms of a settings file."""
     if found := _MISSING.match(error):
         return f"{found[2]}.{found[1]} is missing" if found[2] else f"{found[1]} is missing"
     if found := _BOUND.match(error):

@@ -1,4 +1,4 @@
-"""The interface of tasks, which may send several requests for a row; the tasks are in `tasks`."""
+"""Defines the interface of tasks, which may send several requests per row; see redline.tasks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from redline.calls import Backend, Call, Load, Outcome, Request, Sink, failed
 from redline.errors import TimedOut
 from redline.waist import MOST_TRIED, Attempt
 
-# The deadline of a row that is not to be asked again, because its run is ending.
+# The deadline of a row that sends no further request, because the run is ending.
 NO_MORE_S = -math.inf
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Ask:
-    """Asks the job's backend on behalf of one row, once or more, within that row's own deadline.
+    """Sends the requests of one row to the job's backend, within the row's deadline.
 
-    on_outcome: gets each outcome, also those that are not the row's last. tried: the latest
-    attempts of all requests, as in an Outcome.
+    on_outcome: called with the outcome of each request. tried: the latest attempts, at most
+    MOST_TRIED, at all of the row's requests, oldest first.
     """
 
     _backend: Backend
@@ -31,22 +31,17 @@ class Ask:
     tried: tuple[Attempt, ...] = ()
 
     async def __call__(self, request: Request) -> Outcome:
-        """Sends a request and returns its one outcome, retries included.
-
-        Raises nothing but CancelledError.
-        """
+        """Sends a request, with retries, and returns its outcome. Raises only CancelledError."""
         if self._call.deadline_s == NO_MORE_S:
-            # The run is ending: the call on the wire has ended, and no attempt follows. The row
-            # stays unfinished.
+            # The run is ending: the row sends no further request, and stays unfinished.
             late = failed(TimedOut("row"))
             late.attempts = self._call.attempts
             return late
         outcome = await self._backend.send(request, self._call)
         self.tried = (self.tried + outcome.tried)[-MOST_TRIED:]
         if not self._has_asked:
-            # Later calls of a row take precedence over the first calls of other rows: if the run
-            # ends, few rows lose the answers that they already have, instead of all rows that wait
-            # for a limit.
+            # A row's later requests are sent before the first requests of other rows. So few rows
+            # are half-done at any time, and few answers are lost if the run ends early.
             self._has_asked = True
             self._call.priority -= 1
         if self._on_outcome is not None:
@@ -55,42 +50,44 @@ class Ask:
 
 
 class Task(Protocol):
-    """The processing of each row.
+    """Processes the rows of a job, each with one request or more.
 
-    A task that sends exactly one request per row, and has an attribute `asks_once` that is True,
-    works with batches, too: it is then called twice, the second time with the answer.
+    A task that sends exactly one request per row can also be used with batches if its attribute
+    `asks_once` is True. `do` is then called twice for a row: first to get the request, for which
+    `ask` returns a failure, and again once the answer is there.
     """
 
     def settings(self) -> Mapping[str, Any]:
-        """Returns the settings that determine a result besides the prompt.
+        """Returns the settings, besides the prompt's, on which the results depend.
 
-        A run with other settings cannot continue the output.
+        They are saved with the output. A run with different ones is refused, except with `force`.
         """
         ...
 
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
-        """Returns the row's one outcome; its `fields` go into the result line.
+        """Processes a row and returns its outcome, whose `fields` go into the result line.
 
-        request: made from the row by the prompt. Must not raise: an exception fails the row.
+        request: the request made from the row according to the job's `prompting`. Must not raise:
+        an exception fails the row.
         """
         ...
 
 
 @runtime_checkable
 class Remembering(Protocol):
-    """A Task whose outcomes depend on those that the output holds already."""
+    """A Task whose outcomes depend on the results of earlier runs of the output."""
 
     def recall(self, results: Path, failures: Path) -> None:
-        """Reads what earlier runs have left; `failures` may be missing.
+        """Reads the files that earlier runs have written; `failures` may not exist.
 
-        Called once before the first row, in a thread, when the output is locked and repaired.
+        Called once, in a thread, after the output is locked and repaired, and before the first row.
         """
         ...
 
 
 @dataclass(eq=False, repr=False)
 class Answered:
-    """Stub backend that returns an existing outcome, and keeps the first request."""
+    """Stub backend that returns an existing outcome and records the first request."""
 
     _outcome: Outcome
     request: Request | None = None

@@ -1,4 +1,4 @@
-"""Settings in TOML files: values in the form of flags, and errors that name the place."""
+"""Reads settings from TOML files and converts them to the form of flags; errors name the place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Table = dict[str, Any]
 def read_toml(path: Path) -> Table:
     """Returns the tables of a file.
 
-    Raises FileNotFoundError, and ConfigError for a file that cannot be read or is not TOML.
+    Raises FileNotFoundError if there is no such file, and ConfigError if it cannot be read or is
+    not TOML.
     """
     try:
         text = path.read_text("utf-8-sig")
@@ -25,7 +26,7 @@ def read_toml(path: Path) -> Table:
         raise
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {reason_of(error)}") from error
-    # Imported here: most folders have no settings.
+    # Imported here: most folders have no settings file.
     import tomllib
 
     try:
@@ -51,10 +52,10 @@ def table_in(value: object, name: str, file: str) -> Table:
 
 
 def settings_in(table: Table, kinds: Mapping[str, Kind], where: str) -> Table:
-    """Returns the table with its values in the form of flags. A key may have dashes.
+    """Returns the table with its values in the form of flags: numbers, for example, become text.
 
-    Raises ConfigError for an unknown key, a key that is stated twice, and a value of the wrong
-    kind.
+    kinds: the type of value of each known key; in `table`, a key may have dashes for underscores.
+    Raises ConfigError for an unknown key, a key that is set twice, and a value of the wrong type.
     """
     named = underscored(table, where)
     refuse_unknown(named, kinds, where)
@@ -62,9 +63,9 @@ def settings_in(table: Table, kinds: Mapping[str, Kind], where: str) -> Table:
 
 
 def underscored(table: Mapping[str, Any], where: str) -> Table:
-    """Returns the table with underscores for the dashes in its keys.
+    """Returns the table with the dashes in its keys replaced by underscores.
 
-    Raises ConfigError for a key that is stated both with dashes and with underscores.
+    Raises ConfigError for a key that is set both with dashes and with underscores.
     """
     found: Table = {}
     for key, value in table.items():
@@ -80,10 +81,10 @@ def underscored(table: Mapping[str, Any], where: str) -> Table:
 
 
 def fields_in(table: object, name: str, file: str, options: Collection[Option]) -> Table:
-    """Returns the values that a table states for these options, by field.
+    """Returns the values that a table sets for these options, by field.
 
-    name: the table's name in the file. Raises ConfigError that names the setting as the file does,
-    and its place.
+    name: the table's name in the file. Raises ConfigError for an unknown setting or an invalid
+    value; the error contains the setting's name and its place in the file.
     """
     where = f"{file}, [{name}]"
     stated = settings_in(table_in(table, name, file), kinds_of(options), where)

@@ -1,8 +1,8 @@
-"""Readers of flags and settings: text becomes a number, a time or pairs, or raises an error.
+"""Reads the values of flags and settings, such as numbers, durations and pairs, from their texts.
 
-A reader takes a value and the name that errors show, and returns what the value means. It raises
-ConfigError for a value that it cannot use. Settings of redline.toml arrive here in the form of
-flags' texts, so both have the same errors.
+A reader takes a value and the flag's name for errors, and returns the value in the form that an
+option has. It raises ConfigError for a value that it cannot use. Settings in redline.toml are
+brought into the form of flags first, so the same readers and errors serve both.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def flag_of(name: str) -> str:
 
 
 def plain(stated: Any, flag: str) -> Any:
-    """Returns the setting unchanged: it needs no conversion, or is checked elsewhere."""
+    """Returns the value unchanged: it needs no conversion, or is checked elsewhere."""
     return stated
 
 
 def duration(text: str, flag: str, most_s: float = MAX_SECONDS, *, may_be_0: bool = False) -> float:
-    """Returns seconds from `30`, `1.5s`, `500ms`, `5m`, `6h` or `2d`, above 0 and up to `most_s`.
+    """Returns the seconds in `30`, `1.5s`, `500ms`, `5m`, `6h` or `2d`, above 0 and up to `most_s`.
 
-    may_be_0: accepts 0 as well.
+    may_be_0: whether 0 is accepted, too.
     """
     text = text.strip()
     match = _DURATION.fullmatch(text)
@@ -65,7 +65,7 @@ def duration(text: str, flag: str, most_s: float = MAX_SECONDS, *, may_be_0: boo
 
 
 def whole(text: str, flag: str, least: int, most: int = 10**15) -> int:
-    """Returns a whole number within bounds."""
+    """Returns a whole number from `least` to `most`."""
     text = text.strip()
     try:
         value = int(text)
@@ -80,7 +80,7 @@ def whole(text: str, flag: str, least: int, most: int = 10**15) -> int:
 
 
 def whole_or(text: str, flag: str, word: str, least: int, most: int) -> int | str:
-    """Returns a whole number within bounds, or the word."""
+    """Returns a whole number from `least` to `most`, or `word` itself."""
     return word if text == word else whole(text, flag, least, most)
 
 
@@ -97,12 +97,12 @@ def number(text: str, flag: str) -> float:
 
 
 def one_or_more(texts: Sequence[str], flag: str) -> str | tuple[str, ...]:
-    """Returns the only text, or all of them."""
+    """Returns the text if there is only one, otherwise all of them."""
     return texts[0] if len(texts) == 1 else tuple(texts)
 
 
 def weight(text: str, flag: str) -> float:
-    """Returns a number; `Endpoint` checks its range."""
+    """Returns any number; `Endpoint` checks its range."""
     try:
         return float(text)
     except ValueError:
@@ -123,7 +123,7 @@ def share(text: str, flag: str) -> float:
 
 
 def as_share(stated: object) -> float:
-    """Returns the number in `20%` or 0.2; NaN if the text is not a share."""
+    """Returns 0.2 for `20%`, `0.2` or 0.2, and NaN for other text. The range is not checked."""
     text = str(stated).strip()
     try:
         value = float(text.removesuffix("%"))
@@ -148,7 +148,7 @@ def rates(texts: Sequence[str], flag: str) -> tuple[Rate, ...]:
 
 
 def address(stated: int | str, flag: str) -> tuple[str, int]:
-    """Returns host and port of `9400`, `0.0.0.0:9400` or `[::1]:0`; the usual host is 127.0.0.1."""
+    """Returns host and port of `9400`, `0.0.0.0:9400` or `[::1]:0`; default host: 127.0.0.1."""
     text = str(stated)
     match = _ADDRESS.fullmatch(text.strip())
     if match is None or int(match["port"]) > _MOST_PORT:
@@ -166,7 +166,7 @@ def count(stated: int | str, flag: str) -> int:
 
 
 def size(text: str, flag: str) -> int:
-    """Returns the bytes in `500m` or `2g`."""
+    """Returns the number of bytes in `500m` or `2g`; k, m, g and t are powers of 1,000."""
     text = text.strip()
     match = _SIZE.fullmatch(text)
     size_bytes = math.inf if match is None else float(match[1]) * _FACTORS[match[2].lower()]
@@ -181,7 +181,7 @@ def local(text: str, flag: str) -> str:
 
 
 def path(text: str, flag: str) -> Path:
-    """Returns the path."""
+    """Returns the text as a path."""
     return Path(text)
 
 
@@ -191,7 +191,7 @@ def place(text: str, flag: str) -> str | None:
 
 
 def words(texts: Sequence[str]) -> tuple[str, ...]:
-    """Returns the words of the texts, in which commas separate them."""
+    """Splits each text at its commas, and returns all words that are not empty."""
     return tuple(word.strip() for text in texts for word in text.split(",") if word.strip())
 
 
@@ -244,7 +244,7 @@ def headers(lines: Sequence[str], flag: str) -> dict[str, str]:
                 f"{flag} is not NAME: VALUE",
                 hint=f"write it like {flag} 'X-Team: search'",
             )
-        # Names of headers are the same in upper and lower case (RFC 9110, 5.1).
+        # Header names are case-insensitive (RFC 9110, 5.1).
         if name.lower() in map(str.lower, found):
             raise _named_twice(flag, name)
         found[name] = value.strip()
@@ -256,7 +256,7 @@ def _named_twice(flag: str, name: str) -> ConfigError:
 
 
 def choice(text: str, flag: str, known: Sequence[str]) -> str:
-    """Returns the text, which is one of `known`."""
+    """Returns the text if it is one of `known`."""
     text = text.strip()
     if text in known:
         return text
@@ -265,5 +265,5 @@ def choice(text: str, flag: str, known: Sequence[str]) -> str:
 
 
 def choices(texts: Sequence[str], flag: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Returns the words of the texts, which are separated by commas and all in `known`."""
+    """Splits each text at its commas, and returns all words; each must be one of `known`."""
     return tuple(choice(text, flag, known) for text in words(texts))

@@ -1,4 +1,4 @@
-"""The live runner: feed, template, workers and counters."""
+"""Runs a job's rows live: reads rows ahead, renders requests, sends them, and counts outcomes."""
 
 from redline.job.work.backpressure import Backpressure
 from redline.job.work.bill import Bill, Spent

@@ -1,10 +1,10 @@
-"""The bounds on the rows and lines that a run holds; while one is reached, no rows are read.
+"""Bounds the rows and lines that a run holds: while a bound is reached, no rows are read.
 
-  what                       counts from                    until                  bound
-  rows of 64 KiB and more    they are taken from the feed   they have their line   128 MiB
-  lines that are not synced  they are taken                 their fsync begins     the journal's
+  what                        counted from           until              bound
+  row of 64 KiB or more       a worker takes it      its line is taken  128 MiB in total
+  line that is not synced     the journal takes it   its fsync begins   set by the journal
 
-Backpressure: reading stops until enough of the rows that were read are done.
+Backpressure: reading stops until enough of the rows that have been read are done.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from redline.journal import Journal
 from redline.process import Changes
 
 # Bytes as in the input. A row's values take as many bytes again, and so does its request until the
-# server has read it. At most 128 rows of 1 MB are in flight at once.
+# server has read it. So about 128 rows of 1 MiB are in flight at most.
 MOST_ROW_BYTES = 128 * 1024 * 1024
-# Smaller rows are not counted: 1,000 calls in flight hold 2,000 of them, which are 125 MiB.
+# Smaller rows are not counted: with 1,000 calls in flight, a run holds about 2,000 of them, at most
+# 125 MiB.
 LARGE_ROW_BYTES = 64 * 1024
 
 
 class Backpressure:
-    """The bytes of large rows at hand, and the lines of `journal`; None for a run without one."""
+    """Counts the bytes of large rows, and reports whether reading must pause.
+
+    journal: its unsynced lines count as well; None for a run without a journal.
+    """
 
     def __init__(self, journal: Journal | None = None) -> None:
         self._row_bytes = 0
@@ -34,15 +38,15 @@ class Backpressure:
 
     @property
     def is_behind(self) -> bool:
-        """Whether too much is not durable yet. May be read in any thread."""
+        """Whether too many lines are not synced yet. May be read in any thread."""
         return self._journal is not None and self._journal.is_behind
 
     def add(self, row_bytes: int) -> None:
-        """Adds a large row that begins."""
+        """Counts a large row that a worker has taken."""
         self._row_bytes += row_bytes
 
     def remove(self, row_bytes: int) -> None:
-        """Removes a large row that is done."""
+        """Stops counting a large row, which is done."""
         self._row_bytes -= row_bytes
         self._changes.notify()
 

@@ -1,4 +1,4 @@
-"""The cost of a run: from its budget's records, or from the usage in replies."""
+"""Computes the cost of a run, from the records of its budget or from the usage in replies."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from redline.waist import Reply
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """The spending so far, and the allowance; None for unknown amounts.
+    """The spending so far, and the allowance; an amount is None if it is unknown.
 
-    picodollars, tokens: with a budget of that kind, the amount that counts against it, from all
-    runs of the output; otherwise picodollars are this run's, by its replies. here: picodollars of
-    this run.
+    picodollars: with a budget in dollars, the amount of all runs of the output that counts against
+    it; otherwise the cost of this run's replies. tokens: with a budget in tokens, the number that
+    counts against it, from all runs; otherwise None. here: picodollars of this run alone.
     """
 
     allowance: Allowance
@@ -25,7 +25,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_all_runs(self) -> bool:
-        """Whether it includes the spending of earlier runs, as with a budget in money."""
+        """Whether the amounts include earlier runs; False if picodollars are only this run's."""
         return self.picodollars is None or self.allowance.picodollars is not None
 
     @property
@@ -33,9 +33,9 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.picodollars is None else self.picodollars / DOLLAR
 
     def expected(self, rows_done: int, rows_left: int | None) -> int | None:
-        """Returns picodollars at the end, if further rows cost as much as those of this run.
+        """Returns the picodollars expected at the end, from the mean cost of this run's rows.
 
-        None if unknown.
+        rows_done: rows that this run has done. Returns None if the cost or a number is unknown.
         """
         if self.picodollars is None or self.here is None or rows_left is None or not rows_done:
             return None
@@ -43,7 +43,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The text: `$0.42 of $5.00`, `$0.42`, `1,234 of 2,000 tokens`, both, or empty."""
+        """The amounts: `$0.42 of $5.00` or `$0.42`, `1,234 of 2,000 tokens`, both, or ""."""
         parts = []
         if self.picodollars is not None:
             parts.append(dollars_text(self.picodollars) + _of(self.allowance.picodollars))
@@ -53,19 +53,23 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bill:
-    """The bill of one run. spending: the budget's, None without a budget."""
+    """Adds up the cost of one run.
+
+    spending: the spending of the budget; None without one. reads_replies: whether the cost is
+    computed from replies, so that each reply must be passed to `add`.
+    """
 
     def __init__(self, job: Job, spending: Spending | None) -> None:
         self._prices = job.price_table()
         self._model = job.prompting.model
         self._spending = spending
         self._allowance = job.allowance or Allowance()
-        # Picodollars that earlier runs have spent.
+        # The picodollars that earlier runs have spent.
         self._before = 0 if spending is None else spending.spent.picodollars
         self._by_replies = 0
         self._replies = 0
-        # False once a reply has no price or no usage: the total cost is then unknown. An embedded
-        # server is free, and a function of the user's own has no tokens.
+        # False once a reply has no price or no usage, since the total cost is then unknown. Always
+        # False for an embedded server, which is free, and a user's function, which has no tokens.
         self._is_known = job.call is None and job.embedded is None
         self.reads_replies = self._is_known and self._allowance.picodollars is None
 

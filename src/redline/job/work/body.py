@@ -1,4 +1,4 @@
-"""Bodies that differ only in texts from the row: everything else is encoded once."""
+"""Encodes bodies that differ only in texts from the row: everything else is encoded once."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from redline.errors import Rejected
 from redline.waist import COUNTED
 
 _ENCODER = msgspec.json.Encoder()
-# Separates the strings that `encode_lines` has written; none contains it, as they escape quotes.
+# What separates the strings in the output of `encode_lines`. No encoded string contains it, because
+# quotes are escaped in strings.
 _SEAM = b'"\n"'
 
 
 class FixedBody:
-    """The JSON of a body in which only some columns of the row are inserted, inside its strings.
+    """The JSON of a body that is the same for all rows, except for columns inserted in its strings.
 
-    make: makes the body of a row. columns: all columns that it reads. kinds: types of values that
-    the body contains in the form of `str`. others: columns that change the rest of the body. asked:
-    the body's fields that determine the number of answers; None if a column is in one of them.
-    Raises ValueError if `make` does not return such a body.
+    make: makes the body of a row. columns: all columns that `make` reads. kinds: the types whose
+    values `make` inserts as `str(value)`. others: columns that change the rest of the body if the
+    row has them. asked: the fields of the body that determine the number of answers; None if a
+    column is in one of them. Raises ValueError if `make` does not return such a body.
     """
 
     def __init__(
@@ -43,12 +44,12 @@ class FixedBody:
         except (Rejected, TypeError, RecursionError) as error:
             raise ValueError("the body cannot be made of texts alone") from error
         fixed = re.split(rb"%s(\d{8})" % mark.encode(), text)
-        # Fixed text and a column's place, in turn.
+        # `fixed` alternates between fixed text and the place of a column in `names`.
         self._columns = [names[int(place)] for place in fixed[1::2]]
         if not self._columns:
             raise ValueError("the body has no column")
         self._format = b"%b".join(part.replace(b"%", b"%%") for part in fixed[::2])
-        # The only column; if there are several, None, which is not the name of any column.
+        # The column, if there is only one; otherwise None, which is not the name of any column.
         self._only: Any = self._columns[0] if len(self._columns) == 1 else None
         self._before, self._after = fixed[0], fixed[-1]
         asked = {name: body[name] for name in COUNTED.intersection(body)}
@@ -58,7 +59,11 @@ class FixedBody:
         self._other = next(iter(self._others)) if len(self._others) == 1 else None
 
     def json(self, row: dict[str, Any]) -> bytes | None:
-        """Returns the body of the row; None if it is not just fixed text and columns."""
+        """Returns the body of the row as JSON; None if `make` has to make it.
+
+        That is the case if the row has one of the `others`, or if a value has a type that is not in
+        `kinds` or cannot be encoded.
+        """
         other = self._other
         if (other in row) if other is not None else not self._others.isdisjoint(row):
             return None
@@ -71,6 +76,6 @@ class FixedBody:
                 return None
             texts = _ENCODER.encode_lines(list(map(str, values)))
         except ValueError:
-            # A number of thousands of digits, or a character without a UTF-8 form.
+            # A number with thousands of digits, or a character that UTF-8 cannot encode.
             return None
         return self._format % tuple(texts[1:-2].split(_SEAM))

@@ -1,4 +1,4 @@
-"""The endpoints of a run as its sampler sees them."""
+"""Reads the state of a run's endpoints, for the sampler."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from redline.route import Pool
 from redline.timeline import EndpointState, LimitUse
 from redline.waist import Health, Load
 
-# A sample of a large fleet looks at this many endpoints, in turn.
+# Each sample of a larger fleet reads only this many endpoints, in rotation.
 MOST_LOOKED_AT = 64
 
-# Backends that report what their calls wait for, and have a limiter.
+# Backends that report what their calls are waiting for, and that have a limiter.
 _Watched = HttpBackend | FunctionBackend
 
 
-# The suffix of its limits' names, the backend, and whether it is degraded.
+# The suffix of the names of a backend's limits, the backend, and whether it is degraded.
 _Seen = tuple[str, _Watched, bool]
 
 
 @dataclass(eq=False, repr=False)
 class Endpoints:
-    """The endpoints of a run: those of a pool, or its only backend."""
+    """The endpoints of a run: the members of its pool, or its only backend."""
 
     _of: Backend
     _turn: int = 0
-    _left: int = 1  # endpoints that were not out at the last look
+    _left: int = 1  # endpoints that were not out when last read
 
     @property
     def queued(self) -> int:
-        """The number of calls that wait for any endpoint of a pool."""
+        """The number of calls that wait in a pool for an endpoint; 0 without a pool."""
         return self._of.queued if isinstance(self._of, Pool) else 0
 
     @property
     def is_full(self) -> bool:
-        """Whether a pool has as many calls in flight as its endpoints may have together."""
+        """Whether as many calls are in flight as a pool allows at all its endpoints together."""
         return isinstance(self._of, Pool) and self._of.is_full
 
     def slots(self, loads: Sequence[Load]) -> int:
         """Returns the most calls in flight at all endpoints that are not down; 0 for no bound.
 
-        loads: the latest ones; those of a large fleet are a sample.
+        loads: the latest loads; for a large fleet, a sample from which the total is extrapolated.
         """
         slots = [load.slots for load in loads if not load.is_down]
         most = self._of.most if isinstance(self._of, Pool) else None
@@ -58,7 +58,10 @@ class Endpoints:
         return total if most is None else min(total, most)
 
     def loads(self, now_s: float) -> tuple[list[Load], set[str]]:
-        """Returns the loads of endpoints that are not out, and the limits that hold calls."""
+        """Returns the loads of endpoints not out, and the names of limits that hold calls back.
+
+        For a large fleet, reads MOST_LOOKED_AT endpoints.
+        """
         of = self._of
         if not isinstance(of, Pool | _Watched):
             return [_estimated(of.load(now_s))], set()
@@ -74,18 +77,18 @@ class Endpoints:
         return loads, names
 
     def uses(self, now_s: float) -> Iterator[LimitUse]:
-        """Yields the use of each limit of the endpoints."""
+        """Yields the use of each limit of each endpoint, or of MOST_LOOKED_AT in a large fleet."""
         for name, backend, _ in self._seen():
             for kind, rate, used in backend.limiter.used(now_s):
                 limit = limit_text(kind, rate) + name
                 yield LimitUse(limit, 0, used, rate.count, rate.window_s)
 
     def parked_s(self, now_s: float) -> float:
-        """Returns the seconds until an endpoint takes calls, if all asked to wait; 0 otherwise."""
+        """Returns the seconds until an endpoint takes calls, if all are parked; 0 otherwise."""
         return max(0.0, self._of.load(now_s).parked_until_s - now_s)
 
     def states(self, now_s: float) -> Iterator[EndpointState]:
-        """Yields the state of each endpoint of a pool; nothing for a run with one."""
+        """Yields the state of each endpoint of a pool; nothing for a run without a pool."""
         if isinstance(self._of, Pool):
             for member in self._of.members:
                 load = member.backend.load(now_s)
@@ -111,16 +114,16 @@ class Endpoints:
         begin = self._turn % len(left) if len(left) > MOST_LOOKED_AT else 0
         for member in islice([*left[begin:], *left[:begin]], MOST_LOOKED_AT):
             if isinstance(member.backend, _Watched):
-                # If no endpoint works, breakers are ignored.
+                # If no endpoint works, the states of the breakers are ignored.
                 is_degraded = not is_broken and not member.breaker.is_working
                 yield f" at {member.name}", member.backend, is_degraded
 
 
 def _estimated(load: Load) -> Load:
-    """Returns the load of a backend of another kind, which may not report what its calls wait for.
+    """Returns `load` with estimates, for a backend that may not report what its calls wait for.
 
-    If the backend is full, they wait for a slot, otherwise for a limit. A degraded backend may
-    still answer.
+    If the backend is full, its calls are assumed to wait for a slot, otherwise for a limit. A
+    degraded backend counts as ready, since it may still answer.
     """
     state = load.state if load.state is Health.GONE else Health.READY
     queued = load.waiting if load.is_full else 0

@@ -1,4 +1,4 @@
-"""Rows for the workers: read ahead by one batch in a thread, without those already done."""
+"""Feeds rows to the workers: reads one batch ahead in a thread, and skips rows already done."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from redline.journal import Identifier, MessageKeys, marks_of
 from redline.process import DaemonThreads, ends_task
 from redline.sources import AsyncRows, Row, Source
 
-# A thread that reads past rows already done returns after this many, so that progress is shown.
+# A read that skips rows already done returns after this many, so that the progress is updated.
 _MOST_SKIPPED = 20_000
 _LOW_ROWS = 128
 _MOST_LOW_ROWS = 1024
-# After this many bytes, a read takes no further batch; a batch of large rows may have more.
+# A read takes no further batch once it has this many bytes; a batch of large rows may have more.
 _ENOUGH_BYTES = 768 * 1024
-# The same bound once all bytes of the file are read and only rows are left to parse.
+# The same bound once all bytes of the file have been read, and rows only have to be parsed.
 _ENOUGH_AT_END_BYTES = 4 * 1024 * 1024
 _content_of = attrgetter("content")
 
 
 class Picked(msgspec.Struct, gc=False):
-    """A row to run. is_duplicate: an earlier row has its custom_id. key, mark: see `identity`."""
+    """A row to process. key, mark: see `identity`.
+
+    is_duplicate: whether an earlier row has the same custom_id.
+    """
 
     row: Row
     key: int
@@ -40,9 +43,9 @@ class Picked(msgspec.Struct, gc=False):
 
 
 class Supply(Protocol):
-    """The source of rows for workers.
+    """Hands out rows to workers.
 
-    ready: the next rows to do, to be taken from the left; `next` returns those after them.
+    ready: the next rows to process; take them from the left, and call `next` once there are none.
     rows_read: the number of rows read so far.
     """
 
@@ -53,10 +56,10 @@ class Supply(Protocol):
     def rows_read(self) -> int: ...
 
     async def next(self) -> Picked | None:
-        """Returns the next row to do; None if there are no more, or after `close`."""
+        """Returns the next row to process; None if there are no more, or after `close`."""
 
     def close(self) -> None:
-        """Ends the rows."""
+        """Hands out no more rows from now on."""
 
     def leave(self) -> None:
         """Stops waiting for a read that does not end."""
@@ -68,7 +71,11 @@ Marks = Mapping[int, int]
 
 
 class _Batch(msgspec.Struct):
-    """The rows of one read. read, size_bytes: of all its rows, including those already done."""
+    """The result of one read.
+
+    picked: the rows to process. read, size_bytes: the number and the size of all rows read,
+    including those already done. is_end: whether the input's end or the limit was reached.
+    """
 
     picked: list[Picked] = []
     read: int = 0
@@ -78,12 +85,12 @@ class _Batch(msgspec.Struct):
 
 @dataclass(eq=False, repr=False)
 class Feed:
-    """The supply of a run: hands out each row that is to be done, once.
+    """Hands out each row that the run has to process, once. A Supply.
 
-    wanted: returns the places of the rows to do, from the keys of some rows, the places of those
-    that are undone, and the marks of these by place. limit: rows after the first N are not read.
-    identifier: distinguishes rows. load: nothing is read while it is full. at_once: the number of
-    rows that may be in hand at the same time. keeps_keys: whether `keys` is kept.
+    wanted: gets the keys of a list of rows, the indices of the undone rows, and the marks of the
+    undone rows by index; returns the indices of the rows to process. limit: the most rows to read;
+    None for all. identifier: makes the rows' keys. load: no row is read while it is full. at_once:
+    the most rows in hand at once. keeps_keys: whether the keys of all rows are collected in `keys`.
     """
 
     source: Source | AsyncRows
@@ -97,7 +104,7 @@ class Feed:
     def __post_init__(self) -> None:
         # More rows are read when fewer than this are left.
         self._low_rows = max(_LOW_ROWS, min(self.at_once, _MOST_LOW_ROWS))
-        # Rows handed out before the next read begins; then the rest, while more are read.
+        # Rows to hand out before the next read begins, and those to hand out during that read.
         self.ready: deque[Picked] = deque()
         self._rest: list[Picked] = []
         self._refill: asyncio.Task[None] | None = None
@@ -105,7 +112,7 @@ class Feed:
         self._is_end = False
         self._is_closed = False
         self._is_let_go = False  # the source was closed
-        # The error of a read, until it is raised: after the rows that were read before it.
+        # The error of a read, kept until the rows that were read before it are handed out.
         self._failure: BaseException | None = None
         self._iterator: Iterator[list[Row]] | None = None
         self._aiterator: AsyncIterator[list[Row]] | None = None
@@ -115,12 +122,12 @@ class Feed:
         self.keys: array[int] | None = array("Q") if self.keeps_keys else None
         self.rows_read = 0
         self.rows_skipped = 0
-        # The input's end or the limit was reached: `rows_read` is the number of its rows.
+        # Whether the input's end or the limit was reached, so that `rows_read` is final.
         self.is_read = False
 
     @property
     def is_input_done(self) -> bool:
-        """Whether the input was read to its end or its limit, and every row handed out."""
+        """Whether the input was read to its end or its limit, and every row was handed out."""
         is_over = self._is_end and not self._is_closed and self._failure is None
         return is_over and not self.has_ready
 
@@ -136,19 +143,19 @@ class Feed:
 
     @property
     def has_ready(self) -> bool:
-        """Whether some rows are read and not handed out."""
+        """Whether rows have been read that are not handed out yet."""
         return bool(self.ready or self._rest)
 
     def read_fraction(self) -> float | None:
-        """Returns the share of the input that is read, 0 to 1; None if unknown."""
+        """Returns the share of the input read so far, 0 to 1; None if unknown."""
         if isinstance(self.source, AsyncRows):
             return None
         return self.source.read_fraction()
 
     async def next(self) -> Picked | None:
-        """Returns the next row to do; None if there are no more, or after `close`.
+        """Returns the next row to process; None if there are no more, or after `close`.
 
-        Raises the error with which reading the input has failed, once, after the rows before it.
+        If reading fails, raises the error once, after the rows that were read before it.
         """
         while not self._is_closed:
             if self._refill is None and not self._is_end and not self.ready:
@@ -168,7 +175,7 @@ class Feed:
         return None
 
     def close(self) -> None:
-        """Ends the rows; those read and not handed out are left for the next run."""
+        """Hands out no more rows; those read but not handed out are left for the next run."""
         if self._is_let_go:
             return
         self._is_let_go = True
@@ -176,10 +183,10 @@ class Feed:
             self._end_early()
         self.source.close()
         if self._refill is not None:
-            # It may wait for a row that never comes.
+            # The read may be waiting for a row that never comes.
             self._refill.cancel()
-        # Also during a read: its data may come in the same turn of the loop, and the client that it
-        # reads with may then lose the cancellation.
+        # Workers are woken even during a read: if its data arrives in this turn of the event loop,
+        # the source's client may lose the cancellation, and the read may go on for long.
         self._wake_some(len(self._waiting))
 
     async def aclose(self) -> None:
@@ -199,11 +206,11 @@ class Feed:
         self._rest = []
 
     def leave(self) -> None:
-        """Makes `aclose` return although an iterable ignores its cancellation."""
+        """Makes `aclose` return even if the caller's iterable ignores its cancellation."""
         self._left.set()
 
     async def _turn(self) -> None:
-        """Waits until there may be a row for this worker, or none for any."""
+        """Waits until there may be a row for this worker, or until no more rows come."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
@@ -215,10 +222,10 @@ class Feed:
             raise
 
     def _wake(self, refill: asyncio.Task[None]) -> None:
-        """Wakes waiting workers after a read: one for each row, since thousands may wait.
+        """Wakes waiting workers after a read: only one for each row, since thousands may wait.
 
-        At the end of the input, or after an error, all are woken. If the read found no row, one is
-        woken to start the next read.
+        At the end of the input, and after an error, wakes all of them. If the read found no row,
+        wakes one worker, which starts the next read.
         """
         is_broken = refill.cancelled() or refill.exception() is not None
         is_over = is_broken or self._is_end
@@ -246,7 +253,7 @@ class Feed:
                 self._is_end = True
                 self._end_early()
                 raise
-            # A worker that asks for a row after the last one raises it; none may be waiting now.
+            # `next` raises it when a worker asks for a row after the last; none may be waiting.
             self._failure = error
             batch.is_end = True
         if not self._is_closed:
@@ -256,12 +263,12 @@ class Feed:
         self.rows_read += batch.read
         self.rows_skipped += batch.read - len(batch.picked)
         self._is_end = batch.is_end
-        # A source that is closed ends early.
+        # A source that was closed has ended early.
         self.is_read = batch.is_end and self._failure is None and not self._is_let_go
         self._refill = None
 
     def _read(self, source: Source, batch: _Batch) -> None:
-        """Reads the next rows to do into `batch`, in the source's thread."""
+        """Reads the next rows to process into `batch`, in the source's thread."""
         if self._iterator is None:
             self._iterator = source.batches()
         while not batch.is_end and batch.read < _MOST_SKIPPED:
@@ -270,14 +277,14 @@ class Feed:
             self._pick(next(self._iterator, None), batch)
 
     def _has_enough(self, batch: _Batch, source: Source) -> bool:
-        """Whether the read ends with the rows that the batch has, and does not wait for more."""
+        """Whether the read ends with the rows in `batch`, instead of waiting for more."""
         share = source.read_fraction()
         if share == 1.0:
-            # All bytes are read: reading to the end waits for nothing, and makes the end known. But
-            # the rest of a compressed file may be long.
+            # All bytes have been read: reading on waits for nothing, and finds the end. But the
+            # rest of a compressed file may be long.
             return batch.size_bytes >= _ENOUGH_AT_END_BYTES
         if share is None or not self.rows_read:
-            # The next row may never come, or workers wait for the first rows.
+            # The next row may never come, or workers are waiting for the first rows.
             return True
         return len(batch.picked) > self._low_rows or batch.size_bytes >= _ENOUGH_BYTES
 
@@ -292,7 +299,7 @@ class Feed:
             batch.is_end = True
             return
         if self.limit is not None and rows[-1].number >= self.limit:
-            # Do not read the row after it, which a pipe may never bring.
+            # Do not read past the limit: in a pipe, the next row may never come.
             batch.is_end = True
             rows = [row for row in rows if row.number <= self.limit]
         keys, duplicates, undone, names = self.identifier.keys(rows)
@@ -303,7 +310,7 @@ class Feed:
         if self.keys is not None:
             self.keys.extend(keys)
         marks = dict(zip(undone, marks_of(map(rows.__getitem__, undone)), strict=True))
-        # Duplicates are identified by their content, like rows without a name.
+        # Duplicates have no mark: they are identified by their content, like rows without a name.
         marks.update(dict.fromkeys(duplicates, 0))
         places = self.wanted(keys, undone, marks)
         batch.read += len(rows)

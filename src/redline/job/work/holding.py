@@ -1,20 +1,21 @@
-"""Finds what holds back the next call of a run at one moment: a pure function of its state.
+"""Finds what holds back the next call of a run at one moment: a pure function of the run's state.
 
-The rules in their order; the first that matches counts:
+The rules, in order; the first that matches counts:
 
-  rest     the run is ending: no other row is begun
-  parked   every endpoint has asked to wait or cannot be reached; at least one has asked to wait
-  down     no endpoint can be reached
-  limit    no endpoint has room; at half or more of those that work, calls wait for their grant, or
-           in the pool until it is near
-  slots    there is another row, and no endpoint has room or the bound on all together is reached
-  budget   a call waits for the budget; it could be sent with a larger one
+  rest     the run is ending: no more rows begin
+  parked   every endpoint is down or has asked redline to wait, and at least one has asked
+  down     every endpoint is down: out of reach, or failing
+  limit    no endpoint has room; at half or more of the working endpoints, calls wait for their
+           grant, or wait in the pool until the grant is near
+  slots    a row waits or may follow, but no endpoint has room, or all endpoints together have
+           reached their bound
+  budget   a call waits for room in the budget; with a larger budget, it could be sent
   taker    a worker waits until its result is taken
-  writer   workers wait for rows, which are not read since too much is not durable
-  memory   workers wait for rows, which are not read since the rows at hand are too large
+  writer   workers wait for rows; none are read, because too many results are not durable yet
+  memory   workers wait for rows; none are read, because the rows in hand are too large
   input    workers wait for rows
   batch    rows are with the Batch API, and no call is in flight
-  backoff  of the rows that are not on the wire, half or more wait to be retried
+  backoff  of the rows that are not on the wire, half or more wait for their retry
   rest     no row is left
   client   none of these
 """
@@ -32,12 +33,13 @@ from redline.waist import Load
 class Moment(msgspec.Struct, kw_only=True):
     """The state of a run at one moment.
 
-    loads: of the endpoints that are not out. queued: calls that wait for any of them.
-    is_full_together: they have reached the bound on the calls of all of them.
-    is_starved: workers wait for a row to be read; is_over: no more rows will be read; has_ready:
-    some rows are read and not handed out. is_full: no rows are read for now; is_behind: because too
-    much is not durable. is_ending: no other row is begun. handing: workers that wait until their
-    result is taken. in_hand: rows without an outcome; in_flight, retrying: of them.
+    loads: the loads of the endpoints that are not out. queued: calls that wait in the pool, for any
+    endpoint. is_full_together: all endpoints together have as many calls as they may have.
+    is_starved: workers wait for a row to be read. is_over: no more rows will be read. has_ready:
+    rows have been read that are not handed out yet. is_full: workers wait because reading is
+    paused. is_behind: too much is not durable yet. is_ending: no more rows begin.
+    handing: workers that wait until their result is taken. in_hand: rows that have begun and have
+    no outcome yet. in_flight: requests on the wire. retrying: rows that wait for a retry.
     """
 
     now_s: float
@@ -59,7 +61,7 @@ class Moment(msgspec.Struct, kw_only=True):
 
 
 def holder_of(moment: Moment) -> Holder:
-    """Returns what holds back the next call, by the table above."""
+    """Returns what holds back the next call, according to the module's table."""
     if moment.is_ending:
         return "rest"
     held = _at_endpoints(moment)
@@ -81,8 +83,8 @@ def holder_of(moment: Moment) -> Holder:
 
 
 def _at_endpoints(moment: Moment) -> Holder | None:
-    """Returns how endpoints hold back the next call; None if one has room, or none is used."""
-    # If calls wait, an endpoint with room has it only for a moment.
+    """Returns how the endpoints hold back the next call; None if they do not."""
+    # While calls wait in the pool, an endpoint that has room loses it again within a moment.
     is_wanted = moment.queued > 0 and not moment.is_full_together
     found = [_holder_at(load, moment.now_s, is_wanted=is_wanted) for load in moment.loads]
     if not found or None in found:

@@ -1,7 +1,8 @@
-"""Jinja templates over a row's columns, which print only data.
+"""Renders Jinja templates with a row's columns; only data can be printed.
 
-A name refers to a column first: `{{ order.items }}` is the item of that name, and never a method of
-dict, which can only be called. A missing column may be tested, but not printed:
+A name refers to data first: `{{ order.items }}` is the item `items` of the column `order`, not the
+method of dict, which can be called but not printed. A missing column can be tested, but not
+printed:
 
   in a template            missing      null         a method, a global function
   {{ note }}               fails        fails        fails
@@ -33,7 +34,8 @@ from redline.errors import BadTemplate, ConfigError
 from redline.process import listed
 
 _ROW = "row"
-# Names that Jinja binds itself, to the template and to a loop, with a name for such a column.
+# Names that Jinja itself binds, to the template and to a loop. If a column has such a name, the
+# template looks it up under the second name.
 _BOUND = {"self": "column_self", "loop": "column_loop"}
 _DATA = (str, int, float, dict, list, tuple, type(None))
 # Types that `{{ }}` prints as `str` does.
@@ -51,7 +53,7 @@ class _Missing(jinja2.StrictUndefined):
         return False
 
     def __repr__(self) -> str:
-        # A list or an object prints its members by this form.
+        # Called to print a list or an object that contains a missing column: raises, as `str` does.
         return str(self)
 
 
@@ -74,10 +76,10 @@ class _Null(_Missing):
 
 
 class _Function(_Missing):
-    """A column that a row lacks, whose name may be called as a function instead."""
+    """A name that the row has no column for, but that can be called as a function."""
 
     __slots__ = ("_function",)
-    # Jinja checks this attribute of a callable: None if it does not take the context.
+    # Jinja reads this attribute of a callable; None means that it does not take the context.
     jinja_pass_arg = None
 
     _function: Callable[..., Any]
@@ -93,7 +95,7 @@ def _function(function: Any, name: str, **of: Any) -> _Function:
 
 
 class _Environment(jinja2.Environment):
-    """An environment that looks names up in data only; methods of data can be called."""
+    """An environment in which names refer to data; methods of data can only be called."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if not isinstance(obj, _DATA) and not isinstance(obj, _Null):
@@ -117,9 +119,10 @@ class _Environment(jinja2.Environment):
 
 
 class Plain(NamedTuple):
-    """A template of text and columns. format: for `%` with the columns' values, in this order.
+    """A template of only text and columns. format: the left operand of `%`, with one %s per column.
 
-    others: columns that, if a row has them, change which values the template reads.
+    columns: the columns, in the order of the format. others: columns that, if a row has them,
+    change which values the template reads.
     """
 
     format: str
@@ -128,11 +131,12 @@ class Plain(NamedTuple):
 
 
 class Template:
-    """One template. name: in errors. Raises ConfigError for an invalid one.
+    """Renders one template. name: the template's name in errors.
 
-    columns: the names that it looks up, `row` included. braced: the first name in single braces,
-    as in `{text}`, which Jinja leaves as they are; None for none. plain: set if it consists of text
-    and columns alone, `{{ text }}` or `{{ row["text"] }}`.
+    columns: the names that the template looks up, `row` included. braced: the first name in single
+    braces, such as `{text}`, which Jinja does not replace; None if there is none. plain: set if the
+    template has only text and columns, as `{{ text }}` or `{{ row["text"] }}`; otherwise None.
+    Raises ConfigError for an invalid template.
     """
 
     def __init__(self, text: str, name: str) -> None:
@@ -169,14 +173,14 @@ class Template:
         self.braced = None if braced is None else braced[1]
 
     def render(self, row: Mapping[str, Any]) -> str:
-        """Renders a row. Raises BadTemplate if that fails."""
+        """Renders the template with a row's columns. Raises BadTemplate if that fails."""
         plain = self.plain
         try:
             if plain is not None and plain.others.isdisjoint(row):
                 columns = list(map(row.get, plain.columns))
                 if PRINTED_AS_STR.issuperset(map(type, columns)):
                     return plain.format % tuple(columns)
-            # As Template.render does, without merging in the globals: there are none.
+            # As jinja2.Template.render does, but without merging in globals, since there are none.
             return "".join(self._parts(self._begin(self._values(row))))
         except jinja2.UndefinedError as error:
             raise BadTemplate(
@@ -187,7 +191,7 @@ class Template:
             raise BadTemplate(f"the {self._name} template fails on the row: {error}") from error
 
     def _values(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what the template looks up."""
+        """Returns the values of the names that the template looks up."""
         values = self._functions.copy()
         for name in self._names:
             if name in row:
@@ -223,7 +227,7 @@ def _plain(tree: nodes.Template) -> Plain | None:
 
 
 def _item_of_row(node: nodes.Node) -> str | None:
-    """Returns the column in `row["column"]` or `row.column`; None for another expression."""
+    """Returns the column's name in `row["column"]` or `row.column`; None for other expressions."""
     of = getattr(node, "node", None)
     if not isinstance(of, nodes.Name) or of.name != _ROW:
         return None
@@ -235,9 +239,10 @@ def _item_of_row(node: nodes.Node) -> str | None:
 
 
 def _unbound(tree: nodes.Template) -> list[str]:
-    """Renames names that Jinja binds, if only columns can be meant; returns these names.
+    """Renames each name that Jinja binds, where it can only be a column; returns the old names.
 
-    A loop's attributes can be read, and it can be passed on, but it cannot be printed.
+    `self` always is one. `loop` is one where it is printed: a loop's attributes can be read, and
+    the loop can be passed on, but it cannot be printed.
     """
     printed = [_filtered(node) for output in tree.find_all(nodes.Output) for node in output.nodes]
     found = set()
@@ -249,14 +254,17 @@ def _unbound(tree: nodes.Template) -> list[str]:
 
 
 def _filtered(node: nodes.Node | None) -> nodes.Node | None:
-    """Returns the operand of an expression's filters."""
+    """Returns the expression without its filters."""
     while isinstance(node, nodes.Filter):
         node = node.node
     return node
 
 
 def _with_nulls(value: Any, name: str) -> Any:
-    """Returns the value with each null, NaN and infinite float made unprintable."""
+    """Returns the value with each null, NaN and infinite float replaced by a `_Null`.
+
+    name: the value's name in messages, such as `order.items`.
+    """
     if type(value) is str or not _has_null(value):
         return value
     if isinstance(value, Mapping):
@@ -270,7 +278,7 @@ def _with_nulls(value: Any, name: str) -> Any:
 def _has_null(value: Any) -> bool:
     """Whether the value is or contains null, NaN or an infinite float."""
     kind = type(value)
-    # First, because the test against Mapping is slow for other types.
+    # Checked first, because the test against Mapping is slow for other types.
     if kind is str or kind is int:
         return False
     if isinstance(value, Mapping):
@@ -281,14 +289,14 @@ def _has_null(value: Any) -> bool:
 
 
 def _printed(value: Any) -> Any:
-    """Returns the value that `{{ }}` prints. Raises jinja2.UndefinedError if it is not text."""
+    """Returns the value if `{{ }}` may print it; otherwise raises jinja2.UndefinedError."""
     if type(value) is str or isinstance(value, _PRINTED):
         return value
     if value is None:
         raise jinja2.UndefinedError("a value is null")
     is_none = not math.isfinite(value) if isinstance(value, float) else value != value
     if is_none is True:
-        # From a function of the user's: a NaN of NumPy, pandas or decimal differs from itself.
+        # A user's function returned a NaN of NumPy, pandas or decimal, which differs from itself.
         raise jinja2.UndefinedError(f"a value is {value}, which is not a number")
     if isinstance(value, GeneratorType):
         raise jinja2.UndefinedError(
@@ -306,7 +314,10 @@ def _is_defined(value: Any) -> bool:
 
 
 def _json_of(value: object) -> None:
-    """Encodes a null column as null. Raises an error for a missing column and other objects."""
+    """Returns None, which is JSON's null, for a null column.
+
+    Raises jinja2.UndefinedError for a missing column, TypeError for any other object.
+    """
     if isinstance(value, _Null):
         return
     if isinstance(value, jinja2.Undefined):
@@ -320,8 +331,8 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_json_of)
 _ENVIRONMENT = _Environment(
     undefined=_Missing, autoescape=False, keep_trailing_newline=True, finalize=_printed
 )
-# Range, dict, namespace, cycler, joiner and lipsum. They are given to a template with its columns,
-# which come first.
+# The functions range, dict, namespace, cycler, joiner and lipsum. They are passed to a template
+# together with the row's columns, which take precedence.
 _FUNCTIONS: dict[str, Any] = {
     name: _function(made, name) for name, made in _ENVIRONMENT.globals.items()
 }

@@ -1,17 +1,17 @@
-"""One run: source -> workers -> backend -> journal.
+"""Drives one run: source -> workers -> backend -> journal.
 
 A worker takes a row, sends it to the backend and hands the outcome to the journal. There are as
-many workers as slots, and more if rows wait without a slot: for a retry, a user's function, the
-cache, or permission to be written. So no slot is idle while there are rows, and usually no worker
-waits for a slot.
+many workers as slots, plus a bounded number of spare ones, because some rows wait without holding a
+slot: for a retry, a user's function, the cache, or permission to be written. So slots rarely stay
+idle while rows are left.
 
 How a run ends:
   the input ends        every row has its outcome
   the input fails       every row before the failure has its outcome; then the error is reported
-  drain (first Ctrl-C)  no new row and no new attempt; calls on the wire are finished and saved
-  stop  (an error that affects every row)       as drain, for at most GRACE_S
+  drain (first Ctrl-C)  no row and no attempt begins; calls on the wire finish and are saved
+  stop  (an error that ends the run)            as drain; after GRACE_S, as abort
   abort (second Ctrl-C, or the run's deadline)  calls on the wire are cancelled
-  leave (shortly after an abort)                tasks that still continue are abandoned and named
+  leave (shortly after an abort)                tasks still running are abandoned and reported
 Rows without an outcome stay unfinished; the next run sends them.
 """
 
@@ -61,47 +61,48 @@ from redline.sources import custom_id
 from redline.timeline import Gatherer
 
 GRACE_S = 30.0
-# The time that an abort leaves to the user's functions, which are usually quick, and to a stream's
-# permission to write an answer; and then the time that it leaves to cancelled tasks.
+# After an abort: the seconds for the user's functions, which are usually quick, and for a stream's
+# permission to write an answer; then the seconds for cancelled tasks to end.
 _HOOKS_END_S = 0.2
 _LAST_END_S = 0.05
-# Threads for the user's functions, as in an event loop's own pool.
+# The most threads for the user's functions: as many as in asyncio's default executor.
 _FUNCTIONS = min(32, (os.cpu_count() or 1) + 4)
-# The interval of the checks for `longest_wait_s`.
+# The seconds between two checks of `longest_wait_s`.
 _LOOK_S = 1.0
 _MOST_SPARE_WORKERS = 1000
 _LEAST_SPARE_WORKERS = 16
 
 OnResult = Callable[[Result], Awaitable[None] | None]
 OnFailure = Callable[[Result], None]
-# Called with a row's key and outcome before its line is written; returns whether it still may be.
+# Called with a row's key and outcome; returns whether the row's line may still be written.
 Permit = Callable[[int, Outcome], Awaitable[bool]]
 
 
 class Results(Protocol):
-    """The receiver of each row's outcome. changes: notifies when `failure` has changed."""
+    """Receives the outcome of each row. changes: notified when `failure` changes."""
 
     changes: Changes
 
     @property
     def failure(self) -> JournalError | None:
-        """The error after which results are not acknowledged any more; None if there was none."""
+        """The error after which no result is acknowledged any more; None if none has occurred."""
         ...
 
     def append(self, result: Result) -> None:
-        """Takes one row's outcome. Raises RedlineError, which ends the run."""
+        """Takes one row's outcome. A RedlineError that it raises ends the run."""
         ...
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Runner:
-    """The runner of one job on one backend. `run` once; `drain` and `abort` at any time.
+    """Runs the rows of one job on one backend; `drain` and `abort` may be called at any time.
 
-    slots: the number of concurrent calls. supply: the source of its rows; source_name: its name in
-    messages. renderer: makes a request of a row. bill: the cost of replies, None if it is not read
-    from them. permit: awaited before a result is kept; None if none is needed. on_result: called
-    with each row that has ended; if it returns an awaitable, the run waits for it. on_failure:
-    called with each row that has failed. record: gets calls that have their outcome.
+    slots: the most concurrent calls. supply: hands out the rows. source_name: the input's name in
+    messages. renderer: makes a request from a row. bill: adds up the cost of replies; None if the
+    cost is not computed from replies. permit: awaited before a result is saved; None if results
+    need no permission. on_result: called with the result of each row that has ended; if it returns
+    an awaitable, the row's worker awaits it. on_failure: called with the result of each row that
+    has failed. record: gets each call that has its outcome.
     """
 
     job: Job
@@ -125,18 +126,18 @@ class Runner:
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[asyncio.Task[Any], Call | None] = {}
         self._handing: set[asyncio.Task[Any]] = set()
-        # The results of the `after` functions, by the workers that wait for them.
+        # The pending results of `after` functions, keyed by the worker that waits for each.
         self._after: dict[asyncio.Task[Any], asyncio.Future[Any]] = {}
         self._before, self._is_http = job.hooks.before, job.call is None
         self._has_wishes = bool(job.fail_on) or job.hooks.after is not None
-        # Whether a row is one request to the backend, whose outcome is taken as it is.
+        # Whether each row is exactly one request, whose outcome is saved unchanged.
         self._is_plain = (
             self._before is None and self._is_http and job.task is None and not self._has_wishes
         )
         self._failures = Failures(job)
         self._succeeded = 0
         self._on_drain: Callable[[], object] | None = None
-        # The monotonic time at which the run must end; inf for never; None before the run.
+        # The monotonic time at which the run must end; inf without a deadline; None before the run.
         self.ends_s: float | None = None
         self.offered = 0
         self.ended = 0  # calls that have their outcome, on disk or not
@@ -144,23 +145,23 @@ class Runner:
         self.stopped: RedlineError | None = None
         self._input_error: RedlineError | None = None
         self._is_stopped = asyncio.Event()
-        # Work that was abandoned, one line per row.
+        # Abandoned work: one message per row.
         self.abandoned: list[str] = []
         self._threads: DaemonThreads | None = None
-        self._broken: Executor | None = None  # the user's executor, if it has broken
-        # The folder of marks of the calls that run in the executor; None until it can be made.
+        self._broken: Executor | None = None  # the user's executor, if it is broken
+        # The folder of the files from `_mark_of`; None until it has been created.
         self._marks: str | None = None
         self._left = asyncio.Event()
-        self._is_left = False  # the same as a plain bool, because each row checks it
-        # Raised by a user's function or by the input; `run` raises it again.
+        self._is_left = False  # `_left` as a plain bool, which is faster to check for each row
+        # Raised by a user's function or by the input; `run` re-raises it.
         self._exit: SystemExit | None = None
         self._leaving: asyncio.Handle | None = None
 
     async def run(self, supply: Supply | None = None) -> None:
-        """Works until the input ends or the run is ended. The caller closes the journal.
+        """Processes rows until the input ends or the run is ended; the caller closes the journal.
 
-        supply: the source of rows for this call; the runner's own by default. Raises SystemExit if
-        a user's function or the input has raised it.
+        supply: hands out rows to this call of `run`; by default, the runner's own supply. Raises
+        SystemExit if a user's function or the input has raised it.
         """
         own = self.supply
         self.supply = own if supply is None else supply
@@ -190,14 +191,14 @@ class Runner:
             finally:
                 left.cancel()
                 if not (work.done() or self._is_left):
-                    # Cancelled once more: the journal is closed before the workers have ended.
+                    # Cancelled a second time: the journal is closed before the workers have ended.
                     self._is_left = True
                     work.cancel()
                 self._group = None
                 self._tasks.clear()
 
     def close(self) -> None:
-        """Ends the threads for the user's functions, once these have returned."""
+        """Lets the threads for the user's functions end once the functions return; never waits."""
         if self._leaving is not None:
             self._leaving.cancel()
         if self._threads is not None:
@@ -221,10 +222,11 @@ class Runner:
 
     @asynccontextmanager
     async def watched(self, on_drain: Callable[[], object] | None = None) -> AsyncIterator[None]:
-        """While entered, ends the run at its deadline, which counts from the first entry.
+        """Within the context, ends the run at its deadline, which counts from the first entry.
 
-        Also ends it once results are no longer acknowledged, or if it would wait for longer than
-        allowed. on_drain: called if the run is drained meanwhile.
+        Also ends the run once results are no longer acknowledged, or once it would have to wait for
+        longer than `longest_wait_s`; aborts it GRACE_S after a stop. on_drain: called if the run is
+        drained meanwhile.
         """
         if self.ends_s is None:
             deadline_s = self.job.deadline_s
@@ -244,13 +246,13 @@ class Runner:
                 watch.cancel()
 
     def _row_waits(self) -> None:
-        """Adds a spare worker, for the slot of a row that waits to be retried."""
+        """Adds a spare worker, which uses the slot of a row that waits for its retry."""
         if self._spare and self._group is not None and not self.is_draining:
             self._spare -= 1
             self._add_worker(self._group)
 
     def drain(self) -> None:
-        """Takes no new row and starts no new attempt; calls on the wire are finished."""
+        """Stops taking rows and starting attempts; calls on the wire finish."""
         self.is_draining = True
         self.supply.close()
         for task, call in self._tasks.items():
@@ -265,7 +267,7 @@ class Runner:
             self._on_drain()
 
     def abort(self) -> None:
-        """Drains the run, and cancels calls on the wire as well."""
+        """Drains the run, and also cancels calls on the wire."""
         self.drain()
         for task, call in self._tasks.items():
             if call is not None or task in self._handing:
@@ -276,21 +278,21 @@ class Runner:
 
     def _end_functions(self) -> None:
         """Stops waiting for the user's functions, except those that have just returned."""
-        # A function's result may come in this turn of the loop, after this timer.
+        # A function's result may arrive in this turn of the event loop, after this timer.
         self._leaving = asyncio.get_running_loop().call_soon(self._leave_functions)
 
     def _leave_functions(self) -> None:
-        """Cancels the remaining tasks, and gives them a moment to end."""
+        """Cancels all tasks, except those whose `after` has returned; all get a moment to end."""
         for task in self._tasks:
             if task not in self._after or not self._after[task].done():
                 task.cancel()
         self._leaving = asyncio.get_running_loop().call_later(_LAST_END_S, self._leave)
 
     def _leave(self) -> None:
-        """Abandons the tasks that continue although they were cancelled."""
+        """Abandons the tasks that are still running although they were cancelled."""
         for task in self._tasks:
             self._abandon(task, "its call continues although it was cancelled")
-            # It may wait for permission to be written, which is too late now.
+            # The task may wait for permission to write its line, which would come too late.
             task.cancel()
         self.supply.leave()
         self._is_left = True
@@ -304,7 +306,7 @@ class Runner:
         self.abandoned.append(f"{name}: {why}")
 
     def stop(self, error: RedlineError) -> None:
-        """Drains because of `error`. Keeps the first error, or the first JournalError."""
+        """Drains the run. `stopped` keeps the first error, but a JournalError replaces others."""
         is_worse = isinstance(error, JournalError) and not isinstance(self.stopped, JournalError)
         if self.stopped is None or is_worse:
             self.stopped = error
@@ -313,30 +315,30 @@ class Runner:
 
     @property
     def handing(self) -> int:
-        """The number of workers that wait until their result is taken."""
+        """The number of workers that wait until `on_result` has taken their result."""
         return len(self._handing)
 
     def sent_s(self) -> list[float]:
-        """Returns when each of the calls on the wire was written."""
+        """Returns the monotonic times when the requests on the wire were written."""
         calls = [call for call in self._tasks.values() if call is not None]
         return [call.sent_s for call in calls if call.sent_s is not None]
 
     def finishing(self) -> tuple[int, float]:
-        """Returns the number of calls on the wire, and the most seconds until all have ended."""
+        """Returns the number of calls on the wire, and how many seconds they may still take."""
         sent_s = self.sent_s()
         ends_s = min(max(sent_s, default=0.0) + self.job.attempt_s, self.ends_s or math.inf)
         most_s = max(0.0, ends_s - self.clock.now_s())
         return len(sent_s), most_s if self.stopped is None else min(most_s, GRACE_S)
 
     async def request_of(self, picked: Picked) -> Request | Outcome:
-        """Returns the request for the row; its outcome if it cannot be sent."""
-        # Only the request that it records is used.
+        """Returns the row's request, which is not sent; if making it fails, the row's outcome."""
+        # Only the request that this stub backend keeps is used.
         noted = Answered(failed(Rejected("the row is not sent here")))
         outcome = await self._elsewhere(picked, Call(), noted)
         return outcome if noted.request is None else noted.request
 
     async def take(self, picked: Picked, outcome: Outcome) -> None:
-        """Saves the outcome that a row got elsewhere, as if it had been sent here."""
+        """Saves an outcome from elsewhere, such as a batch, as if the row had been sent here."""
         call = Call(attempts=outcome.attempts)
         outcome = await self._elsewhere(picked, call, Answered(outcome))
         await self._conclude(picked, outcome)
@@ -377,12 +379,12 @@ class Runner:
         self.stop(results.failure)
 
     async def _watch_wait(self, most_s: float) -> None:
-        """Stops the run once it would have to wait for longer than `most_s`."""
+        """Stops the run once it would have to wait for longer than `most_s` seconds."""
         before = -1
         while True:
             await asyncio.sleep(_LOOK_S)
             in_hand = [call for call in self._tasks.values() if call is not None]
-            # A row that has ended without a call, such as by the cache, is progress as well.
+            # A row that ended without a request, such as one from the cache, is progress as well.
             has_moved, before = self.offered - len(in_hand) != before, self.offered - len(in_hand)
             if has_moved or self.is_draining or not in_hand:
                 continue
@@ -400,7 +402,7 @@ class Runner:
             ready, tasks, backend = self.supply.ready, self._tasks, self.backend
             job, load, record, now_s = self.job, self.load, self.record, self.clock.now_s
             row_s = job.row_deadline_s
-            # A copy of a Call costs half of a new one. Any: a Struct does not declare `__copy__`.
+            # Copying a Call costs half as much as making one. Any: Struct declares no `__copy__`.
             alike: Any = Call(priority=job.priority, tenant=job.tenant, on_wait=self._row_waits)
             has_permit = self.permit is not None
             is_paid_here = self._is_plain and self.bill is not None
@@ -435,7 +437,7 @@ class Runner:
                         await handing
                 elif call.deadline_s == due_s or not self._is_cut_short(outcome, due_s):
                     await self._conclude(picked, outcome)
-                # Request and answer must not stay in memory while this worker waits for a row.
+                # The request and the answer must not stay in memory while this worker waits.
                 del picked, outcome, tried
                 if call.held is not None:
                     call.let_go()
@@ -455,7 +457,7 @@ class Runner:
 
     def _end_for(self, error: Unblocked | SystemExit, task: asyncio.Task[Any]) -> None:
         if isinstance(error, SystemExit):
-            # If it left its task, it would end the event loop before the output is closed.
+            # A SystemExit that left its task would end the event loop before the output is closed.
             self._exit = self._exit or error
             self.abort()
         else:
@@ -465,8 +467,8 @@ class Runner:
     async def next_row(self) -> Picked | None:
         """Returns the next row; None at the end, or if reading failed.
 
-        A failure ends the run once the rows before it have ended, because the input may not bring
-        them again.
+        If reading fails, the rows read before still finish, because the input may be unable to
+        deliver them again. Only then does the error end the run.
         """
         try:
             return None if self.is_draining else await self.supply.next()
@@ -475,20 +477,20 @@ class Runner:
         except BaseException as error:
             if ends_task(error):
                 raise
-            # The user's own iterable.
+            # Raised by the user's own iterable.
             what = f"reading {self.source_name} raised {type(error).__name__}: {error}"
             failure = ConfigError(what, where=f"after {counted(self.supply.rows_read, 'row')}")
         self._input_error = self._input_error or failure
         return None
 
     def _is_cut_short(self, outcome: Outcome, due_s: float) -> bool:
-        """Whether another attempt would follow if the run were not ending: time is left."""
+        """Whether the call ended only because the run is ending, before its deadline `due_s`."""
         error = outcome.error
         is_late = isinstance(error, TimedOut) and error.phase == "row"
         return is_late and self.clock.now_s() < due_s
 
     def _ask(self, picked: Picked, call: Call, backend: Backend) -> Awaitable[Outcome]:
-        """Sends a row's request; returns an awaitable outcome. Raises Rejected for a bad row."""
+        """Returns a row's outcome as an awaitable. Raises Rejected if the row makes no request."""
         found = picked.row
         row = found.data
         if row is None or found.problem is not None or picked.is_duplicate:
@@ -498,9 +500,9 @@ class Runner:
         return self._ask_between(row, call, backend)
 
     async def _ask_between(self, row: dict[str, Any], call: Call, backend: Backend) -> Outcome:
-        """Returns the outcome of a row with functions before or after it, or with a task."""
+        """Returns the outcome of a row in a job with a task, `before`, `after` or `fail_on`."""
         if self._before is not None:
-            # A copy: what the user's function changes must not change the row that is recorded.
+            # A copy, so that the user's function cannot change the row that is recorded.
             row = await self._in_executor(self._before, copy.deepcopy(row), "before")
             if not isinstance(row, dict):
                 kind = type(row).__name__
@@ -515,7 +517,7 @@ class Runner:
             outcome = await task_of_job.do(row, request, ask)
             outcome.tried = ask.tried
         if self._has_wishes and outcome.is_success and outcome.reply is not None:
-            # The row has its outcome: from here on it is saved, however the run ends.
+            # The row is answered: a drain no longer cancels it, and an abort only after a moment.
             task = asyncio.current_task()
             assert task is not None
             self._tasks[task] = None
@@ -523,20 +525,20 @@ class Runner:
         return outcome
 
     def _unanswered(self, error: BaseException, call: Call) -> Outcome:
-        """Returns the outcome of a row whose call raised `error`, not from a backend.
+        """Returns the outcome of a row whose processing raised `error`.
 
-        Raises it again if it ends the task.
+        Re-raises `error` if it ends the task, or cancels the row's call during a drain.
         """
-        # In a drain, a row whose call was cancelled by anything is left to the next run.
+        # In a drain, a row whose call was cancelled for any reason is left for the next run.
         is_cut = self.is_draining and isinstance(error, asyncio.CancelledError)
         if is_cut or ends_task(error):
             raise error
         if isinstance(error, Rejected):
-            # The frames of its traceback hold the row and the worker.
+            # The frames of its traceback would keep the row and the worker in memory.
             rejected = error.with_traceback(None)
         else:
-            # The row boundary: a defect in a template, or in how a reply is read, fails its row
-            # alone.
+            # The row boundary: a defect in a template, or in the reading of a reply, fails only its
+            # row.
             rejected = Rejected(f"processing the row raised {type(error).__name__}: {error}")
         return Outcome(status="rejected", error=rejected, attempts=call.attempts)
 
@@ -547,7 +549,7 @@ class Runner:
             self.bill = self.bill if is_known else None
 
     async def _finish(self, outcome: Outcome, reply: Reply) -> None:
-        """Applies the job's reasons to fail and the user's `after` function to a success."""
+        """Applies the job's `fail_on` and the user's `after` function to a success."""
         if reasons := _unwanted(reply.finish_reasons, self.job.fail_on):
             outcome.status = "rejected"
             outcome.error = Rejected(reasons)
@@ -555,7 +557,7 @@ class Runner:
             try:
                 reply.output = await self._in_executor(self.job.hooks.after, reply.output, "after")
             except Rejected as error:
-                # The answer is paid for: it stays in the outcome and in the failure's line.
+                # The answer has been paid for: it stays in the outcome and in the failure's line.
                 outcome.status, outcome.error = "rejected", error
 
     async def _in_executor(self, function: Callable[[Any], Any], value: Any, name: str) -> Any:
@@ -580,21 +582,22 @@ class Runner:
             if returned is None or is_broken or (executor is self._broken and ends_task(error)):
                 self._stop_broken(executor, f"`{name}` function: {what}")
                 if not work.is_marked:
-                    # The executor takes no row: this one and all that follow stay unfinished.
+                    # The function was not running: this row and all that follow stay unfinished.
                     raise asyncio.CancelledError from error
-                # The row fails: otherwise, if it ends its process, it would break every run.
+                # The function was running, and may have ended its process. So the row fails:
+                # otherwise it might break every later run.
                 raise Rejected(
                     f"the executor broke while it ran the `{name}` function",
                     hint="another row may have broken it: use an executor of one process to find "
                     "which",
                 ) from error
             if ends_task(error):
-                # Whether it runs in a process of the user's pool is unknown here.
+                # Whether the function is running in a process of the user's pool is unknown here.
                 may_run = work.is_running or executor is not self._threads
                 if may_run and isinstance(error, asyncio.CancelledError):
                     self._abandon(task, f"the `{name}` function has not returned")
                 raise
-            # The row boundary: a defect in the user's function fails its row and not the run.
+            # The row boundary: a defect in the user's function fails its row, not the run.
             raise Rejected(f"the `{name}` function raised {what}") from error
         finally:
             self._after.pop(task, None)
@@ -609,7 +612,10 @@ class Runner:
         )
 
     def _mark_of(self, task: asyncio.Task[Any], executor: Executor) -> Path | None:
-        """Returns the file that exists while a call runs in the user's executor."""
+        """Returns the path of a file that exists while the task's function runs in the executor.
+
+        None in redline's own threads, or if no temporary folder can be created.
+        """
         if executor is self._threads:
             return None
         if self._marks is None:
@@ -621,7 +627,7 @@ class Runner:
         return None if self._marks is None else Path(self._marks, f"{id(task)}")
 
     async def _conclude(self, picked: Picked, outcome: Outcome) -> None:
-        """Saves the outcome, unless it ends the run or is another run's to save."""
+        """Saves the outcome, unless its error stops the run or another run has claimed the row."""
         error = outcome.error
         if error is not None:
             error.where = self._where(picked, outcome)
@@ -636,14 +642,14 @@ class Runner:
             await handing
 
     def _save(self, picked: Picked, outcome: Outcome) -> Awaitable[None] | None:
-        """Hands the outcome to the journal; returns what to await of `on_result`, if anything."""
+        """Hands the outcome to the journal; returns an awaitable if `on_result` returned one."""
         result = Result(picked.row, picked.key, picked.custom_id, outcome, picked.mark)
         try:
             self.results.append(result)
         except RedlineError as journal_error:
             self.stop(journal_error)
             return None
-        # A success that cannot be written has become a failure.
+        # `append` has turned a success that cannot be written into a failure.
         if outcome.error is None:
             self._succeeded += 1
         elif self.on_failure is not None:
@@ -652,7 +658,7 @@ class Runner:
             return None
         result.name_outcome()
         handing = self.on_result(result)
-        # It is saved; only an abort ends the wait for its taker.
+        # The result is saved; only an abort interrupts the wait until it is taken.
         return None if handing is None else self._until_aborted(handing)
 
     async def _is_permitted(self, picked: Picked, outcome: Outcome) -> bool:
@@ -662,12 +668,12 @@ class Runner:
         except RedlineError as error:
             self.stop(error)
             return False
-        # Without permission, it is another run's row, which counts it.
+        # Without permission, the row belongs to another run, which counts it.
         self.offered -= not is_permitted
         return is_permitted
 
     async def _until_aborted(self, work: Awaitable[None]) -> None:
-        """Waits for `work`, through a drain."""
+        """Awaits `work`; an abort interrupts this, a drain does not."""
         task = asyncio.current_task()
         assert task is not None
         self._handing.add(task)
@@ -689,9 +695,10 @@ class Runner:
 
 
 class _Work:
-    """A user's function that notes whether it is running.
+    """Calls a user's function, and records whether it is running.
 
-    mark: a file that exists meanwhile, for a call in another process of this machine.
+    mark: a file that exists while the function runs, even in another process of this machine; None
+    for no file.
     """
 
     def __init__(self, function: Callable[[Any], Any], mark: Path | None) -> None:
@@ -718,7 +725,7 @@ class _Work:
 
 
 def _is_broken(executor: Executor) -> bool:
-    """Whether it takes no more calls: the error may also come from a pool inside the function."""
+    """Whether the executor takes no more calls; BrokenExecutor may also come from the function."""
     try:
         executor.submit(bool)
     except RuntimeError:
@@ -740,7 +747,7 @@ def _unusable(picked: Picked) -> BadRow:
 
 
 def _unwanted(reasons: list[str | None], fail_on: Container[str]) -> str:
-    """Returns the flaw of each choice that ended for a reason to fail on; empty for none."""
+    """Describes the choices whose finish reason is in `fail_on`; empty if there are none."""
     flaws = []
     for number, reason in enumerate(reasons):
         if reason and reason in fail_on:

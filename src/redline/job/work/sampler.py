@@ -1,9 +1,9 @@
-"""Samples of a run ten times a second, and a window of each second.
+"""Samples a run ten times a second, and makes a window of each second.
 
-A sample reads attributes and takes some 50 microseconds. The windows are written to the job's
-timeline in a thread. If a sample is late by a second or more, the time without samples becomes a
-window of its own. The part of that time in which no thread worked or wrote counts as time in which
-the process was stopped.
+A sample reads attributes and takes about 50 microseconds. The windows are written to the job's
+timeline in a thread. If a sample is late, the part of the delay that CPU time and writes do not
+explain counts as time in which the process was stopped, unless it is shorter than _LEAST_STOP_S. If
+the process was stopped for a second or more, the time without samples becomes a window of its own.
 """
 
 from __future__ import annotations
@@ -41,22 +41,23 @@ from redline.timeline import (
 )
 
 SAMPLE_S = 0.1
-# A shorter unexplained delay of a sample does not count: a loop that is merely busy is not stopped.
+# Shorter unexplained delays of a sample do not count: a merely busy event loop is not stopped.
 _LEAST_STOP_S = 0.25
-# Windows in memory: half an hour of them, or more time once older ones are merged.
+# The most windows in memory: half an hour of them, or more once older neighbours are merged. A
+# merged window is at most as long as this share of its age.
 _MOST_WINDOWS = 1_800
 _SHARE = 1 / 600
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Sampler:
-    """The sampler of one run, which makes its windows.
+    """Samples one run, and makes the run's windows.
 
-    journal: None without an output; metered: None without a budget. gatherer: records calls that
-    end. file: the job's timeline; None keeps the windows only in memory. is_fixed: the limits and
-    the calls in flight are stated, so that the speed of this run can be predicted from earlier
-    ones. windows: those of this run so far, older ones merged. slots: the most calls in flight
-    allowed at the last sample; 0 if unknown.
+    journal: None without an output. metered: None without a budget. gatherer: records calls that
+    have ended. file: the job's timeline; None keeps the windows only in memory. is_fixed: the
+    limits and the concurrency are configured rather than searched for, so that earlier runs can
+    predict the speed of this run. windows: the windows of this run so far, with older ones merged.
+    slots: the most calls in flight allowed at the last sample; 0 if there is no bound.
     """
 
     facts: RunFacts
@@ -111,9 +112,10 @@ class Sampler:
         self._write_on()
 
     async def finish(self, how: Ending, what: str = "") -> None:
-        """Ends the sampling, and the timeline of the run. what: the error that stopped it.
+        """Ends the sampling and the run's timeline.
 
-        If it is cancelled, the file is closed without an end.
+        how: how the run ended. what: the error that stopped the run. If `finish` is cancelled, the
+        file is closed without a record of the run's end.
         """
         if self._task is None:
             return
@@ -143,7 +145,7 @@ class Sampler:
             file.close()
 
     def _stated(self, now_s: float) -> Setting:
-        """Returns the slots and limits with which the run begins."""
+        """Returns the setting that the run begins with: its slots and limits."""
         endpoints = self.endpoints
         loads, _ = endpoints.loads(now_s)
         slots = endpoints.slots(loads)
@@ -160,7 +162,7 @@ class Sampler:
     def _sample(self, now_s: float, late_s: float) -> None:
         stopped_s = self._stopped_for_s(late_s) if late_s >= _LEAST_STOP_S else 0.0
         if stopped_s >= WINDOW_S:
-            # The sampled time before is a window, and so is the time without samples.
+            # Two windows: the sampled time so far, and the time without samples.
             self._close(now_s - late_s)
             self._stopped_s = stopped_s
             self._close(now_s)
@@ -171,9 +173,10 @@ class Sampler:
             self._close(now_s)
 
     def _stopped_for_s(self, late_s: float) -> float:
-        """Returns the seconds of a sample's lateness in which the process was stopped.
+        """Returns for how many seconds the process was stopped while a sample was late.
 
-        Work and writes since the last window explain the rest of it.
+        CPU time and writes since the last window explain the rest of `late_s`. Returns 0 if less
+        than _LEAST_STOP_S is left.
         """
         before, now = self._counters, self._count()
         worked_s = max(now.thread_s - before.thread_s, now.cpu_s - before.cpu_s)
@@ -181,7 +184,7 @@ class Sampler:
         return stopped_s if stopped_s >= _LEAST_STOP_S else 0.0
 
     def _close(self, now_s: float) -> None:
-        """Ends the window."""
+        """Ends the current window, unless it has no duration."""
         if now_s <= self._closed_s:
             return
         self._closed_s = now_s
@@ -209,7 +212,7 @@ class Sampler:
             self._write_on()
 
     def _state(self, now_s: float, late_s: float) -> Sample:
-        """Returns the current state of the run."""
+        """Returns a sample of the run's current state. late_s: how many seconds it is late."""
         runner, feed, load, tally = self.runner, self.feed, self.runner.load, self.tally
         loads, limits = self.endpoints.loads(now_s)
         in_hand = max(0, runner.offered - runner.ended)
@@ -268,7 +271,7 @@ class Sampler:
         )
 
     def _write_on(self) -> None:
-        """Writes new windows in a thread, unless one is writing already."""
+        """Writes new windows in a thread, unless a thread is already writing."""
         if self.file is None or self._writing is not None:
             return
         new, self._new = self._new, []
@@ -298,22 +301,22 @@ class Sampler:
 
 
 class _ThreadTime:
-    """The time that the event loop's thread has run, or was ready to run without a CPU."""
+    """Measures how long the event loop's thread ran, or was ready to run but had no CPU."""
 
     def __init__(self) -> None:
         self._fd = -1
 
     def open(self) -> None:
-        """Begins to read the time of the calling thread."""
+        """Starts measuring the calling thread."""
         # Linux reports how long the thread has waited for a CPU; on other systems it is unknown.
-        # Kept open: a wait that is known only now and then would make the time run backwards.
+        # The file is kept open: if only some readings had the wait, the time could run backwards.
         try:
             self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._fd = -1
 
     def read_s(self) -> float:
-        """Returns the seconds of the calling thread, which must be the one that opened this."""
+        """Returns the thread's seconds since it started; call it in the thread of `open`."""
         waited_ns = 0
         if self._fd >= 0:
             fields = os.pread(self._fd, 100, 0).split()

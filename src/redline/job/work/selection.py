@@ -1,4 +1,4 @@
-"""Selects the rows that a run does: those that earlier runs of the output have not done."""
+"""Selects the rows that a run processes: those that earlier runs of the output have not done."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Skip = Callable[[int], None]
 
 
 def fate(job: Job, failed: KeySet, key: int, mark: int) -> Literal["to do", "done", "untried"]:
-    """Returns what a run does with a row that has not succeeded, by its key and content.
+    """Decides what a run does with a row that has not succeeded. key, mark: see `identity`.
 
-    failed: the rows that failed in earlier runs. They count as done unless the run retries them;
-    if it does nothing but retry, other rows stay untried.
+    failed: the rows that failed in earlier runs; they count as done unless the run retries them.
+    If the run only retries rows, all others are left untried.
     """
     has_failed = failed.matches(key, mark)
-    # A failed row that was corrected since is both a row to retry and a new row.
+    # A failed row that has been corrected since is both a row to retry and a new row.
     is_again = key in failed and (job.retries_failures or not has_failed)
     if has_failed == job.retry_failed or is_again:
         return "to do"
@@ -29,14 +29,14 @@ def fate(job: Job, failed: KeySet, key: int, mark: int) -> Literal["to do", "don
 
 @dataclass(eq=False, repr=False)
 class Selection:
-    """The choice of rows to do from those read, with counts of what earlier runs have done.
+    """Chooses the rows to process from those read, and counts what earlier runs have done.
 
-    journal: the output's, None for a run without one, which does all rows. holds: returns whether
-    the row of this key and content is with a batch, None for a run without batches. skip: called
-    with the key of each row that is left out.
-    skipped: rows with an outcome; failed_before: those that failed. untried: rows without an
-    outcome, which `retry_failed` leaves out. with_batches: rows that are with batches, which do not
-    count as skipped.
+    journal: the output's journal; None without an output: the run then processes all rows. holds:
+    returns whether the row with this key and mark is in a batch; None for a run without batches.
+    skip: called with the key of each row that is left out; None for no callback.
+    skipped: rows left out because they have an outcome. failed_before: how many of these failed.
+    untried: rows without an outcome that `retry_failed` leaves out. with_batches: rows that are in
+    batches; they do not count as skipped.
     """
 
     _job: Job
@@ -47,16 +47,17 @@ class Selection:
     failed_before: int = 0
     untried: int = 0
     with_batches: int = 0
-    # The number of rows read with a line in the results, and the rows that had failed before.
+    # How many of the rows read have a line in the results, and the keys of those with a failure.
     _with_line: int = 0
     _with_failure: KeySet = field(default_factory=KeySet)
 
     def wanted(
         self, keys: Sequence[int], undone: Sequence[int], marks: Mapping[int, int]
     ) -> Sequence[int]:
-        """Returns the places of the rows to do.
+        """Returns the indices of the rows to process.
 
-        undone: places of the rows that have not succeeded. marks: theirs, by place.
+        keys: the keys of the rows read. undone: the indices of the rows that have not succeeded.
+        marks: the marks of these, by index.
         """
         journal = self._journal
         if journal is None:
@@ -76,10 +77,11 @@ class Selection:
         return wanted
 
     def is_gone(self, journal: Journal, *, is_same_input: bool) -> Callable[[int], bool] | None:
-        """Returns a predicate of keys: whether the failed row is gone; None if that is unknown.
+        """Returns a function of a key: whether the failed row with that key is gone from the input.
 
-        Call it once the whole input is read. A broken line that was fixed is a new row, and the old
-        one is gone. But rows of another input cannot be expected in this one.
+        Call this once the whole input has been read. For example, when a broken line has been
+        fixed, it is a new row, and the old row is gone. Returns None if the output may have rows of
+        another input, which are missing from this one without being gone.
         """
         has_all = 0 < len(journal.succeeded) == self._with_line
         if not (is_same_input or has_all):
@@ -88,14 +90,14 @@ class Selection:
         return lambda key: key in failed and key not in self._with_failure
 
     def _is_to_do(self, journal: Journal, key: int, mark: int) -> bool:
-        """Whether this run is to do a row of this key and content, which has not succeeded."""
+        """Whether this run processes the row with this key and mark, which has not succeeded."""
         self._with_line += key in journal.succeeded
         if not len(journal.failed) and not self._job.retry_failed and self._holds is None:
             return True
         if key in journal.failed:
             self._with_failure.add(key)
         if self._holds is not None and self._holds(key, mark):
-            # It is with a batch, perhaps to be retried: not done, and not to be sent again.
+            # The row is in a batch, perhaps for a retry: it is not done, and is not sent again.
             self.with_batches += 1
             return False
         found = fate(self._job, journal.failed, key, mark)

@@ -2,8 +2,8 @@
 
 by default             the first HOPELESS_ROWS rows all fail, except with --retry-failed
 --strict               the first row fails
---stop-at-error-rate   that share of the last WINDOW_ROWS rows fails, or of fewer from LEAST_ROWS on
---longest-wait         no call is in flight, and none can be sent for longer
+--stop-at-error-rate   that share of the last WINDOW_ROWS rows fails; checked from row LEAST_ROWS on
+--longest-wait         no call is in flight, and none can be sent for longer than that
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from redline.job.settings import Job
 from redline.process import duration
 from redline.waist import Load
 
-# A run whose first rows are all rejected is set up wrongly; a million more would be, too.
+# If the first rows all fail, the run is set up wrongly, and a million more would fail as well.
 HOPELESS_ROWS = 100
-# Of 1,000 rows that fail independently at 15 %, 20 % or more fail once in 80,000 windows; of 100,
-# once in ten.
+# If each row fails independently with a probability of 15 %, then 20 % or more of the rows fail in
+# one of 80,000 windows of 1,000 rows, but in one of ten windows of 100 rows.
 WINDOW_ROWS = 1000
 LEAST_ROWS = 100
 
 
 @dataclass(eq=False, repr=False)
 class Failures:
-    """The failures of a run; decides with each one whether the run must end."""
+    """Counts a run's failed rows, and decides after each whether the run must end."""
 
     _job: Job
     _count: int = 0
-    # For each of the rows that failed lately, how many rows had ended then.
+    # For each row that failed recently, the number of rows that had ended by then.
     _lately: deque[int] = field(default_factory=deque)
 
     def failed(self, error: CallError | NoEndpoint, succeeded: int) -> RedlineError | None:
-        """Counts a failed row; returns the error that ends the run, None if it continues.
+        """Counts a failed row; returns the error that ends the run, or None if the run continues.
 
         succeeded: rows of this run that have succeeded so far.
         """
@@ -68,7 +68,10 @@ class Failures:
     def _at_rate(
         self, error: CallError | NoEndpoint, ended: int, most: float
     ) -> TooManyFailures | None:
-        """Decides by the share of the last rows that failed. ended: rows so far, this one too."""
+        """Returns an error if at least the share `most` of the last rows failed.
+
+        ended: the number of rows that have ended, including the one that has just failed.
+        """
         lately, rows = self._lately, min(ended, WINDOW_ROWS)
         lately.append(ended)
         while lately[0] <= ended - WINDOW_ROWS:
@@ -87,7 +90,7 @@ class Failures:
 def longest_wait(
     load: Load, in_hand: Iterable[Call], most_s: float, now_s: float
 ) -> WaitTooLong | None:
-    """Returns the error that ends a run which would wait too long; None if it continues.
+    """Returns the error that ends a run that would wait too long, or None if the run continues.
 
     load: the load of the run's backend. in_hand: the calls of the rows that have begun, none of
     them in flight. most_s: the longest allowed wait, in seconds.

@@ -1,4 +1,4 @@
-"""A caller's own backend and results, as one job uses them."""
+"""Adapts a caller's own backend and results, so that one job can use them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from redline.job.work.runner import Results
 from redline.journal import Brief, Result
 from redline.waist import Around, Attempts
 
-# Called with rows that are durable, or were passed on.
+# Called with rows that are durable, or that were passed on to the caller.
 Acknowledge = Callable[[list[Brief]], None]
 
 
 @dataclass(eq=False, repr=False)
 class SuppliedBackend(Around):
-    """A caller's backend, which several jobs may share.
+    """Wraps a caller's backend, which several jobs may share, and counts this job's attempts.
 
-    before_write: called before each write of this job's requests. attempts: counts them.
+    before_write: called before each write of one of this job's requests.
     """
 
     _before_write: Callable[[], None]
@@ -40,7 +40,7 @@ class SuppliedBackend(Around):
                 outer()
             self._before_write()
             if sent_s is not None:
-                # The request is repeated: its first write has failed.
+                # The request is written again, because its earlier connection failed.
                 self._end(sent_s, None, "disconnected")
             if call.attempts > 1 and sent_s is None:
                 self._attempts.retried()
@@ -57,7 +57,7 @@ class SuppliedBackend(Around):
         return outcome
 
     def _end(self, sent_s: float, outcome: Outcome | None, kind: str) -> None:
-        """Counts the end of an attempt. kind: the error's, if there is no outcome."""
+        """Counts the end of an attempt. kind: the error's kind, if there is no outcome."""
         now_s, input_tokens, output_tokens = self._clock.now_s(), 0, 0
         error: str | None = kind
         if outcome is not None:
@@ -69,7 +69,7 @@ class SuppliedBackend(Around):
 
 @dataclass(eq=False, repr=False)
 class SuppliedResults:
-    """A caller's own results: each row is acknowledged once it is taken."""
+    """Passes results to a caller's own receiver, and acknowledges each row once it is taken."""
 
     _results: Results
     _acknowledge: Acknowledge

@@ -1,4 +1,4 @@
-"""The counts of one run: attempts, rows, and outages of endpoints."""
+"""Counts the attempts, rows and endpoint outages of one run."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ from redline.events import (
 from redline.journal import Brief
 from redline.waist import Attempts, CacheUse
 
-# The most endpoints that are counted separately, and the name under which others are counted.
+# The most endpoints that are counted separately, and the name under which the rest are counted.
 MOST_PARTS = 100
 OTHER = "other"
 
 
 class BatchUse(msgspec.Struct):
-    """The use of the Batch API. made: batches of this run. running: current batches.
+    """Counts a run's use of the Batch API.
 
-    rows: in the current batches; finished: those of them that have an answer or an error, as the
-    provider states. states: the number of current batches in each of the provider's states.
-    answered: rows with a result in this run. again: rows that went into another batch.
+    made: batches created in this run. running: batches that are at the provider now. rows: rows in
+    the running batches. finished: how many of these rows have an answer or an error, according to
+    the provider. states: the number of running batches in each state; "refused" counts the parts
+    for which the provider accepts no batch. answered: rows that got their result from a batch in
+    this run. again: rows that went into another batch.
     """
 
     made: int = 0
@@ -48,10 +50,10 @@ class BatchUse(msgspec.Struct):
 
 
 class Outages(msgspec.Struct, frozen=True):
-    """The outages of an endpoint: it took no connections, or failed and got few calls.
+    """Sums up an endpoint's outages: it accepted no connections, or failed and got few calls.
 
-    lasted_s: seconds of all outages together. down_s: seconds of the current one, 0 if there is
-    none. reason: the error of the last one.
+    lasted_s: seconds of all outages together. down_s: seconds of the current outage, 0 if there is
+    none. reason: the error of the latest outage.
     """
 
     endpoint: str
@@ -61,10 +63,11 @@ class Outages(msgspec.Struct, frozen=True):
 
 
 class EndpointUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several endpoints. answered: rows with a result from it, without cached answers.
+    """Describes the use of one of several endpoints.
 
-    out: the reason why it was taken out of the run, None if it was not. outages: of its
-    connections; failing: times in which it failed and got few calls; each None if there was none.
+    answered: rows that the endpoint answered, not counting cached answers. out: why the endpoint
+    was taken out of the run; None if it was not. outages: when it accepted no connections; None if
+    it always did. failing: when it failed and got few calls; None if it never did.
     """
 
     name: str
@@ -76,7 +79,7 @@ class EndpointUse(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(eq=False, repr=False)
 class _Outage:
-    """One endpoint's outages. since_s: when the current one began; inf if there is none."""
+    """Adds up one endpoint's outages. since_s: when the current outage began; inf if none."""
 
     _lost: EndpointLost | EndpointDegraded | None = None
     _lost_s: float = 0.0
@@ -103,7 +106,7 @@ class _Outage:
 
 
 class _Part(Attempts):
-    """The attempts at one endpoint, which also count in the whole."""
+    """Counts the attempts at one endpoint, and passes them on to the counter of the whole run."""
 
     def __init__(self, whole: Attempts) -> None:
         super().__init__()
@@ -134,28 +137,28 @@ class _Part(Attempts):
 
 
 class Tally(Attempts):
-    """The counts of this process's run, for its progress and summary. A Listener.
+    """Keeps the counts of one run in this process, for progress and summary. A Listener.
 
-    parts: attempts by endpoint, if the run counts them separately.
+    parts: counters of attempts by endpoint name; empty if the run does not count them separately.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.retrying = 0
         self.repeated = 0
-        self._new_error = ""  # in words, of an attempt that is tried again
+        self._new_error = ""  # the message of the latest error that is retried
         self.succeeded = 0
         self.failed = 0
-        self.flawed: Counter[str] = Counter()  # by flaw, among those that succeeded
-        self.out: dict[str, EndpointOut] = {}  # endpoints that take no more calls
-        self._names: list[str] = []  # of several endpoints
+        self.flawed: Counter[str] = Counter()  # flawed successes, by flaw
+        self.out: dict[str, EndpointOut] = {}  # endpoints that get no more calls
+        self._names: list[str] = []  # of the endpoints, if there are several
         self._answered: Counter[str] = Counter()  # rows, by endpoint
-        self._parked: dict[str, float] = {}  # the end of the wait, by endpoint
+        self._parked: dict[str, float] = {}  # the monotonic end of the wait, by endpoint
         self._outages: dict[str, _Outage] = defaultdict(_Outage)
-        self._failing: dict[str, _Outage] = defaultdict(_Outage)  # degraded, by their breakers
+        self._failing: dict[str, _Outage] = defaultdict(_Outage)  # when endpoints were degraded
         self.cache_use = CacheUse()
-        self.batches: BatchUse | None = None  # of a run that has some
-        self.batch_look_s: float | None = None  # when one of them is checked next
+        self.batches: BatchUse | None = None  # None for a run without batches
+        self.batch_look_s: float | None = None  # when a batch is checked next; see `look_at`
         self.parts: dict[str, Attempts] = {}
 
     @property
@@ -168,12 +171,12 @@ class Tally(Attempts):
 
     @property
     def rate_limited(self) -> int:
-        """The number of HTTP 429 answers."""
+        """The number of rate-limited attempts: HTTP 429, or 402 with a time to wait."""
         return self.errors["rate_limited"]
 
     @property
     def failures(self) -> dict[str, int]:
-        """Failed attempts by the error's kind, the most frequent first; not those cancelled."""
+        """The number of failed attempts by error kind, most frequent first; without `cancelled`."""
         return {kind: count for kind, count in self.errors.most_common() if kind != "cancelled"}
 
     @property
@@ -183,9 +186,9 @@ class Tally(Attempts):
 
     @property
     def parked_until_s(self) -> float:
-        """The monotonic time when an endpoint takes calls again, if all asked to wait; otherwise 0.
+        """The monotonic time when the first wait ends, if all endpoints asked for one; otherwise 0.
 
-        Endpoints that were taken out do not count.
+        The time may have passed. Endpoints that were taken out of the run do not count.
         """
         left = self._left()
         if any(name not in self._parked for name in left):
@@ -194,17 +197,17 @@ class Tally(Attempts):
 
     @property
     def down(self) -> list[str]:
-        """The endpoints that currently take no connections."""
+        """The endpoints that currently accept no connections."""
         return [name for name, outage in self._outages.items() if outage.is_down]
 
     @property
     def degraded(self) -> list[str]:
-        """The endpoints that currently fail, of those that are left."""
+        """The endpoints that are currently failing, without those taken out of the run."""
         return [name for name in self._left() if self._failing[name].is_down]
 
     @property
     def is_all_down(self) -> bool:
-        """Whether no endpoint that is left takes connections."""
+        """Whether none of the endpoints that are left in the run accepts connections."""
         down = self.down
         return bool(down) and all(name in down for name in self._left())
 
@@ -213,30 +216,31 @@ class Tally(Attempts):
         self._names = list(names)
 
     def part(self, name: str) -> Attempts:
-        """Returns the counter of attempts at one endpoint, which count here as well.
+        """Returns the counter of one endpoint's attempts, which this tally counts as well.
 
-        Beyond MOST_PARTS, endpoints count together as OTHER.
+        Beyond MOST_PARTS endpoints, all others share the counter OTHER.
         """
         if name not in self.parts and len(self.parts) >= MOST_PARTS:
             name = OTHER
         return self.parts.setdefault(name, _Part(self))
 
     def outages(self, now_s: float) -> Outages | None:
-        """Returns the outages of the endpoint that has been down for longest; None if none was.
+        """Returns the outages of the endpoint that has been down longest; None if there were none.
 
-        If none is down now, those of the endpoint with the most seconds in total.
+        If no endpoint is down now, returns the outages of the endpoint that was down for the most
+        seconds in total.
         """
         found = [outage.read(now_s) for outage in self._outages.values()]
         happened = [one for one in found if one is not None]
         return max(happened, key=lambda one: (one.down_s, one.lasted_s), default=None)
 
     def failing(self, now_s: float) -> Outages | None:
-        """Returns the failing times of the endpoint that has failed longest; None if none fails."""
+        """Returns the outages of the endpoint that has been degraded longest; None if none is."""
         longest = min(self.degraded, key=lambda name: self._failing[name].since_s, default=None)
         return None if longest is None else self._failing[longest].read(now_s)
 
     def endpoints(self, now_s: float) -> list[EndpointUse]:
-        """Returns the state and counts of each of several endpoints; empty for a run with one."""
+        """Returns the use of each of several endpoints; empty for a run with a single endpoint."""
         return [
             EndpointUse(
                 name=name,
@@ -249,14 +253,17 @@ class Tally(Attempts):
         ]
 
     def rows_saved(self, succeeded: int, failed: int, flawed: Mapping[str, int]) -> None:
-        """Counts rows that are on disk, or passed on. flawed: flawed successes, by flaw."""
+        """Counts rows that are on disk, or were passed on to the caller.
+
+        flawed: the number of flawed successes, by flaw.
+        """
         self.succeeded += succeeded
         self.failed += failed
         if flawed:
             self.flawed.update(flawed)
 
     def rows_answered(self, rows: Iterable[Brief]) -> None:
-        """Counts the rows that endpoints have answered, by endpoint, if there are several."""
+        """Counts rows by the endpoint that answered them, if there are several endpoints."""
         if self._names:
             self._answered.update(
                 [row.endpoint for row in rows if row.status == "succeeded" and not row.is_cached]
@@ -268,11 +275,11 @@ class Tally(Attempts):
         return self.batches
 
     def look_at(self, due_s: float | None) -> None:
-        """Sets the monotonic time when a batch is checked next; None if none is running."""
+        """Sets the monotonic time when a batch is checked next; None if no batch is running."""
         self.batch_look_s = due_s
 
     def batch_answered(self, reply: Reply | None) -> None:
-        """Counts a row with an outcome from a batch. reply: None for an error."""
+        """Counts a row that got its outcome from a batch. reply: None if that is an error."""
         if self.batches is not None:
             self.batches.answered += 1
         if reply is not None:
@@ -280,7 +287,7 @@ class Tally(Attempts):
             self.output_tokens += reply.output_tokens or 0
 
     def batch_failed(self, error: str) -> None:
-        """Counts an error of a row in a batch, by kind; the row may be sent again."""
+        """Counts the error of a row in a batch; the row may be sent again. error: the kind."""
         self.errors[error] += 1
 
     def on_event(self, event: Event) -> None:
@@ -306,13 +313,10 @@ class Tally(Attempts):
                 self.out[event.endpoint] = event
 
     def take_error(self) -> str:
-        """Returns the last error of an attempt that is retried, empty if none since the last call.
-
-        In words.
-        """
+        """Returns the message of the latest retried error, empty if none since the last call."""
         error, self._new_error = self._new_error, ""
         return error
 
     def _left(self) -> list[str]:
-        """Returns the names of the endpoints that still take calls, if there are several."""
+        """Returns the names of the endpoints that still get calls; empty for a single endpoint."""
         return [name for name in self._names if name not in self.out]

@@ -1,4 +1,4 @@
-"""The rendering of rows as requests."""
+"""Renders rows as requests."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _SYSTEM_ROLES = ("system", "developer")
 # An index in an output path; a longer number is a key.
 _INDEX = re.compile("[0-9]{1,9}")
 
-# Columns of a `messages`, `prompt` or `input` row that belong in its body. Any other column is the
-# user's own data and is not sent; `body` takes further parameters of an endpoint.
+# Columns that are copied into the body of a row with `messages`, `prompt` or `input`. Any other
+# column is the user's own data and is not sent; further parameters belong in the column `body`.
 _PARAMETERS = """
     model temperature top_p top_k min_p n stop seed max_tokens max_completion_tokens
     max_output_tokens presence_penalty frequency_penalty repetition_penalty logit_bias logprobs
@@ -38,7 +38,10 @@ PARAMETERS = frozenset(_PARAMETERS.split())
 
 
 class Renderer:
-    """A renderer of rows as requests by one `Prompting`. Raises ConfigError for a bad template."""
+    """Renders rows as requests, according to a `Prompting`.
+
+    Raises ConfigError for an invalid template, or for settings that do not fit together.
+    """
 
     def __init__(self, prompting: Prompting) -> None:
         self._prompt = _compiled(prompting.prompt, "prompt")
@@ -65,11 +68,14 @@ class Renderer:
         if not prompting.constant_prompt:
             self._check_columns()
         self._fixed = self._fixed_body()
-        # What requests of the fixed body have in common.
+        # What all requests made from the fixed body have in common.
         self._alike = Request(method=self._method, url=url, output_path=self._output_path)
 
     def request(self, row: Columns) -> Request:
-        """Makes the request of one row. Raises BadRow, and BadTemplate if a template fails."""
+        """Returns the request for a row.
+
+        Raises BadRow if the row makes no valid request, BadTemplate if a template fails on it.
+        """
         fixed = self._fixed
         if fixed is not None and (raw := fixed.json(row)) is not None:
             return self._alike.carrying(raw, fixed.asked)
@@ -87,7 +93,7 @@ class Renderer:
         return request
 
     def _fixed_body(self) -> FixedBody | None:
-        """Returns the body's JSON around a row's prompt, if nothing else depends on the row."""
+        """Returns the body as JSON with gaps for a row's texts; None if more depends on the row."""
         if self._url is not None or self._body is not None or self._is_bodiless:
             return None
         columns, others = set(), {"body"}
@@ -177,14 +183,14 @@ class Renderer:
         )
 
     def _shape(self, content: Any, url: str) -> Columns:
-        """Returns the prompt in the field that the API of `url` takes it from."""
+        """Returns the body fields that hold the prompt, as the API of `url` expects them."""
         api = api_of(url)
         if api is chat.API:
             return {api.prompt: [*self._shots, {"role": "user", "content": content}]}
         return {api.prompt: content}
 
     def _with_system(self, body: Columns, row: Columns, url: str) -> Columns:
-        """Returns the body with the system message, unless it has one of its own."""
+        """Returns the body with the system message added, unless the body already has one."""
         if self._system is None:
             return body
         api = api_of(url)
@@ -238,9 +244,9 @@ def _compiled(text: str | None, name: str) -> Template | None:
 
 
 def parse_output_path(text: str | None) -> tuple[str | int, ...]:
-    """Parses `result.items.0.text` as keys and indices; a part of digits is an index.
+    """Splits a path such as `result.items.0.text` into keys and indices.
 
-    Raises ConfigError for an empty part.
+    A part of up to nine digits is an index. Raises ConfigError if a part is empty.
     """
     if not text:
         return ()
@@ -251,14 +257,14 @@ def parse_output_path(text: str | None) -> tuple[str | int, ...]:
 
 
 def _is_batch_row(row: Columns) -> bool:
-    """Whether the row names its own request, as in a file for the OpenAI Batch API."""
+    """Whether the row is a whole request, as in a file for the OpenAI Batch API."""
     if "url" not in row or any(name in row for name in ("messages", "prompt", "input")):
         return False
     return "body" in row or str(row.get("method", "")).upper() in BODILESS
 
 
 def _check_own(url: str) -> None:
-    """Raises BadRow for a row's url that is no path, which would also fail its whole batch."""
+    """Raises BadRow if a row's `url` is not a path; such a row would make its whole batch fail."""
     try:
         check_path(url)
     except ConfigError as error:
