@@ -72,7 +72,11 @@ _IN_PROCESS = frozenset(
 )
 _STARTED = ("src", "tests", "bench/peers", "examples/tiny-model", "pyproject.toml")
 # Files of tests count only for the campaign that runs them.
-_NO_TESTS = (":(exclude,glob)tests/**/test_*.py", ":(exclude)tests/patches")
+_NO_TESTS = (
+    ":(exclude,glob)tests/**/test_*.py",
+    ":(exclude)tests/cli/expected",
+    ":(exclude)tests/patches",
+)
 _PACKAGES = ("redline", "httptools", "msgspec", "uvloop")
 
 
