@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -287,23 +288,20 @@ def _is_alike(old: str, new: str, what: list[str]) -> bool:
         return False
     changed = _git("diff", "--name-only", old, new, "--", *what)
     return changed.returncode == 0 and all(
-        _code(path, _source(old, path)) == _code(path, _source(new, path))
-        for path in changed.stdout.splitlines()
+        _code(old, path) == _code(new, path) for path in changed.stdout.splitlines()
     )
 
 
-def _code(path: str, text: str) -> str:
+@cache
+def _code(commit: str, path: str) -> str:
     """What a file does: its code without what only people read, or else its whole text."""
+    # Empty if the commit has no file of that name.
+    text = _git("show", f"{commit}:{path}").stdout
     if path.endswith(".py"):
         return code_of(text)
     if path.endswith(".lua"):
         return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))
     return text
-
-
-def _source(commit: str, path: str) -> str:
-    """A file of a commit; empty if it has none of that name."""
-    return _git("show", f"{commit}:{path}").stdout
 
 
 def _git(*words: str) -> subprocess.CompletedProcess[str]:
