@@ -36,15 +36,21 @@ def code_of(source: str) -> str:
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            node.value = ast.Constant("")
-        elif isinstance(node, ast.JoinedStr):
+        for name, children in ast.iter_fields(node):
+            if isinstance(children, list):
+                setattr(node, name, [child for child in children if not _is_text(child)])
+        if isinstance(node, ast.JoinedStr):
             texts = [str(part.value) for part in node.values if isinstance(part, ast.Constant)]
             if _is_message(" ".join(texts)):
                 node.values = [part for part in node.values if not isinstance(part, ast.Constant)]
         elif isinstance(node, ast.Constant) and _is_message(node.value):
             node.value = ""
     return ast.dump(tree)
+
+
+def _is_text(node: object) -> bool:
+    """Whether a statement is nothing but a string, as docstrings are."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _is_message(value: object) -> bool:

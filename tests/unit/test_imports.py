@@ -40,6 +40,7 @@ def test_an_explanation_does_not_change_what_a_file_does(imports: ModuleType) ->
     assert before == code_of('"""Two."""\n\ndef f(x):\n    """Adds 1."""\n    return (x + 1)\n')
     assert before != code_of('"""One."""\ndef f(x):\n    """It adds."""\n    return x + 2\n')
     assert code_of("def f():\n    'nothing'\n") == code_of("def f():\n    'none'\n")
+    assert code_of("def f():\n    'nothing'\n    g()\n") == code_of("def f():\n    g()\n")
     assert code_of("RATE = 2\n'a second'\n") == code_of("RATE = 2\n'per second'\n")
     assert code_of("RATE = 'a second'\n") != code_of("RATE = 'per second'\n")
     assert code_of("raise E(f'{x} is not known')\n") == code_of(
