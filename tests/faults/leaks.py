@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import Any
 
 from faults.broken import holds
@@ -13,6 +14,9 @@ from faults.script import Script
 # Long after every window and every pause.
 _LATER_S = 1e6
 _OPEN = "/proc/self/fd"
+# A run waits for the thread that counts its rows for a second at most; a busy machine may take
+# longer to let it close its file. In real time, unlike the run's.
+_CLOSED_WITHIN_S, _LOOK_EVERY_S = 10.0, 0.02
 
 
 def descriptors() -> dict[str, str]:
@@ -41,10 +45,20 @@ def found(loop: Any, view: Any, before: dict[str, str]) -> list[str]:
     wires = sum(not wire.is_closed for wire in loop.wires)
     if wires:
         words.append(f"{wires} connections")
-    words += [f"open: {path}" for number, path in descriptors().items() if number not in before]
+    words += [f"open: {path}" for path in _still_open(before)]
     if view is not None:
         words += _held(loop, view)
     return words
+
+
+def _still_open(before: dict[str, str]) -> list[str]:
+    """What stays open, unlike what a thread is about to close."""
+    gives_up_s = time.perf_counter() + _CLOSED_WITHIN_S
+    while True:
+        paths = [path for number, path in descriptors().items() if number not in before]
+        if not paths or time.perf_counter() > gives_up_s:
+            return paths
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _held(loop: Any, view: Any) -> list[str]:
