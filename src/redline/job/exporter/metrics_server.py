@@ -14,7 +14,7 @@ _WRONG_METHOD = TEXT + header_lines({"allow": "GET, HEAD"})
 
 
 class MetricsServer(HttpServer):
-    """Serves the metrics of a job while the server is entered.
+    """Serves the metrics of a job as long as the server is running.
 
     address: host and port; 0 for any free port. Raises ConfigError if prometheus-client is not
     installed; `start` raises ConfigError if the server cannot listen on the address.

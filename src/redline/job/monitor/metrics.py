@@ -62,7 +62,7 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a run at one moment.
 
     whole: all windows of the run, merged into one. parts: the counts of attempts by endpoint.
-    of_job: the labels of metrics that have no label for the endpoint.
+    of_job: the label with the model.
     """
 
     view: View

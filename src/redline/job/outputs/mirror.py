@@ -87,9 +87,9 @@ class Mirror:
     def prepare(self, *, restart: bool, force: bool) -> None:
         """Brings the local files into the state from which the run continues.
 
-        restart: fetch nothing, because the run renames the files, and `put_aside` the objects.
-        force: accept results without a manifest. Raises ConfigError if the store refuses access,
-        or holds objects that must not be replaced.
+        restart: fetch nothing, because the run will rename the files, and `put_aside` the objects.
+        force: accept results without a manifest. Raises ConfigError if the store refuses access, or
+        holds objects that must not be replaced.
         """
         with self._telling():
             self._store.check_writable(self.url)
@@ -332,7 +332,7 @@ def fetched(url: ObjectUrl) -> Generator[Output]:
     An object that does not exist has no file. A RedlineError raised in the block names the objects
     instead of the files. Raises ConfigError if the store refuses access.
     """
-    # Imported here: it imports modules for archives, which no other part needs.
+    # Imported here, because tempfile imports modules for archives, which no other part needs.
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="redline-") as folder:
@@ -346,7 +346,7 @@ def fetched(url: ObjectUrl) -> Generator[Output]:
 
 
 def _fetch_all(url: ObjectUrl, output: Output) -> Output:
-    """Fetches the objects; returns `output`, marked if they have the names of redline 0.1."""
+    """Fetches the objects; returns `output`, marked if redline 0.1 wrote them."""
     store = store_of(url, "reading")
     try:
         output = msgspec.structs.replace(output, has_old_names=_has_old_names(url, store))
@@ -373,7 +373,7 @@ def _files(output: Output) -> tuple[Path, Path]:
 def _digest(path: Path) -> str:
     """Returns a digest of the file's bytes.
 
-    The file's times would not show a change: opening a results file changes them as well.
+    The file's times cannot show a change, because opening a results file changes them.
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()[:32]

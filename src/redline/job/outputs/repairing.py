@@ -46,7 +46,7 @@ class Repair(msgspec.Struct, kw_only=True):
 def repair(output: Output) -> list[Repair]:
     """Repairs an output so that a run can continue it; returns a Repair for each file. Blocks.
 
-    Repeated failures stay, because the run itself drops all but the last failure of each row.
+    Repeated failures stay, because the next run drops all but the last failure of each row.
     Rows whose line was damaged have no line afterwards, so the next run sends them again.
     Raises ConfigError if there is no results file of redline, or while a run is writing to it;
     JournalError if a file cannot be read or written.

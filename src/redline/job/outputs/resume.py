@@ -27,7 +27,7 @@ from redline.store import local_path, url_of
 
 
 def open_journal(job: Job, output: Output, acknowledge: Acknowledge) -> tuple[Journal, Manifest]:
-    """Opens the journal of `output`; returns it and the manifest of this run. Blocks.
+    """Opens the journal of `output`; returns the journal and this run's manifest. Blocks.
 
     The caller holds the output's lock. acknowledge: see `Journal`. Raises ConfigError if redline
     did not write the results, or wrote them with other settings; JournalError if they are damaged.
@@ -138,7 +138,7 @@ def _has_no_row_of(job: Job, output: Output) -> bool:
 
 
 def near(path: str) -> str:
-    """Returns a path in the current folder relative to it; other paths, URLs and "" unchanged."""
+    """Makes a path below the current folder relative; other paths, URLs and "" stay as they are."""
     short = os.path.relpath(path) if path and "://" not in path else path
     return path if short.startswith("..") else short
 

@@ -44,7 +44,7 @@ class Verification(msgspec.Struct, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether each row has exactly one line, for its current content; no line is damaged."""
+        """Whether each row has exactly one line, for its current content, and none is damaged."""
         return not (self.missing or self.repeated or self.changed or self.damaged)
 
     def __str__(self) -> str:
@@ -74,8 +74,8 @@ class Verification(msgspec.Struct, kw_only=True):
 def verify(output: Output, rows: object = None, limit: int | None = None) -> Verification:
     """Compares an output with its input. Blocks; reads both once.
 
-    rows: the input; None for the path in the manifest. limit: only this many rows, the first of the
-    input, must have a line; the other rows are read so that their lines do not count as strange.
+    rows: the input; None for the path in the manifest. limit: only the first `limit` rows must have
+    a line, and later rows are read so that their lines do not count as strange; None for all rows.
     Raises ConfigError if there is no such output or no input to compare with; JournalError if the
     output cannot be read.
     """
@@ -115,7 +115,10 @@ def _without_folder(output: Output, *, is_input_named: bool) -> manifests.Manife
 
 
 def _scan(path: Path, verification: Verification) -> KeySet:
-    """Returns the keys in a file, with the marks of their last lines; counts lines to report."""
+    """Returns the keys in a file, with the marks of their last lines.
+
+    Counts the damaged, repeated and changed lines in `verification`.
+    """
     keys = KeySet()
     if not path.exists():
         return keys

@@ -96,7 +96,7 @@ def screen(snapshot: Snapshot, name: str, width: int, *, is_plain: bool = False)
 
 
 def _progress(snapshot: Snapshot, name: str, width: int, *, is_plain: bool) -> Line:
-    """Returns the line with the input's name, a bar that fills the width, and the times."""
+    """Returns the line of the input's name, a bar in the remaining width, and the times."""
     label = Span(f"{'input':<{_LABEL}}")
     name = _shortened(name, min(_LONGEST_NAME, width // 4))
     elapsed = f"{duration(snapshot.elapsed_s):>9}"
@@ -185,12 +185,15 @@ def _limits(snapshot: Snapshot) -> list[Field]:
 
 
 def _is_bound(use: LimitUse, bound: Bound, limits: int) -> bool:
-    """Whether this limit binds: `bound` names it, or it is the only one. limits: their number."""
+    """Whether this limit binds: `bound` names it, or it is the only limit.
+
+    limits: the number of limits.
+    """
     return bound.cause == "limit" and (limits == 1 or use.name in bound.what.split(" and "))
 
 
 def _use_text(use: LimitUse) -> str:
-    """Returns a text like `178k/200k tpm`, or for an uncommon window like `1.5/2 requests/s`."""
+    """Returns a text like `178k/200k tpm`, or like `1.5/2 requests/s` for an uncommon window."""
     unit = use.name.partition(" ")[2]
     kind, _, place = unit.partition(" at ")
     at = f" at {place}" if place else ""
@@ -281,7 +284,7 @@ def _cut(line: Line, width: int) -> Line:
 
 
 def _shortened(name: str, width: int) -> str:
-    """Returns a path, or only its end if the whole does not fit: the end says more."""
+    """Returns the path; cuts its beginning if it is too wide, because the end says more."""
     if cells(name) <= width:
         return name
     return "…" + _clipped(name[::-1], width - 1)[::-1]

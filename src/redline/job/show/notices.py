@@ -81,7 +81,7 @@ def outage_now(outages: Outages | None, *, tries_again: bool = True) -> str | No
 
 
 def outages_ended(outages: Outages | None) -> str | None:
-    """Returns a sentence on how long the endpoint accepted no connections, or None, after a run."""
+    """Returns a notice on how long an endpoint accepted no connections in an ended run, or None."""
     if outages is None or outages.lasted_s < _LEAST_OUTAGE_S:
         return None
     if outages.down_s:
@@ -118,7 +118,7 @@ def failing_endpoint(failing: Outages | None, failing_now: int, count: int) -> s
 
 
 def failing_ended(failing: Outages | None) -> str | None:
-    """Returns a sentence on how long an endpoint failed, or None, after a run."""
+    """Returns a notice on how long an endpoint failed in an ended run, or None."""
     if failing is None or failing.lasted_s < _LEAST_OUTAGE_S:
         return None
     for_s = f"for {duration(failing.lasted_s)}"

@@ -50,7 +50,7 @@ def line_of(snapshot: Snapshot) -> str:
 
 
 class PlainProgress:
-    """Writes a line every `every_s` seconds, and at once when a problem or a stop begins."""
+    """Writes a line every `every_s` seconds, and at once if a problem begins or the run stops."""
 
     def __init__(self, stream: TextIO, every_s: float = PLAIN_EVERY_S) -> None:
         self._stream = lasting(stream)
@@ -60,7 +60,8 @@ class PlainProgress:
         meter = Meter(view)
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._every_s
-        # The kinds of notices in the last regular line and since: only others are shown at once.
+        # The kinds of notices shown with the last regular line and since then. A notice of any
+        # other kind is shown at once.
         told: set[str] = set()
         while True:
             await asyncio.sleep(min(_REFRESH_S, self._every_s))

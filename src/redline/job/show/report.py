@@ -33,18 +33,17 @@ class Report(msgspec.Struct, kw_only=True):
     failed; the server may have processed both copies, which count as two requests, but not as a
     retry. errors_by_kind: failed attempts by kind of error, including those that were retried.
     outages: when the endpoint accepted no connections; with several endpoints, the outages of the
-    one that was down longest.
-    endpoints: the use of each of several endpoints; empty for a run with one. found_limits: the
-    limits that were searched for and found, such as `20/1s requests` or `45 in flight`. spent: the
-    amounts that count against the budget, or the cost of the replies if prices are known.
-    elapsed_s: the duration of the run in seconds.
+    one that was down longest. endpoints: the use of each of several endpoints; empty for a run with
+    one. found_limits: the limits that were searched for and found, such as `20/1s requests` or
+    `45 in flight`. spent: the amounts that count against the budget, or the cost of the replies if
+    prices are known. elapsed_s: the duration of the run in seconds.
 
     cache: cache lookups by result, None if there were none; cache_notes: problems with the cache.
     batches: the use of the Batch API, None for a run without it.
 
     not_uploaded: why an object in a store differs from the file on this machine; None if it does
     not, and for local outputs. not_traced, not_recorded: why the trace or the timeline ends early;
-    None if it does not. not_notified, not_exported: what did not reach the webhook or
+    None if it is complete. not_notified, not_exported: what did not reach the webhook or
     OpenTelemetry, and why; None if everything did.
     """
 

@@ -56,7 +56,7 @@ class RowCount:
     known_rows: the number of rows in the input's metadata; None if the rows have to be counted.
     counts: yields the number of rows of one part of the input after another; None for an input that
     can be read only once. limit: the maximum number of rows that count. samples: how many times
-    each of these counts.
+    each of these rows counts.
     """
 
     def __init__(

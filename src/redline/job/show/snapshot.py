@@ -47,8 +47,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
     elapsed_s: seconds since this run began. done, failed: rows that succeeded and that failed in
     this run. skipped: rows that this run has read and need not send. input: the counts of the whole
-    input. fraction: the share of the input's rows that are no longer left, 0 to 1; None while the
-    number of rows is unknown. eta_s: seconds to the end; is_on_hold: the run is at a standstill, so
+    input. fraction: 1 - left / rows of the input, but never less than before; None while the number
+    of rows is unknown. eta_s: seconds to the end; is_on_hold: the run is at a standstill, so
     `eta_s` is frozen.
 
     rows_per_s, tokens_per_s: means over the last 10 s. latency_p50_s, latency_p95_s: of the answers
@@ -65,8 +65,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
     spent: the spending in words, empty while it is unknown; is_spent_here: the spending of earlier
     runs is not included. spent_usd, expected_usd: dollars spent so far, and expected at the end.
     usd_per_min: the mean over the last minute. spent_tokens: tokens that count against a budget in
-    tokens. parked_s: seconds until calls may be sent again, if the endpoint, or each of several,
-    asked redline to wait. look_in_s: seconds until a batch is checked next.
+    tokens. parked_s: seconds until calls may be sent again if the endpoint, or each of several,
+    asked redline to wait; otherwise 0. look_in_s: seconds until a batch is checked next.
     """
 
     elapsed_s: float

@@ -197,7 +197,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def _size(stream: TextIO) -> tuple[int, int]:
-    """Returns the columns and rows of the terminal, or of the environment, or a default."""
+    """Returns (columns, rows) from the terminal, otherwise from the environment or a default."""
     try:
         size = os.get_terminal_size(stream.fileno())
         if size.columns and size.lines:

@@ -16,7 +16,7 @@ from redline.observe import Alerts
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a run that a display may read while the run is going on; `Run` has more.
+    """The parts of a run that a display may read while the run is in progress; `Run` has more.
 
     found_limits: returns the limits found so far, in words. journal: None for a run without an
     output. before: the counts of the rows that earlier runs have done; None for a run without an
