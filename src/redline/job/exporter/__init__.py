@@ -1,4 +1,4 @@
-"""The metrics page of a job; separate, so that runs without the page do not import it."""
+"""Serves the metrics page of a job. Runs without the page do not import this package."""
 
 from redline.job.exporter.metrics_page import MetricsPage
 from redline.job.exporter.metrics_server import MetricsServer

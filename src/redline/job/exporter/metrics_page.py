@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' text format."""
+"""Formats metrics as a page for Prometheus."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from redline.sources import extra
 class MetricsPage:
     """Writes metrics in Prometheus' text format.
 
-    asked_for: the setting that requested them, for the error. Raises ConfigError without
-    prometheus-client.
+    asked_for: the setting that requires the page, for the error's message. Raises ConfigError if
+    prometheus-client is not installed.
     """
 
     def __init__(self, asked_for: str) -> None:
@@ -22,7 +22,7 @@ class MetricsPage:
         self._core = extra("prometheus_client.core", "metrics", asked_for)
 
     def of(self, found: Iterable[Family]) -> bytes:
-        """Returns the page of these metrics."""
+        """Returns the page with these metrics."""
         collector = SimpleNamespace(collect=lambda: map(self._metric, found))
         page: bytes = self._library.generate_latest(collector)
         return page

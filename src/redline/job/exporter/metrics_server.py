@@ -1,4 +1,4 @@
-"""The metrics page of a job for Prometheus, on a port of its own."""
+"""Serves the metrics page of a job for Prometheus, on a port of its own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _WRONG_METHOD = TEXT + header_lines({"allow": "GET, HEAD"})
 
 
 class MetricsServer(HttpServer):
-    """Serves the metrics of a job while it is entered.
+    """Serves the metrics of a job as long as the server is running.
 
-    address: host and port, 0 for a free one. Raises ConfigError without prometheus-client, and from
-    `start` for an address it cannot listen on.
+    address: host and port; 0 for any free port. Raises ConfigError if prometheus-client is not
+    installed; `start` raises ConfigError if the server cannot listen on the address.
     """
 
     def __init__(self, address: tuple[str, int]) -> None:
@@ -27,11 +27,11 @@ class MetricsServer(HttpServer):
 
     @property
     def url(self) -> str:
-        """`http://HOST:PORT/metrics`. Raises RedlineError before `start`."""
+        """The page's URL, `http://HOST:PORT/metrics`. Raises RedlineError before `start`."""
         return self.base_url.removesuffix("/v1") + PATH
 
     def show(self, read: Callable[[], Iterable[Family]]) -> None:
-        """Makes the page show what `read` returns; before that, it answers 503."""
+        """Makes the page show the metrics that `read` returns; until then, it responds 503."""
         self._read = read
 
     def _handle(self, exchange: Exchange) -> None:
@@ -46,4 +46,4 @@ class MetricsServer(HttpServer):
             exchange.respond(200, self._page.of(self._read()), PROMETHEUS)
 
     async def _drain(self) -> None:
-        """Does nothing: pages are answered at once, so none is in flight."""
+        """Does nothing: every request is answered at once, so none is in flight."""

@@ -1,4 +1,4 @@
-"""Reports of a running job to other programs."""
+"""Reports the metrics and alerts of a running job to other programs."""
 
 from redline.job.monitor.metrics import (
     BOUNDS_S,

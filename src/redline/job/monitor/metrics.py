@@ -1,9 +1,9 @@
-"""The metrics of a job on its page: their names, labels and values.
+"""Defines the metrics of a job: their names, labels and values.
 
 Names and units follow Prometheus' rules: base units, and `_total` for metrics that only grow. Every
-label has few values: the settings determine the names of endpoints and the model; the code
-determines the kinds of errors, tokens and rows. Counters are of this process's run;
-`redline_job_rows` is of the whole job.
+label has few values: the names of endpoints and of the model come from the settings, the kinds of
+errors, tokens and rows from the code. Counters cover this process's run, but `redline_job_rows`
+covers the whole job.
 https://prometheus.io/docs/practices/naming/
 """
 
@@ -23,7 +23,7 @@ from redline.observe import Cause, current, recent
 from redline.timeline import Sketch, Window
 from redline.waist import Attempts, Health
 
-# From 10 ms to 600 s, the default timeout of an attempt.
+# Upper bounds of the buckets of a histogram. The last is the default timeout of an attempt.
 BOUNDS_S = (
     0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0,
     30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
@@ -33,9 +33,10 @@ Labels = Mapping[str, str]
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """The durations of one kind.
+    """A cumulative histogram of durations.
 
-    counts: of durations up to each bound of BOUNDS_S, then of all. sum_s: their sum, within 1 %.
+    counts: the number of durations up to each bound of BOUNDS_S, then of all durations. sum_s: the
+    sum of the durations in seconds, within 1 %.
     """
 
     counts: tuple[int, ...]
@@ -43,10 +44,11 @@ class Histogram(msgspec.Struct, frozen=True):
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric.
+    """One metric with its samples.
 
-    name: without the `_total` of a counter. samples: labels and values. unit: in OpenTelemetry,
-    empty for none; None for a metric that is not sent there.
+    name: without the suffix `_total` of a counter. about: the help text. samples: the values, each
+    with its labels. unit: the unit in OpenTelemetry, empty if there is none; None for a metric that
+    is not sent to OpenTelemetry.
     """
 
     name: str
@@ -57,7 +59,11 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """A run at one moment. whole: its windows as one. parts: its counts by endpoint."""
+    """The state of a run at one moment.
+
+    whole: all windows of the run, merged into one. parts: the counts of attempts by endpoint.
+    of_job: the label with the model.
+    """
 
     view: View
     whole: Window
@@ -71,9 +77,9 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def families(view: View, whole: Window) -> list[Family]:
-    """Returns the current metrics of a run, without those that have no figures.
+    """Returns the current metrics of a run, without those that have no samples.
 
-    whole: all windows of the run as one.
+    whole: all windows of the run, merged into one.
     """
     of_job = {"model": view.job.prompting.model or ""}
     seen = _Seen(view=view, whole=whole, parts=_parts(view), of_job=of_job)
@@ -82,7 +88,7 @@ def families(view: View, whole: Window) -> list[Family]:
 
 
 def _parts(view: View) -> dict[str, Attempts]:
-    """Returns the counts of each endpoint, by its label."""
+    """Returns the counts of attempts, by the endpoint's label."""
     if view.tally.parts:
         return dict(view.tally.parts)
     job = view.job
@@ -101,7 +107,7 @@ def _family(
     return Family(name=name, kind=kind, about=about, samples=list(samples), unit=unit)
 
 
-# Metrics that only grow, and metrics of the present state.
+# Make a metric that only grows, and a metric of the current state.
 counter, gauge = partial(_family, "counter"), partial(_family, "gauge")
 
 

@@ -1,4 +1,4 @@
-"""Follows the windows of a run as they come: its metrics, and its alerts."""
+"""Updates the metrics and alerts of a run at the end of each window."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_TIME = Window(begin_s=0.0, end_s=0.0)
 
 
 def alerts_of(job: Job) -> Alerts:
-    """Returns the alerts by the rules of the job, none of which is breached yet."""
+    """Returns the alerts for the rules of the job; none of them is firing yet."""
     allowance = job.allowance or Allowance()
     picodollars = allowance.picodollars
     return Alerts(
@@ -34,10 +34,10 @@ def alerts_of(job: Job) -> Alerts:
 
 @dataclass(eq=False, repr=False)
 class Monitor:
-    """Follows one run. listener, webhook: notified when an alert changes.
+    """Updates the metrics and alerts of one run.
 
-    webhook: None if no alert is sent. on_figures: gets the metrics of the run at the end of each
-    window.
+    listener, webhook: notified when an alert begins or ends; webhook is None if no alerts are sent.
+    on_figures: called with the metrics of the run at the end of each window; None for no callback.
     """
 
     _view: View
@@ -47,7 +47,7 @@ class Monitor:
     _whole: Window = _NO_TIME
 
     def note(self, window: Window) -> None:
-        """Takes a window of the run that has ended."""
+        """Updates metrics and alerts with the window that has just ended."""
         self._whole = merged([self._whole, window])
         self._notify(self._view.alerts.note(self._view.sampler.windows))
         if self._on_figures is not None:
@@ -58,7 +58,7 @@ class Monitor:
         return families(self._view, self._whole)
 
     async def finish(self) -> None:
-        """Ends the alerts, and gives the webhook a moment to send what is in transit."""
+        """Ends the alerts, and gives the webhook a moment to send the remaining ones."""
         windows = self._view.sampler.windows
         self._notify(self._view.alerts.end(windows[-1].end_s if windows else 0.0))
         if self._webhook is not None:
@@ -81,9 +81,9 @@ class Monitor:
                 self._webhook.put(self._body(alert))
 
     def _body(self, alert: Alert) -> dict[str, object]:
-        """Returns the body of a notification. Chat programs show `text`."""
+        """Returns the body of an alert's notification. Chat programs show its field `text`."""
         facts, job = self._view.sampler.facts, self._view.job
-        # JSON cannot hold the name of a file if it is not UTF-8.
+        # JSON cannot hold a file name that is not UTF-8.
         output = None if job.output is None else loose_json.paired(job.output.name)
         text = alert.text if alert.state == "firing" else alert.what
         return {

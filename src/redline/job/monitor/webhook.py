@@ -1,7 +1,8 @@
-"""Sends alerts to a webhook, one after the other, each with retries for about a minute.
+"""Sends alerts to a webhook, one after another, each with retries for about a minute.
 
 A body is `{"event": "alert", "id": ..., "state": "firing" or "ended", "text": ..., ...}`. If the
-server accepts it but the response is lost, the same body is sent again, with the same `id`.
+server accepts a notification but the response is lost, the same body is sent again, so receivers
+can recognize the repetition by its `id`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from redline.errors import BadReply, CallError, ConfigError, NoEndpoint, TimedOu
 from redline.process import counted
 
 TIMEOUT_S = 10.0
-# Seven attempts in a little more than a minute.
+# The pauses between seven attempts, a little more than a minute in all.
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 MOST_WAITING = 100
-# The end of a job waits this long for notifications in transit, too short for its caller to notice.
+# How long the end of a job waits for notifications that are not yet sent. Short, because the
+# caller of the job waits as well.
 LAST_S = 3.0
 _AGAIN = frozenset({408, 425, 429})
 
@@ -29,7 +31,7 @@ _AGAIN = frozenset({408, 425, 429})
 class Webhook:
     """Sends alerts to a URL, from a task of its own: `put` neither waits nor fails.
 
-    waited_s: seconds for which the end of the job has waited for the webhook.
+    waited_s: how many seconds the end of the job has waited for the webhook.
     """
 
     def __init__(self, url: str, clock: Clock = SYSTEM) -> None:
@@ -50,9 +52,9 @@ class Webhook:
 
     @property
     def failure(self) -> str | None:
-        """The number of lost notifications, and the reason of the last loss, in words.
+        """How many notifications were lost, and why the latest one was, in words.
 
-        None if all were delivered.
+        None if none was lost.
         """
         if not self._lost:
             return None
@@ -61,7 +63,7 @@ class Webhook:
         return f"{lost} did not reach the webhook at {self._host}: {self._reason}"
 
     def put(self, body: dict[str, Any]) -> None:
-        """Queues a notification behind the others. Beyond MOST_WAITING, drops the oldest one."""
+        """Queues a notification. If MOST_WAITING are queued already, drops the oldest of them."""
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
             self._lose("too many were waiting")
@@ -70,7 +72,7 @@ class Webhook:
             self._task = asyncio.create_task(self._send_all(), name="redline webhook")
 
     async def aclose(self) -> None:
-        """Gives notifications in transit LAST_S seconds; then abandons them."""
+        """Waits up to LAST_S seconds until all notifications are sent; then drops the rest."""
         if (task := self._task) is not None:
             begun_s = self._clock.now_s()
             await asyncio.wait([task], timeout=LAST_S)
@@ -103,20 +105,20 @@ class Webhook:
                     if reason is not None:
                         self._lose(reason)
         except ConfigError as error:
-            # The error may come from a proxy that the environment names.
+            # The settings of a proxy in the environment may be invalid.
             self._reason = error.what
         finally:
             self._task = None
 
     async def _send(self, backend: HttpBackend, body: dict[str, Any]) -> str | None:
-        """Sends a notification; returns None if it is accepted, otherwise the reason."""
+        """Sends a notification, with retries; returns why it was not accepted, None if it was."""
         for pause_s in (*PAUSES_S, None):
             error = await _posted(backend, self._path, body)
             if error is None:
                 return None
             status = getattr(error, "status", None)
             is_final = status is not None and status < 500 and status not in _AGAIN
-            # An error may quote the path, also in part or escaped.
+            # An error may quote the path, or a part of it, or an escaped form.
             self._reason = self._mask.text(error.what).replace(self._path, "/...")
             if is_final or pause_s is None:
                 break
@@ -127,19 +129,19 @@ class Webhook:
 async def _posted(
     backend: HttpBackend, path: str, body: dict[str, Any]
 ) -> CallError | NoEndpoint | None:
-    """Makes one attempt; returns its error, None if the notification was accepted."""
+    """Makes one attempt; returns its error, or None if the notification was accepted."""
 
     async def drop(chunk: bytes) -> None:
         pass
 
     try:
-        # Longer than the attempt itself, because the webhook may have asked for a pause before it.
+        # Longer than the attempt, which first waits if an earlier response asked for a pause.
         async with asyncio.timeout(3 * TIMEOUT_S):
             await backend.download(Request(url=path, body=body), Call(), drop)
     except TimeoutError:
         return TimedOut("attempt", 3 * TIMEOUT_S)
     except BadReply:
-        # Success with a body that could not be read, for example HTTP 204.
+        # The status is a success, but no answer could be read, for example with HTTP 204.
         return None
     except (CallError, NoEndpoint) as error:
         return error

@@ -1,4 +1,4 @@
-"""A job's outputs: resume, verify, repair, spending and copies in an object store."""
+"""Resumes, verifies and repairs a job's outputs; keeps their spending and mirrors them."""
 
 from redline.job.outputs.account import AccountFile, path_of, read_spent
 from redline.job.outputs.mirror import Mirror, fetched

@@ -1,9 +1,10 @@
-"""The spending of a run with a budget, in a file that outlives the process.
+"""Keeps the spending of an output's runs with a budget, in a file that outlives the process.
 
-It is one line of fixed length, overwritten in place: the amount spent, with the worst case of every
-call in flight. It is written before each send and after each settlement, so a killed process loses
-nothing, and calls that were in flight count as spent. It is made durable before the results of the
-calls are; so a power loss takes back only calls whose results it takes as well.
+The file is one line of fixed length, overwritten in place: the amount spent plus the worst-case
+cost of every call in flight. It is written before each send and after each settlement, so if the
+process is killed, no spending is lost, and calls that were in flight count as spent. It is synced
+before the results of the calls, so a power loss undoes only the spending of calls whose results are
+lost as well.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class _Line(msgspec.Struct):
 
 
 class AccountFile:
-    """The file of one output, whose lock the caller holds.
+    """The spending file of one output; the caller holds the output's lock.
 
-    is_new: nothing is spent yet, even if the file of an earlier output exists. Raises JournalError
-    for a file that is damaged or cannot be opened: the amount spent is then unknown.
+    is_new: begin at zero, even if an earlier output has left its file. Raises JournalError if the
+    file is damaged or cannot be opened: the amount spent is then unknown.
     """
 
     def __init__(self, output: Output, *, is_new: bool) -> None:
@@ -54,11 +55,11 @@ class AccountFile:
             raise
 
     def keep(self, committed: Amount) -> None:
-        """Writes the money and tokens that are spent and reserved. Raises OSError."""
+        """Writes the money and tokens that are spent or reserved, in total. Raises OSError."""
         _write(self._fd, committed)
 
     def sync(self) -> None:
-        """Makes written amounts durable. May run at the same time as `keep`, in a thread.
+        """Makes the written amounts durable. May run in a thread at the same time as `keep`.
 
         Raises JournalError.
         """
@@ -71,7 +72,8 @@ class AccountFile:
         try:
             self.sync()
         finally:
-            # An abandoned call settles later, when another file may have this descriptor.
+            # An abandoned call may settle later, and must not write to a file that reuses this
+            # descriptor.
             fd, self._fd = self._fd, -1
             os.close(fd)
 
@@ -88,10 +90,10 @@ def _write(fd: int, amount: Amount) -> None:
 
 
 def read_spent(output: Output) -> Amount | None:
-    """Returns the amounts that all runs of an output have spent and reserved.
+    """Returns the amounts that all runs of an output have spent or reserved, in total.
 
-    None without a budget. Works while a run is writing the file. Raises JournalError for a damaged
-    file.
+    Returns None if no run had a budget. May be called while a run is writing the file. Raises
+    JournalError if the file is damaged or cannot be read.
     """
     path = path_of(output)
     try:

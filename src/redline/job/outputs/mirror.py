@@ -1,17 +1,18 @@
-"""An output in an object store: a run writes files on this machine and uploads them at its end.
+"""Mirrors an output to an object store: uploads the run's local files when the run ends.
 
-A store has no append, no fsync and no lock. Therefore a run writes files, as any run does, and each
-is uploaded as a whole when the run ends, for whatever reason. Before a run, the results and the
-failures are compared with their objects:
+A store has no append, no fsync and no lock. Therefore a run writes local files, as any run does,
+and each file is uploaded as a whole when the run ends, for whatever reason. Before a run, the files
+of results and failures are compared with their objects:
 
-  the file has all of the object    the file stays, and is uploaded at the end
-  the object has all of the file    the object is fetched
-  neither has all of the other      the run is refused
+  the file contains the object    the file stays, and is uploaded at the end
+  the object contains the file    the object is fetched
+  neither contains the other      the run is refused, with the exception below
 
-Results are only appended: if the bytes of one begin with all bytes of the other, it has all of the
-other. If the object has not changed since the upload, it is not read: the file has all of it. If
-the file has not changed since then but the object has, the output was rewritten elsewhere, as by
---ordered: the object is fetched, and the file is kept under another name.
+Results are only appended, so a file contains an object, or the reverse, if its bytes begin with all
+bytes of the other. An object that has not changed since it was uploaded or fetched is not read: the
+file contains it. If the object has changed since then but the file has not, the output was
+rewritten elsewhere, for example by --ordered: the object is fetched, and the file is kept under
+another name.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _RANGE_BYTES = 8 * 1024 * 1024
 
 
 class _Relation(Enum):
-    """The relation of a file and its object: which of them contains all of the other."""
+    """Says which of a file and its object contains all of the other."""
 
     FILE_HAS_ALL = auto()
     OBJECT_HAS_ALL = auto()
@@ -45,21 +46,27 @@ class _Relation(Enum):
 
 
 class _Seen(msgspec.Struct):
-    """An object and the file that were the same when it was uploaded or fetched."""
+    """An object and its file, as they were when one was last copied to the other.
+
+    digest: of the file, see `_digest`; empty if the file must be uploaded in any case.
+    """
 
     found: Found
     digest: str
 
 
 class _State(msgspec.Struct):
-    """objects.json. seen: by the name of the file."""
+    """The content of objects.json. seen: the last known object of each file, by the file's name."""
 
     url: str
     seen: dict[str, _Seen] = {}
 
 
 class Mirror:
-    """The objects of one output. Calls block; `stop` ends one from any thread."""
+    """Fetches, uploads and renames the objects of one output.
+
+    The methods block, except `stop`, which any thread may call.
+    """
 
     def __init__(self, output: Output) -> None:
         assert output.url is not None
@@ -78,10 +85,11 @@ class Mirror:
         return self._stopped.is_set()
 
     def prepare(self, *, restart: bool, force: bool) -> None:
-        """Brings the files on this machine to the state from which a run continues.
+        """Brings the local files into the state from which the run continues.
 
-        restart: the run puts everything aside, the objects by `put_aside`. Raises ConfigError if
-        the store refuses, or holds what must not be replaced.
+        restart: fetch nothing, because the run will rename the files, and `put_aside` the objects.
+        force: accept results without a manifest. Raises ConfigError if the store refuses access, or
+        holds objects that must not be replaced.
         """
         with self._telling():
             self._store.check_writable(self.url)
@@ -105,8 +113,9 @@ class Mirror:
     def upload(self) -> None:
         """Uploads the files that differ from their objects: the manifest first, failures last.
 
-        So a crash on the way leaves no row out. Raises JournalError if the store refuses or holds
-        changes that this output has not seen, ConfigError if another run has begun meanwhile.
+        In this order, a crash during the upload leaves no row without a line. Raises JournalError
+        if the store refuses access or holds content that the files lack; ConfigError if another run
+        has begun meanwhile.
         """
         output = self.output
         try:
@@ -131,7 +140,7 @@ class Mirror:
             ) from error
 
     def _upload(self, path: Path, found: Found | None) -> None:
-        """Uploads a changed file as its object, or removes the object of a file that is gone."""
+        """Uploads a changed file as its object, or removes the object if there is no file."""
         if not path.exists():
             if found is not None:
                 self._store.remove(self._url(path), found)
@@ -144,8 +153,8 @@ class Mirror:
     def _replaced(self, path: Path) -> Found | None:
         """Returns the object that an upload of the file may replace; None if there is none.
 
-        Raises StoreError if something else has changed it, so that the file lacks some of its
-        content.
+        Raises StoreError if something else has changed the object, so that the file lacks some of
+        its content.
         """
         found = self._store.find(self._url(path))
         if self._is_seen(path, found) or self._relation(path, found) is _Relation.FILE_HAS_ALL:
@@ -161,8 +170,8 @@ class Mirror:
         for path in _files(self.output):
             found = self._store.find(self._url(path))
             if had_results and not path.exists() and self._is_seen(path, found):
-                # A run here has removed it since the upload, as it removes failures that are done
-                # again, and was killed before it could upload that.
+                # Since the upload, a run on this machine has removed this file of failures, because
+                # all of them have since succeeded, and was killed before it removed the object.
                 continue
             if found is not None and found.size_bytes and not has_manifest and not is_forced:
                 raise ConfigError(
@@ -175,7 +184,7 @@ class Mirror:
             _fetch(self._store, self._url(manifest), manifest, self._stopped)
 
     def _check_owner(self, *, has_manifest: bool) -> None:
-        """Raises ConfigError if the manifest is that of `labels`, but this is `labels.jsonl`."""
+        """Raises ConfigError if this is `labels.jsonl` but the manifest belongs to `labels`."""
         older = self.url.beside(stem_of(self.url.file.name))
         is_begun = not has_manifest or older == self.url or self._store.find(self.url) is not None
         if is_begun or self.output.path.exists() or not _has_old_names(older, self._store):
@@ -188,10 +197,10 @@ class Mirror:
             )
 
     def _reconcile(self, path: Path, found: Found | None) -> bool:
-        """Fetches the object if the file lacks some of it; returns whether it did.
+        """Fetches the object if the file lacks some of its content; returns whether it did.
 
-        Raises ConfigError if neither has all of the other, unless the file is as it was when it was
-        last seen: it is then kept aside.
+        If neither contains the other, raises ConfigError, unless the file has not changed since it
+        was last uploaded or fetched: the file is then renamed, and the object is fetched.
         """
         relation = self._relation(path, found)
         if found is None or relation is _Relation.FILE_HAS_ALL:
@@ -210,7 +219,7 @@ class Mirror:
         return True
 
     def _relation(self, path: Path, found: Found | None) -> _Relation:
-        """Returns the relation; if necessary, reads both up to their first difference."""
+        """Returns the relation of the file and `found`; if necessary, compares their contents."""
         if found is None:
             return _Relation.FILE_HAS_ALL
         if not path.exists():
@@ -237,7 +246,7 @@ class Mirror:
 
     @contextmanager
     def _telling(self) -> Generator[None]:
-        """Raises ConfigError for a StoreError of the block."""
+        """Converts a StoreError in the block to a ConfigError: the object cannot be written."""
         try:
             yield
         except StoreError as error:
@@ -294,7 +303,7 @@ class Mirror:
         try:
             state = msgspec.json.decode(self._state_path.read_bytes(), type=_State)
         except (FileNotFoundError, ValueError):
-            # Not needed: the contents also show whether a file and its object agree.
+            # The state may be missing: the contents also show how a file and its object relate.
             return
         if state.url != self.url.name:
             raise ConfigError(
@@ -307,8 +316,8 @@ class Mirror:
         try:
             write_file(self._state_path, msgspec.json.encode(self._state))
         except JournalError:
-            # A full disk must not keep the results from being uploaded. What was seen is only a
-            # short cut: the next run compares the file with the object.
+            # A full disk must not keep the results from being uploaded. The saved state is only a
+            # shortcut: without it, the next run compares the file with the object.
             return
 
     @property
@@ -318,12 +327,12 @@ class Mirror:
 
 @contextmanager
 def fetched(url: ObjectUrl) -> Generator[Output]:
-    """Yields the output at `url` as local files, which last as long as the block. Blocks.
+    """Yields the output at `url` as local files, which are removed after the block. Blocks.
 
-    Objects that do not exist have no file. An error of the block that names a file names the object
-    instead. Raises ConfigError if the store refuses.
+    An object that does not exist has no file. A RedlineError raised in the block names the objects
+    instead of the files. Raises ConfigError if the store refuses access.
     """
-    # Imported here: it brings modules for archives, which no other part needs.
+    # Imported here, because tempfile imports modules for archives, which no other part needs.
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="redline-") as folder:
@@ -337,7 +346,7 @@ def fetched(url: ObjectUrl) -> Generator[Output]:
 
 
 def _fetch_all(url: ObjectUrl, output: Output) -> Output:
-    """Fetches the objects; returns the output, with the names that they have."""
+    """Fetches the objects; returns `output`, marked if redline 0.1 wrote them."""
     store = store_of(url, "reading")
     try:
         output = msgspec.structs.replace(output, has_old_names=_has_old_names(url, store))
@@ -357,18 +366,21 @@ def _has_old_names(url: ObjectUrl, store: ObjectStore) -> bool:
 
 
 def _files(output: Output) -> tuple[Path, Path]:
-    """Returns the files that become objects, besides the manifest."""
+    """Returns the paths of the results and of the failures, each of which becomes an object."""
     return output.path, output.failed_path
 
 
 def _digest(path: Path) -> str:
-    """Returns a digest of the file's bytes, because opening a results file changes its times."""
+    """Returns a digest of the file's bytes.
+
+    The file's times cannot show a change, because opening a results file changes them.
+    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 
 
 def _ranges(store: ObjectStore, url: ObjectUrl) -> Iterator[bytes]:
-    """Yields the bytes of an object in order. Raises CorruptInput if it changes meanwhile."""
+    """Yields an object's bytes in order. Raises CorruptInput if the object changes meanwhile."""
     reader = ObjectReader(url, store)
     reader.open()
     at = 0
@@ -379,7 +391,7 @@ def _ranges(store: ObjectStore, url: ObjectUrl) -> Iterator[bytes]:
 
 
 def _fetch(store: ObjectStore, url: ObjectUrl, path: Path, stopped: threading.Event) -> None:
-    """Replaces the file by a copy of the object, as a whole."""
+    """Replaces the file with a copy of the object, atomically."""
 
     def write(fd: int) -> None:
         for data in _ranges(store, url):

@@ -1,8 +1,8 @@
 """Moves the lines that a run refuses out of a results file, and keeps all others.
 
-For each file: scan -> copy the refused lines to a file beside it -> replace it by a new file of the
-kept lines. Each copy is durable before the next step. So if the process dies at any moment, either
-the old or the new file is whole, and no byte is lost.
+For each file: scan it -> copy the refused lines to a file beside it -> replace it with a new file
+of the kept lines. Each copy is durable before the next step, so if the process dies at any moment,
+either the old or the new file is whole, and no byte is lost.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from redline.process import open_alone, sync_name, telling
 
 
 class Repair(msgspec.Struct, kw_only=True):
-    """The repair of one file.
+    """The result of repairing one file.
 
-    kept, damaged, repeated: numbers of lines. damaged: the checksum is wrong, or the end is
-    missing. repeated: an earlier line of the row is sound. aside: the file of the lines that were
-    taken out, byte for byte; None if there were none, and then nothing was changed.
+    kept: the number of lines that stay. damaged: the number of lines taken out because their
+    checksum is wrong or their end is missing. repeated: the number of lines taken out because an
+    earlier line of the row is sound. aside: the file with the lines taken out, byte for byte; None
+    if there were none, so that `path` is unchanged.
     """
 
     path: Path
@@ -45,9 +46,9 @@ class Repair(msgspec.Struct, kw_only=True):
 def repair(output: Output) -> list[Repair]:
     """Repairs an output so that a run can continue it; returns a Repair for each file. Blocks.
 
-    Repeated failures stay: a run itself drops all but the last one of a row. Rows whose line was
-    damaged have no line afterwards, so the next run sends them again.
-    Raises ConfigError if there is no results file of redline, or while a run writes to it,
+    Repeated failures stay, because the next run drops all but the last failure of each row.
+    Rows whose line was damaged have no line afterwards, so the next run sends them again.
+    Raises ConfigError if there is no results file of redline, or while a run is writing to it;
     JournalError if a file cannot be read or written.
     """
     if not manifests.path_of(output).exists() and not has_sound_line(output.path):
@@ -76,14 +77,16 @@ def _repaired(path: Path, *, is_unique: bool) -> Repair:
 
 
 def _to_take_out(fd: int, done: Repair, is_unique: bool) -> array[int]:
-    """Returns the begin and end of each range of bytes to take out, in order and not adjacent.
+    """Returns the offsets of the bytes to take out: begin, end, begin, end, ...
 
-    Counts lines in `done`.
+    The ranges are in order and not adjacent. Counts the lines in `done`. is_unique: whether a
+    repeated line is taken out.
     """
     known = KeySet()
     out = array("Q")
     for stretch in read_stretches(fd):
-        # Lines for one row with different contents: the row has changed, and a run keeps the newer.
+        # Lines for different contents of a row are all kept: the row has changed, and the later
+        # line counts.
         repeated = known.add_marked(stretch.keys, stretch.marks())[0] if is_unique else []
         done.kept += len(stretch.keys) - len(repeated)
         done.repeated += len(repeated)

@@ -1,4 +1,4 @@
-"""Opening an output: a new one, or one to continue."""
+"""Opens an output: begins a new one, or prepares an existing one to be continued."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from redline.store import local_path, url_of
 
 
 def open_journal(job: Job, output: Output, acknowledge: Acknowledge) -> tuple[Journal, Manifest]:
-    """Returns the journal of `output`, ready to continue, and its manifest. Blocks while it reads.
+    """Opens the journal of `output`; returns the journal and this run's manifest. Blocks.
 
-    The caller holds the lock. Raises ConfigError if the file is not redline's or was begun with
-    other settings, JournalError if it is damaged.
+    The caller holds the output's lock. acknowledge: see `Journal`. Raises ConfigError if redline
+    did not write the results, or wrote them with other settings; JournalError if they are damaged.
     """
     if job.restart:
         _put_aside(output)
@@ -44,8 +44,8 @@ def open_journal(job: Job, output: Output, acknowledge: Acknowledge) -> tuple[Jo
         elif old.settings != new.settings and not job.retry_failed and stream_of(job.rows) is None:
             # Nothing has succeeded yet, so no results of different settings can mix: rows that
             # failed with the old settings, such as a wrong model, are sent again with the new ones.
-            # The lines are kept, because a pipe may not bring their rows again. A stream never
-            # does, so its failures stay failures.
+            # Their lines are kept in another file, because a pipe may not deliver the rows again. A
+            # stream never delivers a row again, so its failures stay failures.
             set_all_aside(output.failed_path, output.state_path / output.failed_path.name)
         new.begun, new.others = old.begun, manifests.other_inputs(old, new.input)
     for path in (output.path, output.failed_path):
@@ -62,10 +62,10 @@ def open_journal(job: Job, output: Output, acknowledge: Acknowledge) -> tuple[Jo
 
 
 def _begun(job: Job, output: Output) -> Manifest | None:
-    """Returns the manifest of the existing results.
+    """Returns the manifest of the existing results; None for a new or empty output.
 
-    None for a new output, without results, or if `force` overrules a missing or damaged one. Raises
-    ConfigError or JournalError otherwise.
+    Raises ConfigError if the manifest is missing, JournalError if it is damaged; with `force`,
+    returns None instead.
     """
     if not output.path.exists() and not output.failed_path.exists():
         return None
@@ -90,17 +90,17 @@ def _begun(job: Job, output: Output) -> Manifest | None:
 
 
 def another_input(job: Job, output: Output) -> str | None:
-    """Returns the input that the output was begun with, if this run has another one.
+    """Returns the input that the output was begun with, if this run's input is a different one.
 
-    None otherwise. Blocks. Raises ConfigError if the output has rows, but none of the new input:
-    one of the two names is probably wrong, and every row would be paid for.
+    Returns None otherwise. Blocks. Raises ConfigError if the output has rows but none of this run's
+    input: one of the two names is probably wrong, and the run would pay for every row.
     """
     if job.restart or not (output.path.exists() or output.failed_path.exists()):
         return None
     try:
         old = manifests.load(output)
     except JournalError:
-        # Reported, or overruled by --force, when the output is opened.
+        # The damage is reported, or overruled by --force, when the output is opened.
         return None
     now = job.manifest().input
     if old is None or not old.input or not now or old.input not in manifests.other_inputs(old, now):
@@ -115,7 +115,11 @@ def another_input(job: Job, output: Output) -> str | None:
 
 
 def _has_no_row_of(job: Job, output: Output) -> bool:
-    """Whether the output has rows but none of the input, which is read again; False for a pipe."""
+    """Whether the output has rows, but none of them is in the input.
+
+    Reads the input, up to the first row that the output has. False for an input that is not a local
+    file or folder, such as a pipe.
+    """
     rows = job.rows
     if url_of(rows) is not None or not isinstance(rows, (str, os.PathLike)):
         return False
@@ -134,7 +138,7 @@ def _has_no_row_of(job: Job, output: Output) -> bool:
 
 
 def near(path: str) -> str:
-    """Returns the path relative to this folder if it is below it; a URL or no path unchanged."""
+    """Makes a path below the current folder relative; other paths, URLs and "" stay as they are."""
     short = os.path.relpath(path) if path and "://" not in path else path
     return path if short.startswith("..") else short
 
@@ -144,10 +148,11 @@ def _size(path: Path) -> int:
 
 
 def _put_aside(output: Output) -> None:
-    """Renames the files of an earlier run to the first free `labels.old-N`; a link stays.
+    """Renames the files of an earlier run to the first free `labels.old-N`.
 
-    Failures stay in their folder, and get the name that belongs to the results' new one. The new
-    results get the old permissions.
+    If the results file is a link, its target is renamed and the link stays. The failures stay in
+    their folder, under the name that goes with the new name of the results. Creates an empty
+    results file with the permissions of the old one.
     """
     results, failed = Path(os.path.realpath(output.path)), output.failed_path
     for number in count(1):
@@ -159,8 +164,8 @@ def _put_aside(output: Output) -> None:
         with telling(path):
             if path.exists():
                 path.rename(new)
-                # Before the manifest names the new run: otherwise a power loss could leave the old
-                # results under the new settings.
+                # The name is synced before the manifest is written for the new run; otherwise, a
+                # power loss could leave the old results under the new settings.
                 sync_name(path)
     if aside.exists():
         make_like(results, aside)

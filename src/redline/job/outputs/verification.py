@@ -1,4 +1,4 @@
-"""Checks that a results file has every row of the input exactly once; counts surplus lines."""
+"""Checks that an output has exactly one line for every row of the input; counts surplus lines."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from redline.sources import Source, opened_source
 class Verification(msgspec.Struct, kw_only=True):
     """The result of comparing an output with its input.
 
-    rows: of the input. succeeded + failed + missing = rows. first_missing: a row's number; None if
-    none is missing.
-    repeated: lines for a row that has one already. changed: lines for the former content of a row
-    that has changed. strange: lines whose row is not in the input. damaged: lines whose checksum is
-    wrong.
+    rows: the rows of the input, up to the limit; rows = succeeded + failed + missing.
+    first_missing: the number of the first missing row; None if none is missing.
+    repeated: lines for a row that already has a line. changed: lines for the former content of a
+    row that has changed. strange: lines whose row is not in the input. damaged: lines whose
+    checksum is wrong.
     """
 
     rows: int = 0
@@ -44,7 +44,7 @@ class Verification(msgspec.Struct, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether each row of the input has exactly one sound line for its present content."""
+        """Whether each row has exactly one line, for its current content, and none is damaged."""
         return not (self.missing or self.repeated or self.changed or self.damaged)
 
     def __str__(self) -> str:
@@ -74,9 +74,9 @@ class Verification(msgspec.Struct, kw_only=True):
 def verify(output: Output, rows: object = None, limit: int | None = None) -> Verification:
     """Compares an output with its input. Blocks; reads both once.
 
-    rows: the input; None takes the path that the manifest names. limit: only the first N rows must
-    have a line; the others are read to distinguish their lines from lines of no row.
-    Raises ConfigError if there is no such output, or no input to compare with, JournalError if the
+    rows: the input; None for the path in the manifest. limit: only the first `limit` rows must have
+    a line, and later rows are read so that their lines do not count as strange; None for all rows.
+    Raises ConfigError if there is no such output or no input to compare with; JournalError if the
     output cannot be read.
     """
     manifest = manifests.load(output)
@@ -97,7 +97,10 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
 
 
 def _without_folder(output: Output, *, is_input_named: bool) -> manifests.Manifest:
-    """Returns a manifest for results that were copied without their folder. Raises ConfigError."""
+    """Returns an empty manifest, for results that were copied without their state folder.
+
+    Raises ConfigError if redline did not write the results, or if the input is not given.
+    """
     missing = manifests.path_of(output)
     if not output.path.exists() or not has_sound_line(output.path):
         raise ConfigError(
@@ -112,7 +115,10 @@ def _without_folder(output: Output, *, is_input_named: bool) -> manifests.Manife
 
 
 def _scan(path: Path, verification: Verification) -> KeySet:
-    """Returns the keys in a file, with the marks of their last lines; counts unusable lines."""
+    """Returns the keys in a file, with the marks of their last lines.
+
+    Counts the damaged, repeated and changed lines in `verification`.
+    """
     keys = KeySet()
     if not path.exists():
         return keys
@@ -131,9 +137,9 @@ def _compare(
     keys: tuple[KeySet, KeySet],
     verification: Verification,
 ) -> int:
-    """Returns the number of keys that are those of rows.
+    """Returns how many keys belong to rows of the input; counts the first `limit` rows.
 
-    Counts the first `limit` rows in `verification`.
+    keys: the keys of the successes and of the failures; a key in both counts twice.
     """
     of_rows = 0
     succeeded, failed = keys
@@ -149,7 +155,7 @@ def _compare(
         verification.changed += changed
         verification.succeeded += has_succeeded
         verification.failed += has_failed and not has_succeeded
-        # A retried row may be in both until its failure is removed.
+        # A row that succeeded when retried may be in both files until its failure is removed.
         verification.repeated += has_succeeded and has_failed
         if not has_succeeded and not has_failed:
             verification.missing += 1

@@ -1,4 +1,4 @@
-"""The displays of a job: progress, notices, row counts and the report."""
+"""Displays a job: its progress, notices, row counts and report."""
 
 from redline.job.show import notices
 from redline.job.show.layout import screen, text_of

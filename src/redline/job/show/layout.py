@@ -1,16 +1,16 @@
-"""The lines of a terminal that show a run: a plain function of its state and of their width.
+"""Lays out the lines that show a run, as a pure function of its state and of the width.
 
 Each line has a label and fields. Numbers that grow are padded, so that fields stay in place. If a
-line is too long, its least important fields are left out, and texts are cut.
+line is too long, its least important fields are left out, and then its end is cut off.
 
 input   progress of the whole input, elapsed time, ETA
 rows    rows done, failed, to be retried, left; answers that are cut or empty
 speed   rows and tokens per second, calls in flight, latency
 limits  usage of each limit; what binds, and for how long
-batch   the provider's state of the batches
-usage   tokens per row; money spent, per minute and in all; the cache
+batch   the states of the batches at the provider
+usage   tokens per row; dollars spent and per minute; rows answered from the cache
 errors  failed attempts by kind, and the message of the last one
-then    each present problem, in a sentence
+then    one sentence for each current problem
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHORTEST_BAR = 10
 # Shorter waits are over before the user can read about them.
 _LEAST_WAIT_S = 0.5
 _LONGEST_NAME = 24
-# Meanings of a text; each display has a style for them.
+# What a text means. Each display has its own styles for these meanings.
 WARN, BAD, STRONG = "warn", "bad", "strong"
 _UNITS = {
     "requests/s": "rps",
@@ -47,14 +47,14 @@ _FLAWS = {"length": "cut", "empty": "empty", "content_filter": "filtered", "refu
 
 
 class Span(NamedTuple):
-    """A piece of a line. style: WARN, BAD, STRONG, or empty."""
+    """A piece of a line's text. style: WARN, BAD, STRONG, or empty."""
 
     text: str
     style: str = ""
 
 
 class Field(NamedTuple):
-    """A part of a line. rank: fields of the highest rank are left out first."""
+    """A part of a line. rank: the fields with the highest rank are left out first."""
 
     rank: int
     spans: tuple[Span, ...]
@@ -68,15 +68,15 @@ Line = list[Span]
 
 
 def text_of(line: Iterable[Span]) -> str:
-    """Returns the line without its styles."""
+    """Returns the text of a line, without styles."""
     return "".join(span.text for span in line)
 
 
 def screen(snapshot: Snapshot, name: str, width: int, *, is_plain: bool = False) -> list[Line]:
-    """Returns the lines, none of them wider than `width` cells.
+    """Returns the lines, each at most `width` cells wide.
 
-    name: of the input. width: taken as LEAST_WIDTH or MOST_WIDTH if it is beyond these. is_plain:
-    only ASCII.
+    name: the name of the input. width: raised to LEAST_WIDTH or lowered to MOST_WIDTH if necessary.
+    is_plain: use only ASCII.
     """
     width = max(LEAST_WIDTH, min(width, MOST_WIDTH))
     shown = [_progress(snapshot, _plain(name), width, is_plain=is_plain)]
@@ -96,7 +96,7 @@ def screen(snapshot: Snapshot, name: str, width: int, *, is_plain: bool = False)
 
 
 def _progress(snapshot: Snapshot, name: str, width: int, *, is_plain: bool) -> Line:
-    """Returns the input's name, a bar, and the time; the bar takes the remaining width."""
+    """Returns the line of the input's name, a bar in the remaining width, and the times."""
     label = Span(f"{'input':<{_LABEL}}")
     name = _shortened(name, min(_LONGEST_NAME, width // 4))
     elapsed = f"{duration(snapshot.elapsed_s):>9}"
@@ -108,7 +108,7 @@ def _progress(snapshot: Snapshot, name: str, width: int, *, is_plain: bool) -> L
     if snapshot.fraction is None:
         return _cut([label, Span(f"{name}{_GAP}"), *time], width)
     share = [Span(f"{100 * snapshot.fraction:5.1f} %")]
-    # The bar has the same width without an ETA, with one, and with one on hold.
+    # The bar has the same width with an ETA, without one, and with one that is on hold.
     end = len(elapsed) + len(_GAP) + len("ETA ") + 9 + len(" on hold") + 7 + 2 * len(_GAP)
     bar = width - _LABEL - cells(name) - len(_GAP) - end
     if bar < _SHORTEST_BAR:
@@ -175,7 +175,7 @@ def _limits(snapshot: Snapshot) -> list[Field]:
         text = _plain(f"{label}{bound.what}{since}")
         # First on the line, because the limits do not hold the run back.
         found.insert(0, Field(0, (Span(text, STRONG),)))
-    # The line above shows the number of calls in flight that was found.
+    # The line `speed` shows the number of calls in flight that was found.
     known = [one for one in snapshot.found_limits if not one.endswith(" in flight")]
     if known:
         found.append(_field(3, f"found: {', '.join(known)}"))
@@ -185,12 +185,15 @@ def _limits(snapshot: Snapshot) -> list[Field]:
 
 
 def _is_bound(use: LimitUse, bound: Bound, limits: int) -> bool:
-    """Whether the limit holds calls back: it is named, or is the only one."""
+    """Whether this limit binds: `bound` names it, or it is the only limit.
+
+    limits: the number of limits.
+    """
     return bound.cause == "limit" and (limits == 1 or use.name in bound.what.split(" and "))
 
 
 def _use_text(use: LimitUse) -> str:
-    """Returns a text like `178k/200k tpm`; for a window without a name `1.5/2 requests/s`."""
+    """Returns a text like `178k/200k tpm`, or like `1.5/2 requests/s` for an uncommon window."""
     unit = use.name.partition(" ")[2]
     kind, _, place = unit.partition(" at ")
     at = f" at {place}" if place else ""
@@ -281,14 +284,14 @@ def _cut(line: Line, width: int) -> Line:
 
 
 def _shortened(name: str, width: int) -> str:
-    """Returns the end of a path, which is more informative than its beginning."""
+    """Returns the path; cuts its beginning if it is too wide, because the end says more."""
     if cells(name) <= width:
         return name
     return "…" + _clipped(name[::-1], width - 1)[::-1]
 
 
 def _clipped(text: str, width: int) -> str:
-    """Returns the part of the text that fits."""
+    """Returns the beginning of the text, at most `width` cells wide."""
     for at, character in enumerate(text):
         width -= cells(character)
         if width < 0:
@@ -297,7 +300,7 @@ def _clipped(text: str, width: int) -> str:
 
 
 def _wrapped(text: str, width: int) -> Iterator[str]:
-    """Yields parts of the text that fit, divided at spaces if possible."""
+    """Yields the text in parts of at most `width` cells, divided at spaces if possible."""
     while cells(text) > width:
         longest = len(_clipped(text, width))
         blank = text.rfind(" ", 0, longest + 1)
@@ -308,7 +311,7 @@ def _wrapped(text: str, width: int) -> Iterator[str]:
 
 
 def _in_ascii(line: Line) -> Line:
-    """Returns the line in ASCII, as wide as before: `?` for each cell of another character."""
+    """Returns the line in ASCII, as wide as before: a `?` for each cell of any other character."""
     return [
         Span("".join(one if one.isascii() else "?" * cells(one) for one in text), style)
         for text, style in ((span.text.replace("…", "~"), span.style) for span in line)

@@ -1,4 +1,4 @@
-"""The live view below the cell of a notebook, without ipywidgets."""
+"""Shows the live view below the cell of a notebook, without ipywidgets."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from redline.job.show.snapshot import Meter, Snapshot
 from redline.job.show.view import View
 
 _REFRESH_S = 1.0
-# The interval and the maximum number of checks whether a run that begins has read rows.
+# How often, in seconds, and at most how many times to check whether a new run has read rows.
 _FIRST_LOOK_S, _FIRST_LOOKS = 0.01, 100
 _WIDTH = 100
-# Colours that can be read on white and on black.
+# Colours that are readable on both white and black.
 _STYLES = {BAD: "color:#d1242f", WARN: "color:#9a6700", STRONG: "font-weight:bold"}
 
 
 def is_notebook() -> bool:
-    """Whether this is a notebook's kernel, such as Jupyter's: displayed output can be updated."""
+    """Whether this process is a notebook's kernel, which can update an output after display."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
 
 class NotebookProgress:
-    """The lines of `screen` as an output of the cell, which stays when the run has ended.
+    """Shows the lines of `screen` as an output of the cell; they stay after the run has ended.
 
-    Construct it in the thread of the cell, whose output it is.
+    Construct the object in the thread that runs the cell.
     """
 
     def __init__(self) -> None:
-        # Imported here: only a notebook's kernel is sure to have it.
+        # Imported here: IPython is sure to be installed only in a notebook's kernel.
         from IPython.display import display
 
         self._shown: list[Line] = []
@@ -65,7 +65,7 @@ class NotebookProgress:
 
 
 def _ended(snapshot: Snapshot, stopped: RedlineError | None) -> Snapshot:
-    """Returns the state of an ended run, without anything that would still change."""
+    """Returns the snapshot of an ended run, without its ETA, waits and standstill notices."""
     found = {kind: text for kind, text in snapshot.notices.items() if kind not in STANDSTILL}
     if snapshot.is_draining:
         found["ended"] = "interrupted" if stopped is None else f"stopped: {stopped.what}"

@@ -1,4 +1,4 @@
-"""The problems of a running job, each in one sentence: for its progress and its summary."""
+"""Describes the problems of a job, each in one sentence, for its progress and its summary."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from redline.job.work import Outages
 from redline.journal import all_flawed
 from redline.process import counted, duration
 
-# A single failed connection among many is not an outage.
+# Shorter outages are not shown: a single failed connection among many is not an outage.
 _LEAST_OUTAGE_S = 1.0
-# A wait that is worth a line.
+# Shorter waits are not worth a line.
 _LEAST_WAIT_S = 1.0
-# Answers may take long: at least this long without one, and this many times the slowest so far.
+# Answers may be slow, so a silence is shown only after this time, and after this many times the
+# duration of the slowest attempt so far.
 _LEAST_SILENCE_S, _SILENCE_FACTOR = 10.0, 2
-# Kinds of notices that mean that the run is at a standstill.
+# The kinds of notices that mean that the run is at a standstill.
 STANDSTILL = frozenset({"ending", "outage", "failing", "silence", "waiting"})
 # Prefixes of the kinds of notices that are shown once: an endpoint was removed; the receiver of
-# telemetry is out of reach, or is back.
+# telemetry is unreachable, or reachable again.
 OUT, TELEMETRY = "out ", "telemetry "
 ONCE = (OUT, TELEMETRY)
 _REFUSED = os.strerror(errno.ECONNREFUSED)
 
 
 def notices(view: View, now_s: float) -> dict[str, str]:
-    """Returns the present problems by kind, in order of urgency."""
+    """Returns a sentence for each current problem, by its kind, the most urgent first."""
     tally, runner = view.tally, view.runner
     if runner.is_draining:
         calls, most_s = runner.finishing()
@@ -62,13 +63,16 @@ def notices(view: View, now_s: float) -> dict[str, str]:
         found[f"alert {alert.rule}"] = f"alert: {alert.text}"
     found |= view.telemetry_notices
     if found.get("outage") is not None:
-        # The outage is the reason for these.
+        # The outage explains these two.
         found |= {"failing": None, "silence": None}
     return {kind: notice for kind, notice in found.items() if notice is not None}
 
 
 def outage_now(outages: Outages | None, *, tries_again: bool = True) -> str | None:
-    """Returns a notice that the endpoint takes no connections at the moment, or None."""
+    """Returns a notice that an endpoint currently accepts no connections, or None.
+
+    tries_again: whether failed calls are retried.
+    """
     if outages is None or outages.down_s < _LEAST_OUTAGE_S:
         return None
     trouble = _trouble(outages, "has refused", "has been")
@@ -77,7 +81,7 @@ def outage_now(outages: Outages | None, *, tries_again: bool = True) -> str | No
 
 
 def outages_ended(outages: Outages | None) -> str | None:
-    """Returns for how long the endpoint took no connections in a run that has ended, or None."""
+    """Returns a notice on how long an endpoint accepted no connections in an ended run, or None."""
     if outages is None or outages.lasted_s < _LEAST_OUTAGE_S:
         return None
     if outages.down_s:
@@ -89,7 +93,10 @@ def outages_ended(outages: Outages | None) -> str | None:
 
 
 def waiting(for_s: float, count: int) -> str | None:
-    """Returns a notice that every endpoint of several asked to wait, or None."""
+    """Returns a notice that all of several endpoints asked redline to wait, or None.
+
+    for_s: seconds until the first of these waits ends. count: the number of endpoints.
+    """
     if for_s < _LEAST_WAIT_S:
         return None
     which = "both" if count == 2 else f"all {count:,}"
@@ -97,7 +104,10 @@ def waiting(for_s: float, count: int) -> str | None:
 
 
 def failing_endpoint(failing: Outages | None, failing_now: int, count: int) -> str | None:
-    """Returns a notice that some of several endpoints fail, or None."""
+    """Returns a notice about the one of several endpoints that has failed longest, or None.
+
+    failing_now: how many of the `count` endpoints are failing.
+    """
     if failing is None or failing.down_s < _LEAST_OUTAGE_S:
         return None
     what = f"endpoint {failing.endpoint} has failed for {duration(failing.down_s)}: "
@@ -108,7 +118,7 @@ def failing_endpoint(failing: Outages | None, failing_now: int, count: int) -> s
 
 
 def failing_ended(failing: Outages | None) -> str | None:
-    """Returns for how long an endpoint failed in a run that has ended, or None."""
+    """Returns a notice on how long an endpoint failed in an ended run, or None."""
     if failing is None or failing.lasted_s < _LEAST_OUTAGE_S:
         return None
     for_s = f"for {duration(failing.lasted_s)}"
@@ -118,20 +128,30 @@ def failing_ended(failing: Outages | None) -> str | None:
 
 
 def taken_out(endpoint: str, reason: str, left: int, of: int) -> str:
-    """Returns a notice that an endpoint of several gets no more calls."""
+    """Returns a notice that one of several endpoints gets no more calls.
+
+    left: how many of the `of` endpoints still get calls.
+    """
     are = "is" if left == 1 else "are"
     return f"endpoint {endpoint} was removed from the run: {reason}; {left:,} of {of:,} {are} left"
 
 
 def failing(failures: int, failing_s: float) -> str | None:
-    """Returns a notice that the endpoint answers only with errors, or None."""
+    """Returns a notice that every recent request has failed, or None.
+
+    failures: the number of failures in a row. failing_s: seconds since the first of them.
+    """
     if failures < 2 or failing_s < _LEAST_OUTAGE_S:
         return None
     return f"every request has failed for {duration(failing_s)}, {failures:,} in a row; retrying"
 
 
 def silence(silent_s: float, calls: int, attempt_s: float) -> str | None:
-    """Returns a notice that no call has ended for long, or None."""
+    """Returns a notice that no call has ended for a long time, or None.
+
+    silent_s: the time in seconds. calls: the number of calls in flight. attempt_s: the timeout of
+    an attempt in seconds.
+    """
     if silent_s < _LEAST_SILENCE_S:
         return None
     what = f"no answer for {duration(silent_s)}, {counted(calls, 'call')} in flight"
@@ -139,7 +159,10 @@ def silence(silent_s: float, calls: int, attempt_s: float) -> str | None:
 
 
 def finishing(calls: int, most_s: float, *, is_interrupted: bool) -> str:
-    """Returns a notice that an ending run still finishes these calls, and for how long at most."""
+    """Returns a notice that an ending run is finishing its calls in flight.
+
+    calls: their number. most_s: the maximum time in seconds that they may still take.
+    """
     what = "interrupted" if is_interrupted else "stopping"
     if not calls:
         return f"{what}: saving what is done"

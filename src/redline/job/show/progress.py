@@ -1,4 +1,4 @@
-"""Progress of a run off a terminal: plain lines, or JSON lines."""
+"""Writes the progress of a run to logs and pipes, as plain lines or as JSON lines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def line_of(snapshot: Snapshot) -> str:
 
 
 class PlainProgress:
-    """A line every 10 s, for logs and pipes; at once when a problem begins or the run ends."""
+    """Writes a line every `every_s` seconds, and at once if a problem begins or the run stops."""
 
     def __init__(self, stream: TextIO, every_s: float = PLAIN_EVERY_S) -> None:
         self._stream = lasting(stream)
@@ -60,7 +60,8 @@ class PlainProgress:
         meter = Meter(view)
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._every_s
-        # Kinds of notices since the last regular line: a notice that recurs is shown once.
+        # The kinds of notices shown with the last regular line and since then. A notice of any
+        # other kind is shown at once.
         told: set[str] = set()
         while True:
             await asyncio.sleep(min(_REFRESH_S, self._every_s))
@@ -82,7 +83,7 @@ class PlainProgress:
 
 
 class JsonProgress(PlainProgress):
-    """The progress as lines of JSON objects, for programs."""
+    """Writes each line as a JSON object, for programs."""
 
     def _line(self, snapshot: Snapshot) -> str:
         fields = {"event": "progress", **msgspec.to_builtins(snapshot)}

@@ -1,4 +1,4 @@
-"""The results of a run: numbers that add up."""
+"""Reports the results of a run, in numbers that add up."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ from redline.waist import CacheUse
 class Report(msgspec.Struct, kw_only=True):
     """The result of a run.
 
-    offered = succeeded + failed + unfinished, always: the rows that this run took from the input.
-    skipped: rows that an earlier run has done; failed_before: the failed ones among them. untried:
-    rows that no run has tried, which `retry_failed` leaves out. results: successes of all runs of
-    the output; flawed: how many of them are cut, empty or refused, by finish reason, one of
-    FAIL_ON. input: counts of the whole input, over all runs. is_input_done: the input was read to
-    its end, or to the limit. outcomes: in input order; empty for a run with an output, whose file
-    has the results.
+    offered: the rows that this run took from the input; always succeeded + failed + unfinished.
+    skipped: rows that an earlier run has done; failed_before: those of them that failed. untried:
+    rows that no run has tried, which `retry_failed` leaves out. results: the number of successes of
+    all runs of the output; flawed: how many of these answers are cut, empty or refused, by finish
+    reason, a key of FAIL_ON. input: the counts of the whole input, over all runs. is_input_done:
+    whether the input was read to its end, or to the limit. outcomes: in input order; empty for a
+    run with an output, whose file has the results.
 
-    stopped: the error that ended the run early, None if none did; interrupted: the user ended it.
-    abandoned: work that had not ended when the run was abandoned, one line per row.
+    stopped: the error that ended the run early, None if none did; interrupted: whether the user
+    ended it. abandoned: work that had not ended when the run was abandoned, one line per row.
 
-    attempts: requests written; retries: those that were written again after a failure. failovers:
-    retries at another endpoint than the failed attempt, which may have been billed too. repeated:
-    requests sent once more on a new connection because a reused one failed; the server may have
-    processed both; they count as requests, not as retries. errors_by_kind: failed attempts by kind
-    of error, including those that were retried. outages: times in which the endpoint took no
-    connections; with several endpoints, those of the endpoint that was down longest. endpoints:
-    the use of each of several endpoints; empty for a run with one. found_limits: the limits that
-    were searched for and found, such as `20/1s requests` or `45 in flight`. spent: the amounts that
-    count against the budget, or the cost of the replies if prices are known. elapsed_s: in seconds.
+    attempts: the number of requests written; retries: how many of them were written again after a
+    failure. failovers: retries at a different endpoint from the failed attempt, which may have been
+    billed too. repeated: requests written again on a new connection because a reused connection
+    failed; the server may have processed both copies, which count as two requests, but not as a
+    retry. errors_by_kind: failed attempts by kind of error, including those that were retried.
+    outages: when the endpoint accepted no connections; with several endpoints, the outages of the
+    one that was down longest. endpoints: the use of each of several endpoints; empty for a run with
+    one. found_limits: the limits that were searched for and found, such as `20/1s requests` or
+    `45 in flight`. spent: the amounts that count against the budget, or the cost of the replies if
+    prices are known. elapsed_s: the duration of the run in seconds.
 
-    cache: its lookups by result, None without any; cache_notes: its problems. batches: the use of
-    the Batch API, None for a run without it.
+    cache: cache lookups by result, None if there were none; cache_notes: problems with the cache.
+    batches: the use of the Batch API, None for a run without it.
 
-    not_uploaded: why the object of an output in a store differs from the file on this machine; None
-    if it does not, and for other outputs. not_traced, not_recorded: why the trace or the timeline
-    ends early; None if it does not. not_notified, not_exported: what did not reach the webhook or
-    OpenTelemetry, and why.
+    not_uploaded: why an object in a store differs from the file on this machine; None if it does
+    not, and for local outputs. not_traced, not_recorded: why the trace or the timeline ends early;
+    None if it is complete. not_notified, not_exported: what did not reach the webhook or
+    OpenTelemetry, and why; None if everything did.
     """
 
     offered: int = 0
@@ -85,11 +86,11 @@ class Report(msgspec.Struct, kw_only=True):
     outcomes: list[Outcome] = []
 
     def __repr__(self) -> str:
-        """Returns one line for any number of outcomes, because a notebook prints it."""
+        """Returns one line, however many outcomes there are, because notebooks print it."""
         return f"Report({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Returns the names and values that the printed report shows, such as the counts."""
+        """Returns the names and values to show when the report is printed, such as the counts."""
         counts = ("offered", "succeeded", "failed", "unfinished", "skipped")
         shown: list[tuple[str, object]] = [(name, getattr(self, name)) for name in counts]
         if self.interrupted:
@@ -104,12 +105,12 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def spent_usd(self) -> float | None:
-        """Dollars spent: with a budget in money, by all runs of the output; None if unknown."""
+        """Dollars spent by this run, or by all runs with a budget in dollars; None if unknown."""
         return self.spent.usd
 
     @property
     def expected_usd(self) -> float | None:
-        """Dollars once all rows are done, if the rest cost as much as these; None if unknown."""
+        """Dollars expected at the end, from this run's mean cost per row; None if unknown."""
         left = self.unfinished if self.is_input_done else None
         if self.input is not None and self.input.is_exact:
             left = self.input.left
@@ -118,11 +119,11 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def spent_tokens(self) -> int | None:
-        """Tokens that count against a budget in tokens; None without one."""
+        """Tokens that count against a budget in tokens; None without such a budget."""
         return self.spent.tokens
 
     @property
     def is_complete(self) -> bool:
-        """Whether every row of the input has its outcome on disk, from this run or before."""
+        """Whether every row of the input has its outcome saved, from this run or an earlier one."""
         is_all_tried = self.is_input_done and not self.untried
         return is_all_tried and not self.unfinished and self.stopped is None

@@ -10,15 +10,15 @@ import msgspec
 from redline.errors import RedlineError
 from redline.process import counted
 
-# The pause after each stretch of about a millisecond, so that the event loop is not kept waiting.
+# The pause after counting for about a millisecond, so that the event loop is not kept waiting.
 _PAUSE_S = 0.001
 _LAST_READ_S = 1.0
 
 
 class InputCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole input, by this run and earlier ones: rows = done + failed + left + untried.
+    """Counts the rows of the whole input, over all runs: rows = done + failed + left + untried.
 
-    rows: a lower bound if `is_exact` is False, such as for a pipe; `left` likewise.
+    rows, left: lower bounds if `is_exact` is False, such as for a pipe.
     untried: rows without an outcome that `retry_failed` leaves out.
     """
 
@@ -51,11 +51,12 @@ class InputCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowCount:
-    """Counts the rows of an input in a thread of its own, beside the run that reads them.
+    """Counts the rows of an input in a thread of its own, while the run reads them.
 
-    known_rows: from the input's metadata, None if it has to be counted. counts: yields numbers of
-    rows that add up to all; None for an input that can only be read once. limit: rows after the
-    first N do not count. samples: each row counts that many times.
+    known_rows: the number of rows in the input's metadata; None if the rows have to be counted.
+    counts: yields the number of rows of one part of the input after another; None for an input that
+    can be read only once. limit: the maximum number of rows that count. samples: how many times
+    each of these rows counts.
     """
 
     def __init__(
@@ -77,13 +78,13 @@ class RowCount:
 
     @property
     def rows(self) -> int:
-        """All rows if `is_exact`, otherwise those counted so far."""
+        """The number of all rows if `is_exact`, otherwise of those counted so far."""
         rows = self._rows if self._limit is None else min(self._rows, self._limit)
         return rows * self._samples
 
     @property
     def is_exact(self) -> bool:
-        """Whether the end of the input, or its limit, has been counted."""
+        """Whether the count has reached the end of the input or the limit."""
         return self._is_whole or (self._limit is not None and self._rows >= self._limit)
 
     @property
@@ -92,7 +93,7 @@ class RowCount:
         return self._counts is not None and not (self._is_over or self.is_exact)
 
     def start(self) -> None:
-        """Begins to count."""
+        """Starts the counting thread, unless the number of rows is known or cannot be counted."""
         if self._counts is not None:
             self._thread = threading.Thread(
                 target=self._count, args=(self._counts,), name="redline-rows", daemon=True
@@ -100,11 +101,11 @@ class RowCount:
             self._thread.start()
 
     def finish(self, wait_s: float) -> None:
-        """Waits up to `wait_s` for the rest of the count, then ends it. Blocks."""
+        """Waits up to `wait_s` seconds for the count to be complete, then ends it. Blocks."""
         if self._thread is not None:
             self._thread.join(wait_s)
             self._is_closed.set()
-            # The counting closes the input, unless a read of it hangs.
+            # The counting thread closes the input, unless a read of the input hangs.
             self._thread.join(_LAST_READ_S)
 
     def _count(self, counts: Iterator[int]) -> None:

@@ -1,4 +1,4 @@
-"""The state of a run at one moment, as its displays and programs see it."""
+"""Takes snapshots of a run's state, for its displays and for programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from redline.waist import CacheUse
 
 # Rates are means over the last 10 s, costs and latencies over the last minute.
 _RATE_S, _LONG_S = 10.0, 60.0
-# An interruption by another constraint counts only if it lasts this long.
+# If another constraint binds for less time than this, the interruption does not count.
 _BRIDGED_S = 5.0
 
 
@@ -30,9 +30,10 @@ def usd_text(usd: float) -> str:
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """The constraint that binds. cause: its name. what: in a few words.
+    """The constraint that binds now.
 
-    evidence: in words. for_s: the seconds for which it has bound.
+    cause: its kind, the value of a Cause. what: the constraint, in a few words. evidence: the
+    figures that show it, in words. for_s: how long it has been binding, in seconds.
     """
 
     cause: str
@@ -44,26 +45,28 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 class Snapshot(msgspec.Struct, kw_only=True):
     """The state of a run at one moment. `eta_s` and `left` are None while they are unknown.
 
-    elapsed_s: of this run. done, failed: rows that this run has ended. skipped: rows that were done
-    before, among those it has read. input: counts of the whole input. fraction: the share of its
-    rows that have an outcome, 0 to 1; None while their number is unknown. eta_s: seconds to the
-    end; frozen while is_on_hold, since the run is at a standstill.
+    elapsed_s: seconds since this run began. done, failed: rows that succeeded and that failed in
+    this run. skipped: rows that this run has read and need not send. input: the counts of the whole
+    input. fraction: 1 - left / rows of the input, but never less than before; None while the number
+    of rows is unknown. eta_s: seconds to the end; is_on_hold: the run is at a standstill, so
+    `eta_s` is frozen.
 
-    rows_per_s, tokens_per_s: over the last 10 s. latency_p50_s, latency_p95_s: of the answers of
-    the last minute. tokens_per_row: of this run. slots: maximum calls in flight, 0 if unknown;
-    is_adaptive: the maximum is being searched for. limits: the rate limits, those that held calls
-    back most often first; are_found: they are not configured but being searched for, and have the
-    values that are tried now. found_limits: those already found, in words. bound: what binds, None
-    while it is unknown.
+    rows_per_s, tokens_per_s: means over the last 10 s. latency_p50_s, latency_p95_s: of the answers
+    of the last minute. tokens_per_row: the mean of this run. slots: maximum calls in flight, 0 if
+    there is no bound; is_adaptive: the maximum is being searched for. limits: the rate limits,
+    those that held calls back most often first; are_found: the limits are being searched for, not
+    configured, and have the values that are being tried. found_limits: the limits already found, in
+    words. bound: what binds; None if nothing does, or while it is unknown.
 
     errors: failed attempts of this run by kind, including those that were retried; last_error: the
-    message of the last one. flawed: rows done whose answer is cut, empty or refused, by finish
-    reason. notices: the present problems by kind, each in one sentence.
+    message of the latest error that was retried. flawed: rows done by all runs whose answer is cut,
+    empty or refused, by finish reason. notices: the current problems by kind, each in one sentence.
 
-    spent: in words, empty while nothing is known; is_spent_here: it excludes the spending of
-    earlier runs. spent_usd, expected_usd: dollars so far, and at the end. usd_per_min: over the
-    last minute. spent_tokens: against a budget in tokens. parked_s: seconds until the endpoint may
-    be asked again. look_in_s: seconds until a batch is checked.
+    spent: the spending in words, empty while it is unknown; is_spent_here: the spending of earlier
+    runs is not included. spent_usd, expected_usd: dollars spent so far, and expected at the end.
+    usd_per_min: the mean over the last minute. spent_tokens: tokens that count against a budget in
+    tokens. parked_s: seconds until calls may be sent again if the endpoint, or each of several,
+    asked redline to wait; otherwise 0. look_in_s: seconds until a batch is checked next.
     """
 
     elapsed_s: float
@@ -107,7 +110,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
     @property
     def expected(self) -> str:
-        """The dollars at the end in words, empty while they are unknown."""
+        """The dollars expected at the end, in words; empty while they are unknown."""
         if self.expected_usd is None:
             return ""
         whole = "with the rows left" if self.is_spent_here else "in all"
@@ -115,7 +118,11 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
 
 class _Lately(msgspec.Struct):
-    """Figures from the last windows, recomputed when there is a new one."""
+    """Figures from the latest windows, computed again after each new window.
+
+    end_s: the end of the last window, in seconds since the run began; -1 before the first. seen_s:
+    the monotonic time when the figures were computed.
+    """
 
     end_s: float = -1.0
     seen_s: float = 0.0
@@ -128,7 +135,7 @@ class _Lately(msgspec.Struct):
 
 
 class _Reading(msgspec.Struct, frozen=True):
-    """Counters of this run at one time."""
+    """The counters of this run at one moment. at_s: the monotonic time."""
 
     at_s: float
     rows: int
@@ -144,11 +151,12 @@ class _Bounds:
         self._since_s = self._since_before_s = 0.0
 
     def read(self, windows: list[Window]) -> Bound | None:
-        """Returns what binds, from the windows so far; None if it is unknown, or nothing binds."""
+        """Returns what binds, according to these windows; None if unknown or if nothing does."""
         found = current(recent(windows))
         if found is None or found.cause in (Cause.UNDETERMINED, Cause.NOTHING):
             return None
-        # The number of calls in flight may change all the time while it is searched for.
+        # `what` distinguishes only limits. For other causes, it may change all the time, as the
+        # number of calls in flight does while it is searched for.
         key = (found.cause.value, found.what if found.cause is Cause.LIMIT else "")
         if key != self._key:
             since_s = found.begin_s
@@ -165,7 +173,7 @@ class _Bounds:
 
 
 class Meter:
-    """Takes snapshots of a run, and keeps the readings for rates between them."""
+    """Takes snapshots of a run; keeps earlier readings of its counters, to compute rates."""
 
     def __init__(self, view: View, clock: Clock = SYSTEM) -> None:
         self._view = view
@@ -241,9 +249,10 @@ class Meter:
         )
 
     def _rate(self, name: str, over_s: float) -> float:
-        """Returns the growth per second over that time, or over the part that exists.
+        """Returns a counter's mean growth per second over the last `over_s` seconds.
 
-        Between two readings the growth is assumed to be even.
+        If the first reading is not that old, the mean is since that reading. Between two readings,
+        the growth is assumed to be even. name: a field of `_Reading`.
         """
         readings, last = self._readings, self._readings[-1]
         begin_s = max(last.at_s - over_s, readings[0].at_s)
@@ -260,7 +269,7 @@ class Meter:
         return self._rate("picodollars", _LONG_S) * 60 / DOLLAR
 
     def _look(self, windows: list[Window], now_s: float) -> _Lately:
-        """Returns the figures of the windows, computed once for each new window."""
+        """Returns the figures from the latest windows; computes them once for each new window."""
         before = self._lately
         if not windows or windows[-1].end_s == before.end_s:
             return before
@@ -281,7 +290,7 @@ class Meter:
         return self._lately
 
     def _eta(self, left: int | None, now_s: float, *, is_held: bool) -> tuple[float | None, bool]:
-        """Returns the seconds until the end, and whether they are frozen."""
+        """Returns the seconds until the end, None if unknown, and whether they are frozen."""
         found = self._lately.estimate
         if not left or found.eta_s is None:
             return None, False

@@ -1,4 +1,4 @@
-"""The live view on a terminal: lines that are redrawn in place."""
+"""Shows the live view on a terminal, in lines that are redrawn in place."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from redline.process import cells, in_thread, lasting
 
 _REFRESH_S = 0.5
 _USUAL_WIDTH, _USUAL_HEIGHT = 80, 24
-# The bound on kept output without an end of line, such as a progress bar of the user's code.
+# The most characters kept of an unfinished line, such as a progress bar of the user's code.
 _LONGEST_REST = 4_096
 # Select Graphic Rendition (ECMA-48, 8.3.117).
 _CODES = {BAD: "31", WARN: "33", STRONG: "1"}
 
 
 class TerminalProgress:
-    """The lines of `screen`, redrawn twice a second and removed when the run has ended.
+    """Redraws the lines of `screen` twice a second, and removes them when the run has ended.
 
-    Lines that the user's code prints meanwhile come above them.
+    Lines that the user's code prints meanwhile appear above them.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -40,8 +40,8 @@ class TerminalProgress:
         encoding = getattr(self._stream, "encoding", None) or ""
         is_plain = not encoding.lower().replace("-", "").startswith("utf")
         drawing: asyncio.Future[None] | None = None
-        # A blocked terminal, as after Ctrl-S or behind a connection that hangs, must not delay the
-        # run or its end: lines are drawn only once it has accepted the previous ones.
+        # A terminal that blocks, after Ctrl-S or behind a connection that hangs, must not delay the
+        # run or its end. So a thread draws the lines, once the previous ones have been written.
         try:
             with area.beside():
                 while True:
@@ -69,28 +69,28 @@ class _Area:
         self._frame = ""
         self._streams: list[_Above] = []
         self.is_over = False
-        # Prints may come from threads.
+        # The user's code may print from other threads.
         self.lock = threading.RLock()
 
     def draw(self, lines: Sequence[Line], width: int) -> None:
-        """Draws these lines, of less than `width` cells each, in place of the previous ones."""
+        """Draws these lines, each narrower than `width` cells, in place of the previous ones."""
         with self.lock:
             frame = "\n".join(f"{self._painted(line)}\x1b[K" for line in lines)
             if self.is_over or (frame == self._frame and width == self._width):
                 return
-            # The cursor waits at the beginning of the last line, where a Ctrl-C shows as ^C.
+            # The cursor stays at the beginning of the last line, where a Ctrl-C shows as ^C.
             self._put(f"{self._top(width)}{frame}\x1b[J\r")
             self._lines, self._width, self._frame = lines, width, frame
 
     def erase(self) -> None:
-        """Removes the lines; the cursor is where the first of them began."""
+        """Removes the lines, and leaves the cursor where the first line began."""
         with self.lock:
             if self._lines:
                 self._put(f"{self._top(_size(self._stream)[0])}\x1b[J")
                 self._lines, self._frame = (), ""
 
     def above(self, text: str, write: Callable[[str], object]) -> None:
-        """Writes the text above the lines, and draws these again."""
+        """Passes the text to `write` so that it appears above the lines, and redraws the lines."""
         with self.lock:
             lines = self._lines
             self.erase()
@@ -99,7 +99,7 @@ class _Area:
 
     @contextmanager
     def beside(self) -> Generator[None]:
-        """Shows output to sys.stdout and sys.stderr above the lines while entered."""
+        """While entered, shows what is printed to sys.stdout and sys.stderr above the lines."""
         before = sys.stdout, sys.stderr
         with self.lock:
             if is_terminal(sys.stdout):
@@ -111,7 +111,7 @@ class _Area:
         try:
             yield
         finally:
-            # Unless the user's code has replaced them.
+            # Restored only if the user's code has not replaced them meanwhile.
             if sys.stdout is ours[0]:
                 sys.stdout = before[0]
             if sys.stderr is ours[1]:
@@ -123,7 +123,7 @@ class _Area:
         if is_free:
             for stream in self._streams:
                 stream.end_line()
-        # A draw that is still waiting must not follow.
+        # A `draw` that is still waiting for the lock must not draw afterwards.
         self.is_over = True
         if is_free:
             self.erase()
@@ -152,7 +152,7 @@ class _Area:
 
 @dataclass(eq=False)
 class _Above:
-    """A stream of the user's code, whose complete lines are shown above the view."""
+    """Replaces a stream that the user's code prints to; shows complete lines above the view."""
 
     _stream: TextIO
     _area: _Area
@@ -184,12 +184,12 @@ class _Above:
 
 
 def can_redraw(stream: TextIO | None) -> bool:
-    """Whether it is a terminal on which lines can be drawn again."""
+    """Whether the stream is a terminal on which lines can be redrawn."""
     return is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether it is a terminal, and is open."""
+    """Whether the stream is an open terminal."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:
@@ -197,7 +197,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def _size(stream: TextIO) -> tuple[int, int]:
-    """Returns columns and rows, as the terminal or the environment states them, or a default."""
+    """Returns (columns, rows) from the terminal, otherwise from the environment or a default."""
     try:
         size = os.get_terminal_size(stream.fileno())
         if size.columns and size.lines:

@@ -1,4 +1,4 @@
-"""The parts of a run that a display may read."""
+"""Defines what a display may read of a run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from redline.observe import Alerts
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a run that a display may read while it continues; `Run` has all of them.
+    """The parts of a run that a display may read while the run is in progress; `Run` has more.
 
-    found_limits: the limits that were found, in words. journal: None for a run without an output.
-    before: the rows of the input that earlier runs have done, None if the output may hold rows of
-    another input.
+    found_limits: returns the limits found so far, in words. journal: None for a run without an
+    output. before: the counts of the rows that earlier runs have done; None for a run without an
+    output, or if the output may hold rows of another input.
     """
 
     job: Job
@@ -39,17 +39,17 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def telemetry_notices(self) -> dict[str, str]:
-        """The notice that the receiver of telemetry cannot be reached, or can be again."""
+        """The notice, by its kind, that the receiver of telemetry is unreachable or back."""
         return {}
 
     @property
     def rows_skipped(self) -> int:
-        """Rows that were read, need not be done, and are not in a batch."""
+        """The number of rows that were read and need not be sent, without those in batches."""
         return self.feed.rows_skipped - self.selection.with_batches
 
     @property
     def is_begun(self) -> bool:
-        """Whether rows were read, so that those done before, or some of them, are known."""
+        """Whether rows were read, so that at least some of those done before are known."""
         return self.feed.rows_read > 0 or self.feed.is_read
 
     def counts(self) -> InputCounts:
@@ -67,7 +67,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         if feed.is_read or before is None:
             return seen
         if total.is_counting:
-            # Rows that were done before are shown from the first moment.
+            # Rows done by earlier runs are shown from the start, before this run has read them.
             return InputCounts(
                 rows=max(rows, before.rows),
                 done=max(seen.done, tally.succeeded + before.done),
@@ -88,12 +88,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return known if is_possible else seen
 
     def flawed(self) -> dict[str, int]:
-        """Returns the numbers of cut, empty and refused answers by all runs of the output."""
+        """Returns how many answers of all runs are cut, empty or refused, by finish reason."""
         before = Counter[str]() if self.journal is None else self.journal.answers.flaws
         return dict((before + self.tally.flawed).most_common())
 
 
 class Display(Protocol):
-    """Shows a run; `show` is a task that is cancelled at the run's end."""
+    """Shows a run. `show` runs as a task, which is cancelled when the run has ended."""
 
     async def show(self, view: View) -> None: ...
