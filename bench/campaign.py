@@ -27,6 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
+_CLI = ROOT / "src" / "redline" / "cli"
 sys.path.insert(0, str(ROOT / "tests"))
 
 import budget_campaign  # noqa: E402
@@ -66,12 +67,22 @@ _SCRIPTS = {
     "scale-downs": "bench/shrink_campaign.py",
     "vllm-launcher": "bench/vllm_campaign.py",
 }
-# These run it in their own process. The others start redline and programs of the tests in processes
-# of their own, so that all of those count as well.
-_IN_PROCESS = frozenset(
-    ("engine-equality", "engine-law", "engine-pipeline", "faults", "journal-kills")
-)
-_STARTED = ("src", "tests", "bench/peers", "examples/tiny-model", "pyproject.toml")
+# The commands that a campaign starts in processes of their own: their modules in src/redline/cli.
+_COMMANDS = {
+    "budget": ("commands/run", "commands/sim"),
+    "fuzz-gateway": ("commands/serve", "commands/sim"),
+    "fuzz-server": ("commands/engine", "commands/serve", "commands/sim"),
+    "fuzz-transport": ("commands/run",),
+    "gateway-clients": ("commands/serve", "commands/sim"),
+    "gateway-soak": ("commands/serve",),
+    "kills": ("commands/run", "commands/sim", "results/verify"),
+    "limit-servers": ("commands/run", "commands/sim"),
+    "redis-streams": ("commands/run", "commands/sim"),
+    "scale-downs": ("commands/fleet_up", "commands/sim"),
+    "vllm-launcher": ("commands/engine",),
+}
+# What such a process may need besides: programs of the tests, and what is not Python.
+_BESIDES = ("src/*[!.][!p][!y]", "tests", "bench/peers", "examples/tiny-model", "pyproject.toml")
 # Files of tests count only for the campaign that runs them.
 _NO_TESTS = (
     ":(exclude,glob)tests/**/test_*.py",
@@ -269,11 +280,14 @@ def holds(name: str) -> bool:
 
 def _paths_of(name: str) -> list[str]:
     """What the campaign runs, as git names it."""
-    imported = sorted(str(path.relative_to(ROOT)) for path in files_of(ROOT / _SCRIPTS[name]))
-    if name in _IN_PROCESS:
-        return imported
-    started = [*_STARTED] if name == "mutants" else [*_STARTED, *_NO_TESTS]
-    return [*imported, *started]
+    if name == "mutants":
+        return ["bench/mutants.py", "src", *_BESIDES]
+    commands = _COMMANDS.get(name, ())
+    modules = ["app", *commands] if commands else []
+    scripts = [ROOT / _SCRIPTS[name], *(_CLI / f"{module}.py" for module in modules)]
+    files = set[Path]().union(*map(files_of, scripts))
+    besides = [*_BESIDES, *_NO_TESTS] if commands else []
+    return [*sorted(str(path.relative_to(ROOT)) for path in files), *besides]
 
 
 def _commit(what: list[str]) -> str:
