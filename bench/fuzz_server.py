@@ -1,8 +1,8 @@
 """The fuzz campaign of redline's own HTTP server: seeded faults in requests, in random pieces.
 
-Twenty parts of half a minute, each with its own seed. Each counts its executions, and fails if the
-law of tests/support/server_fuzzing.py breaks. Four more send such requests to `redline sim`, and
-fail if the law of tests/support/socket_fuzzing.py breaks.
+Twenty parts of half a minute of CPU time, each with its own seed. Each counts its executions, and
+fails if the law of tests/support/server_fuzzing.py breaks. Four more send such requests to
+`redline sim`, and fail if the law of tests/support/socket_fuzzing.py breaks.
 """
 
 from __future__ import annotations
