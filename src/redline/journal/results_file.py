@@ -164,7 +164,7 @@ class ResultsFile:
         touched. Raises JournalError.
         """
         place, moved = Path(self._place), self._moved_to()
-        again = "run the same command again: it continues"
+        again = "run the same command again to continue"
         count = counted(sum(len(found.keys) for found in read_stretches(self._fd)), "line")
         has_folder = os.path.isdir(os.path.dirname(os.path.realpath(place)))
         if self._is_in_place():
