@@ -181,7 +181,7 @@ class ResultsFile:
             where = free_name(place, "rescued")
             self._copy_to(where)
             back = shlex.join(["mv", str(where), str(place)])
-            error.hint = f"to continue with these lines: {back}; then {again}"
+            error.hint = f"to continue with these lines: {back}; then run the same command again"
         else:
             with telling(place):
                 place.parent.mkdir(parents=True, exist_ok=True)

@@ -225,7 +225,7 @@ def proxy_of(endpoint: Endpoint) -> str | None:
         raise ConfigError(
             f"{origin} is not the URL of an HTTP proxy",
             where="the environment",
-            hint="for example http://host:port, or unset it",
+            hint="use a URL such as http://host:port, or unset it",
         )
     parts = urlsplit(endpoint.base_url)
     is_plain = parts.scheme == "http"
