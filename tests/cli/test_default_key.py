@@ -143,7 +143,7 @@ def test_from_python(rows: Rows) -> None:
     given = rows({"prompt": "a"})
     with serving() as server:
         url = elsewhere(server)
-        with pytest.raises(redline.ConfigError, match=f"not to {ELSEWHERE}") as raised:
+        with pytest.raises(redline.ConfigError, match=f"not sent to {ELSEWHERE}") as raised:
             redline.run(given, endpoint=url, progress=False)
         assert 'api_key=os.environ["OPENAI_API_KEY"] sends it there' in raised.value.hint
         for key in (KEY, ""):

@@ -118,9 +118,9 @@ MISTAKES = [
      "export NOPE=..., or write it into a .env file"),
     # The key itself, which is not repeated.
     (["--api-key-env", "gsk_7f3aVq"],
-     "--api-key-env takes the name of an environment variable, and no variable with this "
+     "--api-key-env takes the name of an environment variable, but no variable with this "
      "name is set", "",
-     "export a variable that holds the key, and give its name, such as OPENAI_API_KEY"),
+     "export a variable that holds the key, and pass its name, such as OPENAI_API_KEY"),
     (["--system", "@none.txt"], "--system cannot read none.txt: No such file or directory", "",
      "@FILE reads the template from a file"),
     (["-o", "o.jsonl", "--restart", "--force"], "--restart and --force cannot be combined", "",
