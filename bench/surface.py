@@ -146,7 +146,7 @@ def settings() -> Iterator[str]:
 def _known(form: str, arguments: list[str], path: Path) -> list[str]:
     path.write_text(form.format(f"{UNKNOWN} = 1\n"))
     error = " ".join(told(arguments).split())
-    listed = re.search(r"known are:? ([\w, ]+)", error)
+    listed = re.search(r"known (?:settings|are):? ([\w, ]+)", error)
     assert listed is not None, f"{path} with {form!r}: {error}"
     return sorted(listed[1].replace(" ", "").split(","))
 

@@ -33,7 +33,8 @@ def test_bad_rows_fail_one_by_one_with_file_and_line(cli: Cli, rows: Rows) -> No
     assert [told_of(line) for line in failures()] == [
         (2, "in.jsonl:2", "the row cannot be read: not JSON: invalid character at byte 4"),
         (4, "in.jsonl:4",
-         "the prompt template does not fit the row: 'text' is undefined; its columns are: txt"),
+         "the prompt template does not fit the row: 'text' is undefined; "
+         "the row's columns are: txt"),
         (5, "in.jsonl:5", "the row cannot be read: not an object but a list"),
     ]  # fmt: skip
     assert [line["input"] for line in failures()] == ["not json", {"txt": "b"}, "[1]"]
@@ -52,7 +53,7 @@ def test_without_an_output_each_failure_is_told_at_once(cli: Cli, rows: Rows) ->
     told = cli("run", rows({"text": "a"}, {"txt": "b"}), *SIM)
     assert told.err.splitlines()[0] == (
         "failed: the prompt template does not fit the row: 'text' is undefined; "
-        "its columns are: txt (in.jsonl:2)"
+        "the row's columns are: txt (in.jsonl:2)"
     )
     assert (told.status, told.outputs) == (1, ["You said: a"])
 

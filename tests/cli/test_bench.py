@@ -246,7 +246,7 @@ def test_an_interrupt_ends_it_with_the_figures_so_far() -> None:
         (("nowhere",), "unknown target: nowhere"),
         (("localhost:8000",), "did you mean http://localhost:8000/v1?"),
         (("mine.answer",), "a function is named with a colon, as in mine:answer"),
-        (("./mine.py:answer",), "name its module, as in mine:answer"),
+        (("./mine.py:answer",), "include its module, as in mine:answer"),
         (("smi",), "did you mean sim?"),
         (("their:answer",), "there is no module their"),
         (("mine:anwser",), "mine has no anwser"),

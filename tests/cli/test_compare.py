@@ -195,8 +195,8 @@ def test_a_text_fits_its_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("argv", "what", "hint"),
     [
-        (["a.jsonl", "a.jsonl"], "a.jsonl and a.jsonl are the same file", "name another one"),
-        (["a.jsonl", "link.jsonl"], "are the same file", "name another one"),
+        (["a.jsonl", "a.jsonl"], "a.jsonl and a.jsonl are the same file", "choose another file"),
+        (["a.jsonl", "link.jsonl"], "are the same file", "choose another file"),
         (["a.jsonl", "c.jsonl"], "a.jsonl and c.jsonl have no row in common", "custom_id"),
         (["a.jsonl", "e.jsonl"], "no row in common", "redline eval compare matches questions"),
         (["a.jsonl", "d.jsonl"], "d.jsonl does not exist", ""),

@@ -82,7 +82,7 @@ def test_a_file_states_a_fleet(tmp_path: Path) -> None:
         (COMMAND, 'command = "sh -c \'x {port}"', "command cannot be read", REPLICA, ""),
         (COMMAND, "command = 5", "command must be text or a list, not a whole", REPLICA, ""),
         ("rpm = 600", "rpmm = 600", "unknown setting: rpmm", REPLICA, "did you mean rpm?"),
-        ("rpm = 600", "t-rial = 1\nt_rial = 2", "t_rial is stated twice", REPLICA, "leave one out"),
+        ("rpm = 600", "t-rial = 1\nt_rial = 2", "t_rial is set twice", REPLICA, "leave one out"),
         ("rpm = 600", 'rpm = "many"', "rpm is not", REPLICA, ""),
         ("rpm = 600", "rpm = true", "rpm must be text or a number", REPLICA, ""),
         ("concurrency = 8", "concurrency = 0", "concurrency must be", REPLICA, ""),

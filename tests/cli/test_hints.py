@@ -39,7 +39,7 @@ def hint(told: Any) -> str:
         ("--rpd", "did you mean --requests?"),
         ("--tps", "did you mean --tokens?"),
         ("--seed", "set it as a field of the body: --param NAME=VALUE"),
-        ("--input", "the input is given without a flag: redline run rows.jsonl"),
+        ("--input", "pass the input without a flag: redline run rows.jsonl"),
         ("--tempereture", "did you mean --temperature?"),
         ("--retry-faield", "did you mean --retry-failed?"),
         # Nothing of redline's: names that merely look alike would lead astray.
@@ -99,7 +99,7 @@ def test_settings_and_options_of_python(cli: Cli, key: str, right: str) -> None:
 
 def test_settings_that_are_merely_alike_get_the_list(cli: Cli) -> None:
     Path("redline.toml").write_text("[run]\nreason = 3\n", "utf-8")
-    assert hint(cli("run", "in.jsonl")).startswith("known are: ")
+    assert hint(cli("run", "in.jsonl")).startswith("known settings: ")
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def test_results_that_were_copied_without_their_folder_are_continued_by_force(
     Path("o.jsonl").write_bytes(Path("labels.jsonl").read_bytes())
     assert cli("verify", "o.jsonl", "--input", name).out == "verify: 3 of 3, each once\n"
     told = cli("verify", "o.jsonl")
-    assert (told.status, "hint: name the input with --input" in told.err) == (2, True)
+    assert (told.status, "hint: pass the input with --input" in told.err) == (2, True)
     told = cli("run", name, *SIM, "-o", "o.jsonl")
     assert told.status == 2
     assert told.err.startswith(

@@ -432,5 +432,5 @@ def test_an_input_whose_name_is_not_utf_8_is_to_be_named_again(cli: Cli, rows: R
     done = cli("verify", "out.jsonl")
     assert done.status == 2
     assert "out.jsonl was made from a file whose name is not UTF-8" in done.err
-    assert "hint: name the input with --input" in done.err
+    assert "hint: pass the input with --input" in done.err
     assert cli("verify", "out.jsonl", "--input", path).status == 0

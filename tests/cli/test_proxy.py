@@ -67,7 +67,7 @@ def test_a_malformed_variable_is_named_before_anything_is_sent(
     assert told.err == (
         f"error: {name} is not the URL of an HTTP proxy\n"
         "where: the environment\n\n"
-        "hint: write it like http://host:port, or unset it\n"
+        "hint: use a URL such as http://host:port, or unset it\n"
     )
 
 

@@ -50,7 +50,7 @@ def test_a_line_that_is_nested_too_deeply_still_counts(cli: Cli) -> None:
     assert (told.status, told.err) == (0, "")
     assert told.out.startswith("2 rows = 2 succeeded + 0 failed so far")
     told = cli("show", "labels.jsonl", "--sample", "2")
-    assert "a line that is nested too deeply, or written by an unknown version" in told.out
+    assert "a line that is nested too deeply, or written by another version of redline" in told.out
     told = cli("show", "labels.jsonl", "--row", "1")
     assert (told.status, told.err) == (0, "")
     assert told.out.encode() == nested(1, 3000)
@@ -68,7 +68,7 @@ def test_a_finished_job_in_numbers(cli: Cli, rows: Rows) -> None:
         "  1   33.3 %  length: the answer was cut at the token limit, such as row 2 (long)" in lines
     )
     assert "  1   33.3 %  rejected, HTTP 400, such as row 3 (wrong): the endpoint" in told.out
-    assert "tokens      10 in, 10 out; 5.0 in and 5.0 out an answer" in lines
+    assert "tokens      10 in, 10 out; 5.0 in and 5.0 out per answer" in lines
     assert "endpoints   sim 2" in lines
     # The simulated provider costs nothing.
     assert "cost" not in told.out
@@ -201,7 +201,7 @@ def test_lines_that_do_not_count_are_told(cli: Cli) -> None:
         "1 line is damaged and not counted: redline verify labels.jsonl names missing rows",
         "the last line is incomplete and is not counted",
         "1 line repeats a row and is not counted: redline repair labels.jsonl",
-        "3 older lines of rows that were asked again are not counted",
+        "3 older lines of rows that were sent again are not counted",
         "1 row has an answer and a failure with different contents",
     ):
         assert note in text
@@ -254,11 +254,11 @@ def test_rows_without_a_manifest_are_shown(cli: Cli) -> None:
     Path("labels.redline/manifest.json").write_text("{")
     told = cli("show", "labels.jsonl")
     assert told.out.startswith("1 row = 1 succeeded + 0 failed\n")
-    assert "the settings are unknown: labels.redline/manifest.json is damaged" in told.out
+    assert "some facts are unknown: labels.redline/manifest.json is damaged" in told.out
     Path("labels.redline/manifest.json").unlink()
     told = cli("show", "labels.jsonl")
     assert (told.status, told.err) == (0, "")
-    assert "the settings are unknown: there is no labels.redline/manifest.json" in told.out
+    assert "some facts are unknown: there is no labels.redline/manifest.json" in told.out
 
 
 # State: rows, succeeded, failed, damaged, and what its text has.

@@ -140,7 +140,7 @@ def test_calls_in_flight_are_shown_without_a_bound(cli: Cli, calls: int, words: 
     ("end", "status", "words"),
     [
         (RunEnd(at_s=10, how="finished"), 0, "finished at "),
-        (RunEnd(at_s=10, how="interrupted"), 1, "the same command continues"),
+        (RunEnd(at_s=10, how="interrupted"), 1, "the same command resumes the run"),
         (RunEnd(at_s=10, how="stopped", what="it refuses."), 1, "it refuses; the same command"),
         (None, 1, "process 4194305 died at "),
     ],
@@ -175,7 +175,7 @@ def test_a_run_that_reads_what_is_done_before_it_records_is_not_the_last_one(cli
     text = told.out.replace("\n", " ")
     assert told.status == 0
     assert text.startswith("out.jsonl: interrupted at ")
-    assert "a process still holds the output: it ends this run or begins another" in text
+    assert "a process still holds the output: it is ending this run or beginning another" in text
     assert "hangs" not in text
     assert "of 16 calls in flight" not in text
 

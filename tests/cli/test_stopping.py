@@ -33,10 +33,12 @@ def test_a_share_of_failures_ends_the_run_and_the_command_goes_on_behind_them(
     failed = len(Path("out.failed.jsonl").read_text().splitlines())
     assert told.err.endswith(
         "\nerror: 34 of the last 100 rows failed, and --stop-at-error-rate is 20 %; the last with: "
-        "the prompt template does not fit the row: 'text' is undefined; its columns are: txt\n"
+        "the prompt template does not fit the row: 'text' is undefined; "
+        "the row's columns are: txt\n"
         "where: in.jsonl:100\n"
         "saved: 66 results in out.jsonl, failures beside it\n\n"
-        "hint: the same command continues after the failed rows; --retry-failed sends them again\n"
+        "hint: the same command resumes with the remaining rows; --retry-failed sends only the "
+        "failed rows again\n"
     )
     assert failed == 34
     assert f"continue with: redline run {name}" in told.err

@@ -170,7 +170,7 @@ def test_a_dry_run_sends_nothing_and_needs_no_key(cli: Cli, rows: Rows, odd: Any
     assert told.out == (
         "3 rows = 2 to send + 1 that cannot be sent\n"
         "the first row that cannot be sent: in.jsonl:2: the prompt template does not fit the row: "
-        "'text' is undefined; its columns are: txt\n"
+        "'text' is undefined; the row's columns are: txt\n"
         "about 522 tokens: 10 in (±20 %), and up to 512 out\n"
         "at least 1 m 00 s, bound by 1/60s requests\n"
         "the first request:\n"

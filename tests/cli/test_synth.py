@@ -140,7 +140,7 @@ def test_other_settings_under_the_same_output_are_refused(
         (
             ("--count", "5", "--vary", "a=1", "--vary", "a=2"),
             "--vary a is given twice",
-            "name all values in one",
+            "put all values in one --vary",
         ),
         (("--count", "5", "--vary", "a=@gone.txt"), "--vary cannot read gone.txt", "NAME=@FILE"),
         (

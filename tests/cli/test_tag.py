@@ -209,13 +209,13 @@ def test_rows_from_a_pipe(cli: Cli, labels: str) -> None:
 
 # What follows `redline tag in.jsonl --endpoint sim`; the error; the hint.
 MISTAKES = [
-    ([], "tagging needs a schema", "name one: --schema labels.json"),
+    ([], "tagging needs a schema", "set it with --schema labels.json"),
     (["--schema", "none.json"], "the schema none.json does not exist",
      "give a JSON file, or package.module:Model"),
     (["--schema", "labels.json", "--gold", "gold"], "--gold needs an output file",
-     "name one: -o tagged.jsonl"),
+     "set it with -o tagged.jsonl"),
     (["--schema", "labels.json", "--export", "a.csv"], "--export needs an output file",
-     "name one: -o tagged.jsonl"),
+     "set it with -o tagged.jsonl"),
     (["--schema", "labels.json", "--gold", "glod", "-o", "out.jsonl"],
      "the rows have no column glod", "did you mean gold?"),
     (["--schema", "both.json", "--gold", "gold", "-o", "out.jsonl"],

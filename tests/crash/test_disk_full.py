@@ -38,7 +38,7 @@ def assert_stopped(reply: subprocess.CompletedProcess[str], output: Path, total:
     assert reply.returncode == 2, reply.stderr
     assert "Traceback" not in reply.stderr
     assert f"error: cannot write {output}: " in reply.stderr
-    assert "hint: make room on that disk, then run the same command again: it continues" in (
+    assert "hint: make room on that disk, then run the same command again to continue" in (
         reply.stderr
     )
     assert "continue with: redline run" in reply.stderr

@@ -104,7 +104,7 @@ def test_rows_with_a_prompt_give_what_other_rows_give(
     other = {"messages": None, **row} if url != "/generate" else row
     ours, theirs = sent(row, plain), sent(other, prompting)
     if isinstance(theirs, str):
-        theirs = theirs.replace("its columns are: messages, ", "its columns are: ")
+        theirs = theirs.replace("row's columns are: messages, ", "row's columns are: ")
     assert ours == theirs
 
 

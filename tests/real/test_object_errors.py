@@ -112,7 +112,7 @@ def test_an_input_that_is_not_there(cli: Cli, url: str, what: str, hint: str) ->
         (
             "s3://data/a/../b",
             "the path of the output {} has a segment that is empty, `.` or `..`",
-            "write it like s3://bucket/folder/labels.jsonl",
+            "for example s3://bucket/folder/labels.jsonl",
         ),
         (
             "https://example.org/labels.jsonl",
@@ -260,7 +260,7 @@ def test_verify_and_repair(server: ObjectServer, cli: Cli) -> None:
     assert told.out.startswith(f"A  {out}, model m\nB  s3://data/copy.jsonl\n\n1 row in common")
     assert "there is no s3://data/copy.redline/manifest.json" in " ".join(told.out.split())
     assert cli("compare", out, out) == error(
-        f"{out} and {out} are the same file", "name another one"
+        f"{out} and {out} are the same file", "choose another file"
     )
     copy = "s3.redline/data/proof.jsonl"
     assert cli("repair", out) == error(

@@ -225,7 +225,7 @@ async def test_the_environment_can_switch_it_off(
     ("how", "why"),
     [
         ("refuses", "HTTP 401"),
-        ("holds", "no answer within 3 s of the job's end"),
+        ("holds", "no response within 3 s of the job's end"),
         ("is absent", "connection refused"),
     ],
 )
@@ -270,7 +270,7 @@ class Watching:
 
     def __init__(self) -> None:
         self.told: dict[str, str] = {}
-        self._heard = {word: asyncio.Event() for word in ("out of reach", "takes data again")}
+        self._heard = {word: asyncio.Event() for word in ("out of reach", "accepts data again")}
 
     async def show(self, view: View) -> None:
         while True:
@@ -296,7 +296,7 @@ async def test_an_outage_is_told_once_and_its_end_too() -> None:
             await display.until("out of reach")
             served.append(stack.enter_context(receiver(port)))
             yield {"n": 1}
-            await display.until("takes data again")
+            await display.until("accepts data again")
 
         async with Sim() as sim:
             keywords = {
@@ -311,7 +311,7 @@ async def test_an_outage_is_told_once_and_its_end_too() -> None:
     assert list(display.told.values()) == [
         f"OpenTelemetry at 127.0.0.1:{port} is out of reach: connection refused; the job continues "
         "without it",
-        f"OpenTelemetry at 127.0.0.1:{port} takes data again",
+        f"OpenTelemetry at 127.0.0.1:{port} accepts data again",
     ]
     (seen,) = served
     assert seen.values("redline.rows", "kind")["done"] == 2

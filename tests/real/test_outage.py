@@ -158,8 +158,8 @@ async def test_ctrl_c_is_answered_with_what_is_being_finished(tmp_path: Path) ->
         process.send_signal(signal.SIGINT)
         told = await line_with(process, "interrupted")
         found = re.fullmatch(
-            r"interrupted: finishing 3 calls, for at most (\d) m (\d\d) s; Ctrl-C again drops "
-            r"them\n",
+            r"interrupted: finishing 3 calls, for at most (\d) m (\d\d) s; press Ctrl-C again to "
+            r"drop the calls\n",
             told,
         )
         assert found is not None, told

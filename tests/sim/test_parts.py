@@ -244,17 +244,17 @@ def test_a_failure_of_the_results_ends_the_run_while_it_waits_for_answers() -> N
         (
             {"output": Output.at("out.jsonl")},
             {"backend": ScriptedBackend([Reply()]), "results": Taken()},
-            "results go to the job's output or to the caller, and not to both",
+            "results can go to the job's output or to the caller, but not to both",
         ),
         (
             {"limits": Limits(requests="5/1s")},
             {"backend": ScriptedBackend([Reply()])},
-            "a supplied backend and limits besides a concurrency cannot be combined",
+            "a supplied backend and limits other than a concurrency cannot be combined",
         ),
         (
             {"limits": Limits(concurrency="auto")},
             {"backend": ScriptedBackend([Reply()])},
-            "a supplied backend and limits besides a concurrency cannot be combined",
+            "a supplied backend and limits other than a concurrency cannot be combined",
         ),
         ({}, {}, "a run needs an endpoint, a function to call, or a backend"),
     ],

@@ -306,7 +306,7 @@ def test_the_runs_deadline_ends_it_and_leaves_the_rest_for_the_next_run() -> Non
         run.check_law()
         assert isinstance(run.runner.stopped, TimedOut)
         assert run.runner.stopped.phase == "run"
-        assert run.runner.stopped.hint == "run the same command again: it continues"
+        assert run.runner.stopped.hint == "run the same command again to continue"
         assert asyncio.get_running_loop().time() < 11
         assert run.unfinished > 0
 
@@ -693,7 +693,7 @@ def test_an_executor_that_was_shut_down_ends_the_run_and_fails_no_row() -> None:
             "the executor cannot run the `after` function: "
             "RuntimeError: cannot schedule new futures after shutdown"
         )
-        hint = "pass a new executor: the same call continues with the rows that are left"
+        hint = "pass a new executor and make the same call again; it processes the remaining rows"
         assert run.runner.stopped.hint == hint
 
     virtual_run(main())
@@ -743,7 +743,7 @@ def test_the_rows_whose_functions_ran_in_an_executor_that_broke_have_failed(name
             (1, 2), f"the executor broke while it ran the `{name}` function"
         )
         assert {error and error.hint for error in errors.values()} == {
-            "another row may have broken it: use an executor of one process to find which"
+            "another row may have broken it: use an executor with one process to find out which"
         }
         assert run.runner.abandoned == []
 

@@ -32,7 +32,7 @@ from redline.process import lasting
 USAGE, DEFECT, INTERRUPTED = 2, 3, 130
 # Hints by errno, for paths that the user has no permission for or that cannot exist.
 _REFUSALS = dict.fromkeys(
-    (errno.EACCES, errno.EPERM), "check the permissions of its folder, or name another place"
+    (errno.EACCES, errno.EPERM), "check the permissions of its folder, or choose another path"
 ) | {errno.ENAMETOOLONG: "choose a shorter name"}
 _WANT = ConfigError(
     "the operating system refuses this process more memory or threads",

@@ -345,7 +345,7 @@ def _refuse_to_block() -> None:
     if shell is None or shell() is None:
         raise ConfigError(
             "redline.run would block the running event loop until all rows are done",
-            hint="report = await redline.arun(...), with the same arguments",
+            hint="use `report = await redline.arun(...)` with the same arguments",
         )
 
 

@@ -615,8 +615,8 @@ async def _finish(run: Run, kept: Kept, output: Output) -> None:
         await in_thread(manifests.save, output, kept.manifest)
         raise JournalError(
             f"{output.state_path} was removed while results were written",
-            hint="its record of limits, budgets and batches is lost, and the run's settings are "
-            "written there again; run the same command again to continue",
+            hint="its record of limits, budgets and batches is lost, but the run's settings have "
+            "been restored: run the same command again to continue",
         )
     if journal.failure is not None or not run.report(0.0).is_complete:
         return

@@ -64,7 +64,7 @@ def plan(job: Job) -> Plan:
     for an async iterable.
     """
     if isinstance(job.rows, AsyncIterable):
-        raise ConfigError("a dry run cannot read an async iterable", hint="give a file")
+        raise ConfigError("a dry run cannot read an async iterable", hint="pass a file")
     made = Plan(is_batched=job.via in BATCHING)
     # Of a file that the run would follow, only the present content is read.
     with opened_source(job.rows, job.samples) as source:

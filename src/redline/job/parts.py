@@ -59,14 +59,14 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
         """Raises ConfigError if a part and a setting conflict, or if nothing answers the calls."""
         if self.results is not None and job.output is not None:
             raise ConfigError(
-                "results go to the job's output or to the caller, and not to both",
+                "results can go to the job's output or to the caller, but not to both",
                 hint="leave out the output, or watch its results with on_result",
             )
         if self.backend is None:
             if not job.endpoints and job.call is None:
                 raise ConfigError(
                     "a run needs an endpoint, a function to call, or a backend",
-                    hint="give one of them",
+                    hint="pass one of them",
                 )
             return
         concurrency = Limits()
@@ -77,7 +77,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
             ("a function to call", job.call),
             ("a cache of answers", job.cache),
             ("batches", job.via in BATCHING),
-            ("limits besides a concurrency", job.limits != concurrency),
+            ("limits other than a concurrency", job.limits != concurrency),
         ):
             if setting:
                 raise ConfigError(

@@ -148,7 +148,7 @@ class Journal:
     def outdate(self, key: int, *, has_failed: bool = False) -> None:
         """Marks the success of this key as outdated: the content of its row has changed since.
 
-        has_failed: whether this run has already written a failure for the new content.
+        has_failed: whether this run has already written a failure for the row's former content.
         """
         self._outdated.add(key)
         self._may_replace = True

@@ -164,7 +164,7 @@ class ResultsFile:
         touched. Raises JournalError.
         """
         place, moved = Path(self._place), self._moved_to()
-        again = "run the same command again: it continues"
+        again = "run the same command again to continue"
         count = counted(sum(len(found.keys) for found in read_stretches(self._fd)), "line")
         has_folder = os.path.isdir(os.path.dirname(os.path.realpath(place)))
         if self._is_in_place():
@@ -181,7 +181,7 @@ class ResultsFile:
             where = free_name(place, "rescued")
             self._copy_to(where)
             back = shlex.join(["mv", str(where), str(place)])
-            error.hint = f"to continue with these lines: {back}; then {again}"
+            error.hint = f"to continue with these lines: {back}; then run the same command again"
         else:
             with telling(place):
                 place.parent.mkdir(parents=True, exist_ok=True)

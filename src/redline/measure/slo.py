@@ -13,7 +13,7 @@ import msgspec
 from redline.errors import ConfigError, nearest
 
 FIGURES = ("latency", "ttft", "tpot")
-_HINT = "write it like ttft<500ms,latency<3s; the figures are latency, ttft and tpot"
+_HINT = "for example ttft<500ms,latency<3s; the figures are latency, ttft and tpot"
 _ONE = re.compile(r"([a-z_]+)\s*<=?\s*(\d+(?:\.\d+)?|\.\d+)\s*(us|ms|s|m)?")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, None: 1.0}
 

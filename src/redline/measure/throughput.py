@@ -225,7 +225,7 @@ def _check(options: LoadOptions, duration_s: float) -> None:
         if name not in known:
             raise ConfigError(
                 f"unknown option: {name}",
-                hint=nearest(name, known) or f"known are: {', '.join(known)}",
+                hint=nearest(name, known) or f"known options: {', '.join(known)}",
             )
         if name in _COUNTS and (not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from redline.errors import JournalError
 
-_AGAIN = "then run the same command again: it continues"
+_AGAIN = "then run the same command again to continue"
 _FULL = f"make room on that disk, {_AGAIN}"
 GONE = (
     "its folder does not exist: if it was moved, the same command continues there; "

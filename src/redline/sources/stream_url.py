@@ -11,7 +11,7 @@ import msgspec
 from redline.errors import ConfigError, nearest
 
 _SCHEMES = ("redis", "rediss")
-_FORM = "write it like redis://host:6379/0/tickets?group=labels"
+_FORM = "for example redis://host:6379/0/tickets?group=labels"
 _OPTIONS = ("group", "field", "idle", "deliveries", "orphans")
 # Options that are passed to redis-py unchanged. None is a secret: the manifest stores the URL.
 _TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")

@@ -86,7 +86,7 @@ class ObjectUrl(msgspec.Struct, frozen=True):
         if {"", ".", ".."} & set(segments[1:]):
             raise ConfigError(
                 f"the path of the output {self.name} has a segment that is empty, `.` or `..`",
-                hint="write it like s3://bucket/folder/labels.jsonl",
+                hint="for example s3://bucket/folder/labels.jsonl",
             )
         return Path(f"{self.scheme}.redline", self.bucket or "_", *segments[1:])
 

@@ -109,7 +109,7 @@ def test_a_model_without_a_price_is_told_what_to_write() -> None:
     ("table", "what", "hint"),
     [
         ({"inptu": 1, "output": 1}, "unknown setting: inptu", "did you mean input?"),
-        ({"nope": 1}, "unknown setting: nope", f"known are: {', '.join(PRICE_KEYS)}"),
+        ({"nope": 1}, "unknown setting: nope", f"known settings: {', '.join(PRICE_KEYS)}"),
         ({"input": 1}, "the price of m has no output", "output = 0.5"),
         ({"output": 1}, "the price of m has no input", "input = 0.5"),
         ({"input": "a", "output": 1}, "input is not a price: a", "such as 0.15"),
@@ -295,7 +295,7 @@ def test_money(text: str, picodollars: int) -> None:
     ],
 )
 def test_what_is_no_money(text: str) -> None:
-    with pytest.raises(ConfigError, match="write it like 5usd"):
+    with pytest.raises(ConfigError, match="for example 5usd"):
         parse_money(text, "--budget")
 
 

@@ -25,7 +25,7 @@ def test_times(text: str, seconds: float) -> None:
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^--row-deadline ") as caught:
         values.duration(text, "--row-deadline")
-    assert caught.value.hint == "write it like 30, 500ms, 5m or 6h"
+    assert caught.value.hint == "for example 30, 500ms, 5m or 6h"
 
 
 def test_the_bounds_of_a_time_are_told_in_its_units() -> None:

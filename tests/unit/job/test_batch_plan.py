@@ -113,7 +113,7 @@ def test_why_a_batch_failed_decides_what_becomes_of_its_rows() -> None:
     assert found[2].what == "the Batch API rejected the row: bad: no"
     assert bad_lines(full) == {}
     assert reasons_of(full) == "token_limit_exceeded: Enqueued token limit reached."
-    assert reasons_of([]) == "the provider names no reason"
+    assert reasons_of([]) == "the provider gives no reason"
 
 
 def test_the_live_rest_takes_what_its_slots_and_limits_demand() -> None:

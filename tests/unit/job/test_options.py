@@ -310,8 +310,16 @@ def test_a_folder_is_no_output(name: str) -> None:
         ),
         ("rpm", float("inf"), "rpm must be a finite number, not inf"),
         ("output_path", 3, "output_path must be str, not int: 3"),
-        ("fail_on", {1: (2,)}, "fail_on must be texts, not dict: {1: (2,)}"),
-        ("fail_on", ["empty", 3], "fail_on must be texts, not list: ['empty', 3]"),
+        (
+            "fail_on",
+            {1: (2,)},
+            "fail_on must be a string or a list of strings, not {1: (2,)}",
+        ),
+        (
+            "fail_on",
+            ["empty", 3],
+            "fail_on must be a string or a list of strings, not ['empty', 3]",
+        ),
         ("headers", {1: (2,)}, "names and values of headers must be text, not int and tuple"),
         ("headers", {"a": 2}, "names and values of headers must be text, not str and int"),
     ],

@@ -183,7 +183,7 @@ async def test_counters_of_one_job_after_another_add_up(memory: InMemorySpanExpo
         ),
         (
             {"headers_env": {"x": "planted-Key"}},
-            "headers_env takes the name of an environment variable, and no variable with this "
+            "headers_env takes the name of an environment variable, but no variable with this "
             "name is set",
             "[otel]",
         ),

@@ -231,7 +231,9 @@ def test_a_line_says_it_all() -> None:
     )
     use = CacheUse(hits=1000, shared=204, misses=1000, passed=1050)
     assert ", 1 x 429, 1,204 cached (37 %), ETA " in line_of(snapshot(cache=use))
-    assert line_of(snapshot(parked_s=12.0)).endswith(", asked to wait 12 s, ETA 1 h 22 m")
+    assert line_of(snapshot(parked_s=12.0)).endswith(
+        ", endpoint asked redline to wait another 12 s, ETA 1 h 22 m"
+    )
 
 
 def shown(display: Any, seen: Any, for_s: float, drains_at_s: float | None = None) -> None:
@@ -279,7 +281,7 @@ def test_a_line_comes_at_once_when_the_run_begins_to_drain() -> None:
     counts, notice = stream.getvalue().splitlines()
     assert counts.startswith("0 done, 0 failed, ")
     assert notice == (
-        "interrupted: finishing 3 calls, for at most 1 m 30 s; Ctrl-C again drops them"
+        "interrupted: finishing 3 calls, for at most 1 m 30 s; press Ctrl-C again to drop the calls"
     )
 
 
@@ -328,7 +330,7 @@ def test_what_is_finished_while_a_run_ends() -> None:
     assert (
         finishing(1, 5.0, is_interrupted=False) == "stopping: finishing 1 call, for at most 5.0 s"
     )
-    assert finishing(0, 0.0, is_interrupted=True) == "interrupted: saving what is done"
+    assert finishing(0, 0.0, is_interrupted=True) == "interrupted: saving finished rows"
 
 
 def test_flawed_answers_are_counted_beside_those_done() -> None:
@@ -336,7 +338,7 @@ def test_flawed_answers_are_counted_beside_those_done() -> None:
     seen.tally.rows_saved(9, 1, {"length": 8})
     found = Meter(seen, ManualClock()).read()
     assert line_of(found).startswith(
-        "100 rows: 9 done, 1 failed, 90 left, of those done 8 cut by max_tokens, 0 retrying, "
+        "100 rows: 9 done, 1 failed, 90 left, of the rows done, 8 cut by max_tokens, 0 retrying, "
     )
     assert found.notices == {}
     seen.tally.rows_saved(1, 0, {})

@@ -74,9 +74,9 @@ def test_messages_must_be_a_list_of_some(messages: Any) -> None:
 
 def test_an_empty_column_is_no_content() -> None:
     assert body({"messages": None, "prompt": "hi"}) == {"messages": [user("hi")]}
-    with pytest.raises(Rejected, match="the row has no `messages`, `prompt` or `input`; its col"):
+    with pytest.raises(Rejected, match="the row has no `messages`, `prompt` or `input`; the row"):
         body({"prompt": None, "text": "a"})
-    with pytest.raises(Rejected, match="its columns are: none"):
+    with pytest.raises(Rejected, match="the row's columns are: none"):
         body({})
 
 
@@ -212,8 +212,8 @@ def test_a_template_keeps_text_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("template", "problem"),
     [
-        ("{{ txt }}", "'txt' is undefined; its columns are: text, n"),
-        ("{{ text.a.b }}", "has no attribute 'a'; its columns are: text, n"),
+        ("{{ txt }}", "'txt' is undefined; the row's columns are: text, n"),
+        ("{{ text.a.b }}", "has no attribute 'a'; the row's columns are: text, n"),
         ("{{ n // 0 }}", "the prompt template fails on the row: .*by zero"),
         ("{{ text + 1 }}", "the prompt template fails on the row: "),
         ("{% for i in n %}{% endfor %}", "the prompt template fails on the row: "),
@@ -227,7 +227,7 @@ def test_a_template_that_does_not_fit_a_row(template: str, problem: str) -> None
 def test_a_table_of_many_columns_is_not_listed_whole() -> None:
     wide = {f"column {number}": "x" for number in range(2000)}
     for prompt in ({"prompt": "{{ txt }}"}, {}):
-        with pytest.raises(Rejected, match="its columns are: column 0, column 1, ") as caught:
+        with pytest.raises(Rejected, match="the row's columns are: column 0, column 1, ") as caught:
             body(wide, **prompt)
         assert len(str(caught.value)) < 1000
 
@@ -245,7 +245,7 @@ def test_output_paths() -> None:
     digits = "1" * 5000
     assert parse_output_path(f"a.².{digits}") == ("a", "²", digits)
     for text in ("a..b", ".", "$"):
-        with pytest.raises(ConfigError, match="not an output path"):
+        with pytest.raises(ConfigError, match="invalid output path"):
             parse_output_path(text)
 
 

@@ -93,7 +93,7 @@ def test_a_failed_replacing_leaves_the_old_file_and_no_other(tmp_path: Path) -> 
 def test_the_hint_says_what_to_do_about_this_error(number: int, said: str) -> None:
     error = unwritable(Path("labels.jsonl"), OSError(number, os.strerror(number)))
     assert error.hint.startswith(said)
-    assert "continues" in error.hint
+    assert "continue" in error.hint
 
 
 def sealed(number: int, size: int = 0) -> bytes:

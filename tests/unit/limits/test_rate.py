@@ -52,7 +52,7 @@ def test_a_window_has_bounds(text: str) -> None:
 def test_a_count_has_bounds(count: int) -> None:
     with pytest.raises(ConfigError, match=f"at least 1 per window, not {count}") as caught:
         Rate(count, 1.0)
-    assert caught.value.hint == "write it like 2/1s or 500/60s"
+    assert caught.value.hint == "for example 2/1s or 500/60s"
 
 
 def test_the_largest_count_and_the_longest_window_are_a_rate() -> None:
@@ -64,7 +64,7 @@ def test_the_largest_count_and_the_longest_window_are_a_rate() -> None:
 def test_a_window_is_a_finite_positive_number(window_s: float) -> None:
     with pytest.raises(ConfigError) as caught:
         Rate(1, window_s)
-    assert caught.value.hint == "write it like 2/1s or 500/60s"
+    assert caught.value.hint == "for example 2/1s or 500/60s"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_is_no_number_is_named(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_count(text, "--rpm")
     assert caught.value.what == f"--rpm is not a number: {text}"
-    assert caught.value.hint == "write it like 500, 200k or 1.5m"
+    assert caught.value.hint == "for example 500, 200k or 1.5m"
 
 
 @pytest.mark.parametrize("text", ["0", "0.5", "1.5", "0.0001k", "9" * 400, "2000000m"])

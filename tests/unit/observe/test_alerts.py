@@ -223,7 +223,7 @@ WRONG = {
     "unknown": ({"error_rte": 0.2}, "unknown setting: error_rte", "did you mean error_rate?"),
     "word": ({"error_rate": {"below": 0.2}}, "unknown setting: below", "above = 0.2"),
     "text": ({"error_rate": "lots"}, "error_rate is not a number above 0: lots", "20%"),
-    "percent": ({"rows_per_s": "20%"}, "rows_per_s is not a number above 0: 20%", "like 20"),
+    "percent": ({"rows_per_s": "20%"}, "rows_per_s must be a number above 0, not a perc", "e 20"),
     "nothing": ({"rows_per_s": {"for": "2m"}}, "rows_per_s needs a target", "rows_per_s = 20"),
     "five": ({"error_rate": 5}, "error_rate must be below 100 %, not 5", "20%"),
     "all": ({"error_rate": "100%"}, "error_rate must be below 100 %, not 100%", "20%"),

@@ -89,7 +89,7 @@ class Spending:
 
 def parse_money(text: str, what: str = "budget") -> int:
     """Parses `5usd`, `0.50usd` or `$5` as picodollars, above 0. Raises ConfigError."""
-    hint = "write it like 5usd or 0.50usd"
+    hint = "for example 5usd or 0.50usd"
     match = _MONEY.fullmatch(text.strip())
     if match is None or (match[1] is None) == (match[3] is None):
         raise ConfigError(f"{what} is not an amount of money: {text}", hint=hint)

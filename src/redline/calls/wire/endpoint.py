@@ -61,7 +61,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         if not is_http_url(self.base_url):
             raise ConfigError(
                 f"not a base URL: {_shown(self.base_url)}",
-                hint="write it like https://api.openai.com/v1 or http://127.0.0.1:8000/v1",
+                hint="for example https://api.openai.com/v1 or http://127.0.0.1:8000/v1",
             )
         parts = urlsplit(self.base_url)
         if parts.username is not None or parts.password is not None:
@@ -84,7 +84,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"the header {name} cannot be set", hint=FRAMING_HINT)
         if self.proxy and not is_proxy_url(self.proxy):
             raise ConfigError(
-                "the proxy is not the URL of an HTTP proxy", hint="write it like http://host:port"
+                "the proxy is not the URL of an HTTP proxy", hint="for example http://host:port"
             )
         if self.max_reply_bytes < 1:
             raise ConfigError(f"max_reply_bytes must be at least 1, not {self.max_reply_bytes}")
@@ -103,7 +103,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
             if not (name and model and isinstance(name, str) and isinstance(model, str)):
                 raise ConfigError(
                     f"models must map a model's name to another name, not {name!r} = {model!r}",
-                    hint='write it like fast = "qwen3-8b"',
+                    hint='for example fast = "qwen3-8b"',
                 )
         for name in ("metrics", "probe"):
             _check_page(name, getattr(self, name))
@@ -170,7 +170,7 @@ def _check_page(name: str, stated: object) -> None:
     shown = _shown(stated) if isinstance(stated, str) else stated
     raise ConfigError(
         f"{name} must be true, false, a path or a URL, not {shown}",
-        hint=f"write it like {name} = true, or {name} = "
+        hint=f"for example {name} = true, or {name} = "
         f'"http://10.0.0.5:9000/{"metrics" if name == "metrics" else "health"}"',
     )
 
@@ -225,7 +225,7 @@ def proxy_of(endpoint: Endpoint) -> str | None:
         raise ConfigError(
             f"{origin} is not the URL of an HTTP proxy",
             where="the environment",
-            hint="write it like http://host:port, or unset it",
+            hint="use a URL such as http://host:port, or unset it",
         )
     parts = urlsplit(endpoint.base_url)
     is_plain = parts.scheme == "http"

@@ -79,7 +79,7 @@ def asked_of(
     for name in ("prompt", "body"):
         if name in flags:
             raise ConfigError(
-                f"--{name} is a template over rows, and there are none",
+                f"--{name} is a template over rows, but there are none",
                 hint="add --rows FILE, or leave the template out: synthetic prompts are sent",
             )
     tokens = options.get("prompt_tokens", _PROMPT_TOKENS)

@@ -129,8 +129,9 @@ def bench(ctx: Context, targets: list[str] | None) -> int:
 
         redline bench http://127.0.0.1:8000/v1 --model m --find-concurrency
 
-    Ctrl-C ends it with the figures so far. Exit status: 0 measured; 1 some requests failed; 2 bad
-    usage or settings, or no request succeeded; 3 a defect in redline; 130 interrupted.
+    Ctrl-C ends the benchmark and prints the figures so far. Exit status: 0 measured; 1 some
+    requests failed; 2 bad usage or settings, or no request succeeded; 3 a defect in redline; 130
+    interrupted.
     """
     own = {option.key for option in _OWN}
     given = stated(ctx)

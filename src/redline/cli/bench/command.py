@@ -233,7 +233,7 @@ def rate_per_s(text: str, flag: str) -> float:
     if not 0 < per_s <= 1e6:
         raise ConfigError(
             f"{flag} must be above 0 and at most 1,000,000 requests a second, not {text}",
-            hint="write it like 20 or 90/60s; leave it out for a closed loop of -c N users",
+            hint="for example 20 or 90/60s; leave it out for a closed loop of -c N users",
         )
     return per_s
 
@@ -278,7 +278,7 @@ def _place(text: str) -> Path:
     path = Path(os.path.expanduser(local_path(text)))
     if path.is_dir():
         raise ConfigError(
-            f"the output {text} is a folder", hint=f"name a file in it: {path}/bench.json"
+            f"the output {text} is a folder", hint=f"choose a file in it: {path}/bench.json"
         )
     if not path.parent.is_dir():
         raise ConfigError(

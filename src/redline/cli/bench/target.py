@@ -132,7 +132,7 @@ def _check_name(name: str, configuration: Configuration) -> None:
     if _HOST.fullmatch(name):
         hint = f"did you mean http://{name.partition('/')[0]}/v1? {_FORM}"
     elif path.endswith(".py"):
-        hint = f"name its module, as in {Path(path).stem}:{found or 'FUNCTION'}"
+        hint = f"include its module, as in {Path(path).stem}:{found or 'FUNCTION'}"
     elif not colon and _MODULE.fullmatch(name):
         module, _, last = name.rpartition(".")
         hint = f"a function is named with a colon, as in {module}:{last}"
@@ -149,7 +149,7 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
     for key in _keys(_CALLING):
         if key in given:
             raise ConfigError(
-                f"{flag_of(key)} applies to endpoints, and {name} is code of your own",
+                f"{flag_of(key)} applies to endpoints, but {name} is code of your own",
                 hint="leave it out; --constant and --poisson set the rate of requests",
             )
     handler = load_object(name, _FORM)

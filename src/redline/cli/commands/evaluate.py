@@ -122,7 +122,7 @@ def _evaluation(named: list[str], given: Flags) -> Evaluation:
     stated = given.keys() & {"shots", "shots_file"}
     evaluation = replace(evaluation, **{name: given[name] for name in stated})
     if evaluation.shots and evaluation.shots_file is None:
-        raise ConfigError("shots come from a file of rows", hint="name it: --shots-file FILE")
+        raise ConfigError("shots come from a file of rows", hint="set it with --shots-file FILE")
     if evaluation.shots_file is not None and not (evaluation.shots or "shots" in given):
         raise ConfigError(
             f"the number of shots from {evaluation.shots_file} is not set",

@@ -6,7 +6,7 @@ COMMANDS = {
 }
 HELP = """Serve a model with replicas that scale with the load.
 
-    A file states the command that starts a replica, and how many replicas there may be:
+    A file sets the command that starts a replica, and how many replicas there may be:
 
         redline fleet up fleet.toml
         redline fleet status fleet.toml

@@ -145,7 +145,7 @@ def _job(job: Job, task: Synthesis, *, is_dry: bool) -> Job:
         output = replace(job.output, format="redline", ordered=False, keep_input=True)
         job = replace(job, output=output)
     elif not is_dry:
-        raise ConfigError("the texts need a file", hint="name it: -o stories.jsonl")
+        raise ConfigError("the texts need a file", hint="set it with -o stories.jsonl")
     return replace(job, task=task, retries_failures=not job.retry_failed, fail_on=(), limit=None)
 
 
@@ -154,7 +154,7 @@ def _variations(given: Flags) -> Variations:
     for text in given.get("vary", ()):
         name, choices = _varied(text)
         if name in vary:
-            raise ConfigError(f"--vary {name} is given twice", hint="name all values in one")
+            raise ConfigError(f"--vary {name} is given twice", hint="put all values in one --vary")
         vary[name] = choices
     return Variations(
         given["count"],
@@ -172,7 +172,7 @@ def _varied(text: str) -> tuple[str, list[Any]]:
     name, equals, listed = text.partition("=")
     name = name.strip()
     if not equals or not name:
-        raise ConfigError(f"--vary is not NAME=A,B,C: {text}", hint="write it like topic=tea,rain")
+        raise ConfigError(f"--vary is not NAME=A,B,C: {text}", hint="for example topic=tea,rain")
     words = _lines(listed[1:]) if listed.startswith("@") else listed.split(",")
     choices: list[Any] = list(filter(None, map(str.strip, words)))
     if name in SAMPLING:

@@ -107,7 +107,7 @@ def tag(ctx: Context, rows: str) -> int:
 def _carry_out(session: Session, rows: str) -> int:
     given = session.given
     if "schema" not in given:
-        raise ConfigError("tagging needs a schema", hint="name one: --schema labels.json")
+        raise ConfigError("tagging needs a schema", hint="set it with --schema labels.json")
     schema = load(given["schema"])
     # A result line needs its row: the comparison with gold labels and the table use the columns.
     resolved = session.resolved(rows, {**given, "keep_input": True})
@@ -149,7 +149,7 @@ def _table_path(given: Flags, output: Output | None, rows: str) -> Path | None:
     for name in ("gold", "export"):
         if output is None and name in given:
             raise ConfigError(
-                f"{flag_of(name)} needs an output file", hint="name one: -o tagged.jsonl"
+                f"{flag_of(name)} needs an output file", hint="set it with -o tagged.jsonl"
             )
     if output is None or "export" not in given:
         return None

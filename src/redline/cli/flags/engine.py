@@ -22,7 +22,7 @@ from redline.job.settings import (
     whole,
 )
 
-_FORM = "write it like engine:MODEL?max_batch_size=8&draft_model=DIR"
+_FORM = "for example engine:MODEL?max_batch_size=8&draft_model=DIR"
 _IS_ON = {"": True, "1": True, "true": True, "0": False, "false": False}
 
 

@@ -75,7 +75,7 @@ def compare(ctx: Context, first: str, second: str) -> None:
 
 def _page_path(text: str) -> Path:
     """Returns the path of the page. Raises ConfigError if it would replace anything but a page."""
-    path = new_file(text, "the page", "name a file: -o page.html")
+    path = new_file(text, "the page", "choose a file, such as -o page.html")
     if path.exists() and not _is_page(path):
         raise ConfigError(
             f"{text} exists and is not a page", hint="choose another -o, such as page.html"

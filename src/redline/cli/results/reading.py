@@ -90,7 +90,7 @@ def notes_of(found: Opened, name: str) -> Iterator[str]:
         yield f"{repeat} a row and {_are(lines.results.repeated)}: redline repair {name}"
     if outdated := lines.results.outdated + lines.failures.outdated:
         older = counted(outdated, "older line")
-        yield f"{older} of rows that were asked again {_are(outdated)}"
+        yield f"{older} of rows that were sent again {_are(outdated)}"
     if lines.failures.contested:
         rows = counted(lines.failures.contested, "row has", "rows have")
         yield (
@@ -98,7 +98,7 @@ def notes_of(found: Opened, name: str) -> Iterator[str]:
             "the next run keeps the one that matches the input"
         )
     if found.problem:
-        yield f"the settings are unknown: {found.problem}"
+        yield f"some facts are unknown: {found.problem}"
 
 
 def _are(number: int) -> str:

@@ -135,7 +135,7 @@ def _missing(found: Opened, row: str) -> ConfigError:
     elif rows is None or found.lines.rows < rows:
         hint = "it may not be done yet; rows are numbered from 1, as in the input"
     else:
-        hint = "give the row's number in the input, counting from 1, or its custom_id"
+        hint = "pass the row's number in the input, counting from 1, or its custom_id"
     return ConfigError(f"{name} has no row {row}", hint=hint)
 
 
@@ -251,14 +251,14 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def tokens_text(figures: Figures) -> str:
-    """Returns `10 in, 10 out; 5.0 in and 5.0 out an answer`; empty if no counts are known."""
+    """Returns `10 in, 10 out; 5.0 in and 5.0 out per answer`; empty if no counts are known."""
     count, read, written = figures.stated, figures.input_tokens, figures.output_tokens
     if not count or not (read or written):
         return ""
-    each = f"{read / count:,.1f} in and {written / count:,.1f} out an answer"
+    each = f"{read / count:,.1f} in and {written / count:,.1f} out per answer"
     text = f"{read:,} in, {written:,} out; {each}"
     if figures.unstated:
-        text += f"; {counted(figures.unstated, 'answer states', 'answers state')} none"
+        text += f"; {counted(figures.unstated, 'answer reports', 'answers report')} none"
     return text
 
 
@@ -280,7 +280,7 @@ def cost_text(figures: Figures) -> str:
             f'(set [prices."{first}"] in redline.toml)'
         )
     if cost.unstated:
-        parts.append(f"{counted(cost.unstated, 'answer states', 'answers state')} no tokens")
+        parts.append(f"{counted(cost.unstated, 'answer reports', 'answers report')} no tokens")
     return "; ".join(parts)
 
 
@@ -331,7 +331,7 @@ def _head(line: Line) -> str:
 def _short_row(row: Found, width: int) -> list[str]:
     line = row.line
     if line is None:
-        return ["a line that is nested too deeply, or written by an unknown version"]
+        return ["a line that is nested too deeply, or written by another version of redline"]
     lines = folded(_head(line), width, 2)
     if asked := line.input_text():
         lines += folded(asked, width, _MESSAGE_LINES, "  | ")

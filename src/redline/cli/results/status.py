@@ -100,13 +100,13 @@ def _state(found: Status, *, is_held: bool) -> str:
         return text
     if found.state == "dead":
         what = f"process {found.pid} died at {when}, {duration(ago_s)} ago"
-        return f"{what}; what is saved is safe, and the same command continues"
+        return f"{what}; what is saved is safe, and the same command resumes the run"
     after = f"at {when}, after {duration(found.elapsed_s)}"
     why = f": {found.stopped.rstrip('.')}" if found.stopped else ""
     if is_held:
-        held = "a process still holds the output: it ends this run or begins another"
+        held = "a process still holds the output: it is ending this run or beginning another"
         return f"{found.state} {after}{why}; {held}"
-    again = "" if found.state == "finished" else "; the same command continues"
+    again = "" if found.state == "finished" else "; the same command resumes the run"
     return f"{found.state} {after}{why}{again}"
 
 

@@ -180,7 +180,7 @@ def _endpoint(name: str, table: dict[str, Any], file: str) -> dict[str, Any]:
         raise ConfigError(
             f"the endpoint {name} has no base_url",
             where=where,
-            hint='write it like base_url = "http://127.0.0.1:8000/v1"',
+            hint='for example base_url = "http://127.0.0.1:8000/v1"',
         )
     return settings
 

@@ -203,7 +203,7 @@ class _Settings:
                 one, two = of_first.model or "no model", options.model or "no model"
                 names = map(self._configuration.where_endpoint, (first.name, endpoint.name))
                 raise ConfigError(
-                    f"the endpoints {first.label} and {endpoint.label} name different models: "
+                    f"the endpoints {first.label} and {endpoint.label} use different models: "
                     f"{one} and {two}",
                     where=f"{' and '.join(names)}, model",
                     hint="choose one with --model, and set each endpoint's name for it in "
@@ -251,7 +251,7 @@ def _check_needs(flags: Flags, stated: Flags) -> None:
     for name in _NEED_OUTPUT:
         if name in stated and place == "-":
             raise ConfigError(
-                f"{flag_of(name)} needs an output file", hint="name one: -o labels.jsonl"
+                f"{flag_of(name)} needs an output file", hint="set it with -o labels.jsonl"
             )
     if place != "-" and url_of(place) is None:
         _check_output_path(place)

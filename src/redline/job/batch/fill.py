@@ -113,7 +113,7 @@ class Filler:
             except CallError as error:
                 request = failed(error)
             except (TypeError, ValueError, RecursionError) as error:
-                request = failed(BadRow(f"the request is not JSON: {error}"))
+                request = failed(BadRow(f"the request cannot be encoded as JSON: {error}"))
             request.attempts = 0
         assert isinstance(request, Outcome)
         await runner.take(picked, request)

@@ -177,7 +177,7 @@ def bad_lines(problems: Sequence[Problem]) -> dict[int, Rejected]:
 
 def reasons_of(problems: Sequence[Problem]) -> str:
     """Returns the first three reasons why a batch failed, in one line of text."""
-    return "; ".join(map(_reason, problems[:3])) or "the provider names no reason"
+    return "; ".join(map(_reason, problems[:3])) or "the provider gives no reason"
 
 
 def _reason(problem: Problem) -> str:

@@ -192,7 +192,9 @@ class BatchRunner:
 
     def _refuse(self, part: Part, error: RedlineError) -> None:
         """Stops making batches with the part's path and model; other batches continue."""
-        error.hint = "fix that, then run the same command again; --via live sends the rows live"
+        error.hint = (
+            "fix the cause, then run the same command again; --via live sends the rows live"
+        )
         self._refused.setdefault(part.route, error)
         self._count()
 
@@ -523,7 +525,10 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
             "their remaining rows live",
         )
     if ledger.place != place_of(job):
-        raise ConfigError(f"{what}: {ledger.place}", hint="give the same --base-url")
+        raise ConfigError(
+            f"{what} {ledger.place}, not at this run's endpoint",
+            hint="pass the --base-url of the run that made the batches",
+        )
     old = None if job.force else manifests.load(output)
     if old is not None:
         manifests.check(old, job.manifest(), output)
@@ -537,7 +542,7 @@ def goes_by_batches(job: Job, ledger: Ledger) -> bool:
     """
     if ledger.parts and len(job.endpoints) > 1:
         raise ConfigError(
-            "batches of this output are still at a provider, and a run with several endpoints "
+            "batches of this output are still at a provider, but a run with several endpoints "
             "cannot end them",
             hint="first run with only the endpoint that has the batches: --via batch finishes "
             "them, --via live cancels them",

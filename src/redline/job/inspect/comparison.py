@@ -140,7 +140,7 @@ def compare_outputs(
     """
     names = f"{first.name} and {second.name}"
     if first.name == second.name or os.path.samefile(first.output.path, second.output.path):
-        raise ConfigError(f"{names} are the same file", hint="name another one")
+        raise ConfigError(f"{names} are the same file", hint="choose another file")
     found = _Pairing(first, second, tariff, sample, seed).comparison
     if not found.common:
         hint = (

@@ -131,7 +131,7 @@ def _about_calls(seen: _Seen) -> Iterator[Family]:
     )
     yield counter(
         "redline_failovers",
-        "Retries at another endpoint than the failed attempt, which may have been billed too.",
+        "Retries at a different endpoint from the failed attempt, which may have been billed too.",
         [(labels, part.failovers) for labels, part in named],
         "{request}",
     )
@@ -192,7 +192,7 @@ def _about_load(seen: _Seen) -> Iterator[Family]:
     )
     yield gauge(
         "redline_parked_seconds",
-        "Seconds until the endpoint may be asked again, if it asked to wait.",
+        "Seconds until the endpoint may be called again, if it asked redline to wait.",
         [(of_job, last.parked_s)],
         "s",
     )
@@ -243,7 +243,7 @@ def _about_rows(seen: _Seen) -> Iterator[Family]:
     )
     yield counter(
         "redline_flawed_answers",
-        "Rows done whose answer is cut, empty or refused.",
+        "Rows done whose answer is truncated, empty, filtered or a refusal.",
         _kinds(seen.of_job, tally.flawed),
         "{row}",
     )

@@ -148,7 +148,7 @@ def _reason(error: BaseException, errors: Any) -> str:
     if isinstance(error, errors.SSLError):
         return "its certificate is not accepted"
     if isinstance(error, errors.Timeout):
-        return "no answer in time"
+        return "no response in time"
     found = _os_error(error)
     if isinstance(found, ConnectionRefusedError):
         return "connection refused"

@@ -195,7 +195,7 @@ class Telemetry:
         if reach.outage is not None:
             return {kind: f"{who} is out of reach: {reach.outage}; the job continues without it"}
         if self._clock.now_s() < reach.back_s + _BACK_S:
-            return {f"{kind} is over": f"{who} takes data again"}
+            return {f"{kind} is over": f"{who} accepts data again"}
         return {}
 
     @property
@@ -211,7 +211,7 @@ class Telemetry:
         if not lost:
             return None
         why = self._reach.reason or (
-            f"no answer within {LAST_S:g} s of the job's end"
+            f"no response within {LAST_S:g} s of the job's end"
             if self._is_late
             else "there was too much to send"
         )

@@ -281,7 +281,7 @@ class Mirror:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"cannot make the folder {folder}: {error.strerror}",
+                f"cannot create the folder {folder}: {error.strerror}",
                 hint=f"run redline in a writable folder, where the run's files for {self.url.name} "
                 "stay until they are uploaded",
             ) from error

@@ -85,7 +85,7 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
     rows = rows if rows is not None else manifest.input
     if not rows or (rows == manifest.input and "\ufffd" in rows and not os.path.exists(rows)):
         made = f"from a file whose name is not UTF-8: {rows}" if rows else "not from a file"
-        raise ConfigError(f"{output.path} was made {made}", hint="name the input with --input")
+        raise ConfigError(f"{output.path} was made {made}", hint="pass the input with --input")
     verification = Verification()
     succeeded = _scan(output.path, verification)
     failed = _scan(output.failed_path, verification)
@@ -109,7 +109,7 @@ def _without_folder(output: Output, *, is_input_named: bool) -> manifests.Manife
     if not is_input_named:
         raise ConfigError(
             f"the input of {output.path} is unknown, because {missing} is missing",
-            hint="name the input with --input",
+            hint="pass the input with --input",
         )
     return manifests.Manifest(settings={})
 

@@ -122,7 +122,7 @@ FACTS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("running time", lambda one: duration(one.running_s)),
     ("rows per second", lambda one: rate(one.rows_per_s)),
     ("tokens per second", lambda one: rate(one.tokens / (one.running_s or 1.0))),
-    ("calls in flight, busiest second", lambda one: rate(one.most_in_flight)),
+    ("calls in flight, busiest interval", lambda one: rate(one.most_in_flight)),
     ("requests", lambda one: f"{one.requests:,}"),
     ("retries", lambda one: f"{one.retries:,}"),
     ("failovers, maybe billed twice", lambda one: f"{one.failovers:,}" if one.failovers else "-"),

@@ -55,12 +55,12 @@ def _rule(name: str, stated: object, where: str) -> Rule:
             raise ConfigError(
                 f"unknown setting: {key}",
                 where=where_rule,
-                hint=f'write it like {name} = {{ {known.word} = {usual or 20}, for = "2m" }}',
+                hint=f'for example {name} = {{ {known.word} = {usual or 20}, for = "2m" }}',
             )
     threshold, for_s = stated.get(known.word, known.usual), known.for_s
     if threshold is None:
         raise ConfigError(
-            f"{name} needs a target", where=where_rule, hint=f"write it like {name} = 20"
+            f"{name} needs a target", where=where_rule, hint=f"for example {name} = 20"
         )
     if "for" in stated:
         with errors_in(where_rule):
@@ -73,13 +73,15 @@ def _threshold(name: str, stated: object, where: str) -> float:
     known = KNOWN_RULES[name]
     value, is_percent = values.as_share(stated), str(stated).strip().endswith("%")
     what = ""
-    if not 0 < value <= _MOST or (is_percent and not known.is_share):
+    if is_percent and not known.is_share:
+        what = f"{name} must be a number above 0, not a percentage: {stated}"
+    elif not 0 < value <= _MOST:
         what = f"{name} is not a number above 0: {stated}"
     elif known.is_part and value >= 1:
         what = f"{name} must be below 100 %, not {stated}"
     if what:
         example = '0.2, or "20%"' if known.is_share else "20"
-        raise ConfigError(what, where=where, hint=f"write it like {example}")
+        raise ConfigError(what, where=where, hint=f"for example {example}")
     return value
 
 
@@ -92,6 +94,6 @@ def _webhook(stated: object, where: str) -> str:
         raise ConfigError(
             "webhook is not an http:// or https:// URL",
             where=where,
-            hint='write it like webhook = "https://hooks.example.com/redline"',
+            hint='for example webhook = "https://hooks.example.com/redline"',
         )
     return str(stated)

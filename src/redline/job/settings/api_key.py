@@ -56,7 +56,8 @@ def default_key(key: str | None, base_url: str, headers: Iterable[str], hint: st
     if any(_CREDENTIALS.fullmatch(name) for name in headers):
         return None
     raise ConfigError(
-        f"the key in {KEY_VARIABLE} is sent to OpenAI and to this machine only, not to {host}",
+        f"the key in {KEY_VARIABLE} is not sent to {host}: it goes only to OpenAI, this machine, "
+        f"and an {URL_VARIABLE} set in the same place",
         hint=hint,
     )
 
@@ -76,8 +77,8 @@ def key_in(variable: str, said: str, environ: Mapping[str, str], hint: str = "")
             f"{said} names {variable}, which is not set", hint=f"export {variable}=...{hint}"
         )
     raise ConfigError(
-        f"{said} takes the name of an environment variable, and no variable with this name is set",
-        hint=f"export a variable that holds the key, and give its name, such as {KEY_VARIABLE}",
+        f"{said} takes the name of an environment variable, but no variable with this name is set",
+        hint=f"export a variable that holds the key, and pass its name, such as {KEY_VARIABLE}",
     )
 
 

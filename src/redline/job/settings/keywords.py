@@ -321,8 +321,8 @@ def _fail_on(stated: object) -> _Fields:
         reasons = tuple(stated)
     if not all(isinstance(reason, str) for reason in reasons):
         raise ConfigError(
-            f"fail_on must be texts, not {type(stated).__name__}: {stated!r}",
-            hint='write it like ["length", "empty"]',
+            f"fail_on must be a string or a list of strings, not {stated!r}",
+            hint='for example ["length", "empty"]',
         )
     return {"fail_on": reasons}
 

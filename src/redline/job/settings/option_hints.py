@@ -59,7 +59,7 @@ _SENTENCES = {
     ),
     **dict.fromkeys(
         ("input", "input-file", "in", "file", "dataset", "rows"),
-        ("dry-run", "the input is given without a flag: redline run rows.jsonl"),
+        ("dry-run", "pass the input without a flag: redline run rows.jsonl"),
     ),
 }
 

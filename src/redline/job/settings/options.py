@@ -163,7 +163,7 @@ def _of_one_endpoint(**facts: Any) -> Any:
         python="endpoint",
         absent={
             "flag": "it belongs to one endpoint: set it in the endpoint's table in redline.toml",
-            "toml": "it is stated in [endpoints.NAME]",
+            "toml": "set it in [endpoints.NAME]",
         },
         **facts,
     )
@@ -249,7 +249,8 @@ class Options:
     api_key: str | None = _of_each(
         "NAME",
         "Name of the variable that holds the API key, in the environment or in .env. Default "
-        "OPENAI_API_KEY, sent to OpenAI and this machine only.",
+        "OPENAI_API_KEY, sent only to OpenAI, this machine, and an OPENAI_BASE_URL set in the same "
+        "place.",
         key="api_key_env",
     )
     headers: Mapping[str, str] | None = _flag(
@@ -402,7 +403,8 @@ class Options:
         "Continue an output even if it was begun with a different prompt, model or parameter."
     )
     max_retries: int | None = _whole(
-        "Attempts at a row after the first. Default 8; ten times as many after HTTP 429.",
+        "Attempts at a row after the first. Default 8. Retries after HTTP 429 count separately, "
+        "up to ten times as many.",
         least=0,
         most=_MOST_RETRIES,
         section=_END,
@@ -472,19 +474,19 @@ class Options:
     tariff: Mapping[str, Price] | None = _option(
         python="endpoint",
         absent={
-            "flag": "the tables [endpoints.NAME.prices.MODEL] of redline.toml state it",
-            "toml": "the tables [endpoints.NAME.prices.MODEL] state it",
+            "flag": "the tables [endpoints.NAME.prices.MODEL] of redline.toml set it",
+            "toml": "the tables [endpoints.NAME.prices.MODEL] set it",
         },
     )
     prices: Mapping[str, Price] | None = _option(
-        absent={"flag": "the tables [prices.MODEL] of redline.toml state them"}
+        absent={"flag": "the tables [prices.MODEL] of redline.toml set them"}
     )
     alerts: AlertSettings | None = _option(
         read=parse_alerts,
-        absent={"flag": "the table [alerts] of redline.toml states them"},
+        absent={"flag": "the table [alerts] of redline.toml sets them"},
     )
     otel: OtelSettings | None = _option(
-        read=parse_otel, absent={"flag": "the table [otel] of redline.toml states it"}
+        read=parse_otel, absent={"flag": "the table [otel] of redline.toml sets it"}
     )
     call: Callable[[Any], Awaitable[Any]] | None = _only_in_python(_IS_CODE)
     before: Callable[[dict[str, Any]], dict[str, Any]] | None = _only_in_python(_IS_CODE)

@@ -14,7 +14,7 @@ from redline.job.settings.api_key import key_in
 
 _LEAST_EVERY_S, _MOST_EVERY_S = 1.0, 3_600.0
 _LONGEST_NAME = 255
-_URL_HINT = 'write it like endpoint = "http://127.0.0.1:4318"'
+_URL_HINT = 'for example endpoint = "http://127.0.0.1:4318"'
 
 
 class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +40,13 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
         if len(self.service_name) > _LONGEST_NAME or not self.service_name.isprintable():
             raise ConfigError(
                 f"service_name must be a string of at most {_LONGEST_NAME} printable characters",
-                hint='write it like service_name = "labels"',
+                hint='for example service_name = "labels"',
             )
         if not _LEAST_EVERY_S <= self.every_s <= _MOST_EVERY_S:
             raise ConfigError(
                 f"every_s must be {_LEAST_EVERY_S:g} to {_MOST_EVERY_S:,.0f} seconds, not "
                 f"{self.every_s:g}",
-                hint="write it like every_s = 10",
+                hint="for example every_s = 10",
             )
 
     def __repr__(self) -> str:

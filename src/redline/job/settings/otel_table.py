@@ -46,6 +46,6 @@ def _sample(stated: object, where: str) -> float:
         raise ConfigError(
             f"sample must be a share of the calls, 0 to 1, not {stated}",
             where=where,
-            hint='write it like sample = 0.01, or "1%"',
+            hint='for example sample = 0.01, or "1%"',
         )
     return share

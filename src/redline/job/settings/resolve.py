@@ -70,7 +70,7 @@ def output_at(place: str | os.PathLike[str], options: Options) -> Output:
     if url_of(place) is None and (path := local_path(place)).is_dir():
         raise ConfigError(
             f"the output {os.fspath(place)} is a folder",
-            hint=f"name a file in it: {path / 'labels.jsonl'}",
+            hint=f"choose a file in it: {path / 'labels.jsonl'}",
         )
     return Output.at(place, **_given(options, *_OUTPUT))
 
@@ -147,7 +147,7 @@ def _within(endpoint: Endpoint, most: int | str | None) -> Endpoint:
 def no_embedded(name: str) -> ConfigError:
     """Returns the error for an embedded server that is chosen as one of several endpoints."""
     return ConfigError(
-        f"{name} is started for one run, and cannot be one of several endpoints",
+        f"{name} is started for one run, so it cannot be one of several endpoints",
         hint="start it as a separate server (redline sim, redline engine), and pass its URL",
     )
 
@@ -222,7 +222,7 @@ def _cache(options: Options, environ: Mapping[str, str]) -> Cache | None:
         beside = memory_path(environ)
         if beside is None:
             raise ConfigError(
-                "there is no home folder for the cache", hint="name a folder: --cache-dir DIR"
+                "there is no home folder for the cache", hint="set one: --cache-dir DIR"
             )
         folder = beside.with_name("answers")
     size = {} if options.cache_size is None else {"max_bytes": options.cache_size}

@@ -197,7 +197,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         if self.samples > 1 and self.cache is not None and self.cache.includes_sampled:
             raise ConfigError(
                 "a cache of sampled answers would give all samples of a question the same answer",
-                hint="leave out --cache-sampled, or give --no-cache if redline.toml has it",
+                hint="leave out --cache-sampled, or pass --no-cache if redline.toml has it",
             )
         for reason in self.fail_on:
             check_known("reason to fail on", reason, FAIL_ON)
@@ -307,7 +307,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         if self.via not in BATCHING:
             return
         if self.output is None:
-            raise ConfigError("batches need an output file", hint="name one: -o labels.jsonl")
+            raise ConfigError("batches need an output file", hint="set it with -o labels.jsonl")
         if self.via == "auto" and self.deadline_s is None:
             raise ConfigError(
                 "via auto needs a deadline: shortly before it, the rest is sent live",
@@ -351,7 +351,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "a stream needs an output file: its messages are acknowledged once their outcomes "
                 "are on disk",
-                hint="name one: -o labels.jsonl",
+                hint="set it with -o labels.jsonl",
             )
         if output.url is not None:
             raise ConfigError(

@@ -72,7 +72,7 @@ def underscored(table: Mapping[str, Any], where: str) -> Table:
         name = key.replace("-", "_")
         if name in found:
             raise ConfigError(
-                f"{name} is stated twice, once as {name.replace('_', '-')}",
+                f"{name} is set twice, once as {name.replace('_', '-')}",
                 where=where,
                 hint="leave one out",
             )

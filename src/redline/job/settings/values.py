@@ -23,7 +23,7 @@ from redline.store import local_path
 MAX_SECONDS = 31 * 86_400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|min|m|h|d)?")
 _SECONDS = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-_TIMES = "write it like 30, 500ms, 5m or 6h"
+_TIMES = "for example 30, 500ms, 5m or 6h"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _ADDRESS = re.compile(
@@ -71,7 +71,7 @@ def whole(text: str, flag: str, least: int, most: int = 10**15) -> int:
         value = int(text)
     except ValueError:
         raise ConfigError(
-            f"{flag} is not a whole number: {text}", hint="write it like 8 or 1000"
+            f"{flag} is not a whole number: {text}", hint="for example 8 or 1000"
         ) from None
     if not least <= value <= most:
         bounds = f"at least {least:,}" if most == 10**15 else f"{least:,} to {most:,}"
@@ -92,7 +92,7 @@ def number(text: str, flag: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ConfigError(f"{flag} is not a number: {text}", hint="write it like 0 or 0.8")
+        raise ConfigError(f"{flag} is not a number: {text}", hint="for example 0 or 0.8")
     return value
 
 
@@ -107,7 +107,7 @@ def weight(text: str, flag: str) -> float:
         return float(text)
     except ValueError:
         raise ConfigError(
-            f"weight must be a number above 0, not {text}", hint="write it like 1 or 0.5"
+            f"weight must be a number above 0, not {text}", hint="for example 1 or 0.5"
         ) from None
 
 
@@ -137,7 +137,7 @@ def part(stated: float | str, flag: str) -> float:
     value = as_share(stated)
     if not 0 < value <= 1:
         raise ConfigError(
-            f"{flag} must be above 0 % and at most 100 %, not {stated}", hint="write it like 20%"
+            f"{flag} must be above 0 % and at most 100 %, not {stated}", hint="for example 20%"
         )
     return value
 
@@ -154,7 +154,7 @@ def address(stated: int | str, flag: str) -> tuple[str, int]:
     if match is None or int(match["port"]) > _MOST_PORT:
         raise ConfigError(
             f"{flag} is not a port: {text}",
-            hint=f"write it like 9400 or 0.0.0.0:9400; a port is at most {_MOST_PORT}, and 0 picks "
+            hint=f"for example 9400 or 0.0.0.0:9400; a port is at most {_MOST_PORT}, and 0 picks "
             "a free one",
         )
     return (match["ipv6"] or match["host"] or "127.0.0.1", int(match["port"]))
@@ -171,7 +171,7 @@ def size(text: str, flag: str) -> int:
     match = _SIZE.fullmatch(text)
     size_bytes = math.inf if match is None else float(match[1]) * _FACTORS[match[2].lower()]
     if size_bytes == math.inf:
-        raise ConfigError(f"{flag} is not a size: {text}", hint="write it like 500m or 2g")
+        raise ConfigError(f"{flag} is not a size: {text}", hint="for example 500m or 2g")
     return round(size_bytes)
 
 
@@ -220,7 +220,7 @@ def pairs(texts: Sequence[str], flag: str) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         name = key.strip()
         if not equals or not name:
-            raise ConfigError(f"{flag} is not NAME=VALUE: {text}", hint="write it like seed=7")
+            raise ConfigError(f"{flag} is not NAME=VALUE: {text}", hint="for example seed=7")
         if name in found:
             raise _named_twice(flag, name)
         try:
@@ -242,7 +242,7 @@ def headers(lines: Sequence[str], flag: str) -> dict[str, str]:
         if not colon or not name:
             raise ConfigError(
                 f"{flag} is not NAME: VALUE",
-                hint=f"write it like {flag} 'X-Team: search'",
+                hint=f"for example {flag} 'X-Team: search'",
             )
         # Header names are case-insensitive (RFC 9110, 5.1).
         if name.lower() in map(str.lower, found):
@@ -252,7 +252,7 @@ def headers(lines: Sequence[str], flag: str) -> dict[str, str]:
 
 
 def _named_twice(flag: str, name: str) -> ConfigError:
-    return ConfigError(f"{flag} names {name} twice", hint="leave one out")
+    return ConfigError(f"{flag} sets {name} twice", hint="leave one out")
 
 
 def choice(text: str, flag: str, known: Sequence[str]) -> str:

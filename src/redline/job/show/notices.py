@@ -165,8 +165,8 @@ def finishing(calls: int, most_s: float, *, is_interrupted: bool) -> str:
     """
     what = "interrupted" if is_interrupted else "stopping"
     if not calls:
-        return f"{what}: saving what is done"
-    again = "; Ctrl-C again drops them" if is_interrupted else ""
+        return f"{what}: saving finished rows"
+    again = "; press Ctrl-C again to drop the calls" if is_interrupted else ""
     return f"{what}: finishing {counted(calls, 'call')}, for at most {duration(most_s)}{again}"
 
 

@@ -29,7 +29,7 @@ def line_of(snapshot: Snapshot) -> str:
         f"{snapshot.rate_limited:,} x 429",
     ]
     if snapshot.flawed:
-        parts.insert(1, f"of those done {flaws_text(snapshot.flawed)}")
+        parts.insert(1, f"of the rows done, {flaws_text(snapshot.flawed)}")
     if snapshot.spent:
         parts.append(f"spent {snapshot.spent}{' by this run' if snapshot.is_spent_here else ''}")
         if snapshot.expected:
@@ -40,7 +40,7 @@ def line_of(snapshot: Snapshot) -> str:
         use = snapshot.batches
         parts.append(f"{use.rows:,} in {counted(use.running, 'batch', 'batches')}")
     if snapshot.parked_s > 0:
-        parts.append(f"asked to wait {duration(snapshot.parked_s)}")
+        parts.append(f"endpoint asked redline to wait another {duration(snapshot.parked_s)}")
     if snapshot.eta_s is not None:
         on_hold = " (on hold)" if snapshot.is_on_hold else ""
         parts.append(f"ETA {duration(snapshot.eta_s)}{on_hold}")

@@ -185,7 +185,7 @@ class Template:
         except jinja2.UndefinedError as error:
             raise BadTemplate(
                 f"the {self._name} template does not fit the row: {error.message}; "
-                f"its columns are: {listed(row)}"
+                f"the row's columns are: {listed(row)}"
             ) from error
         except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError) as error:
             raise BadTemplate(f"the {self._name} template fails on the row: {error}") from error
@@ -303,9 +303,7 @@ def _printed(value: Any) -> Any:
             "a generator is not text: put `| join(', ')` or `| list` after it"
         )
     if callable(value) or type(value).__module__.startswith("jinja2"):
-        raise jinja2.UndefinedError(
-            f"a {type(value).__name__} of Jinja is neither text nor a column"
-        )
+        raise jinja2.UndefinedError(f"a value of type {type(value).__name__} cannot be printed")
     return value
 
 

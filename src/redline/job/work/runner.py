@@ -367,7 +367,7 @@ class Runner:
                 await self._is_stopped.wait()
                 await asyncio.sleep(GRACE_S)
         except TimeoutError:
-            hint = "run the same command again: it continues"
+            hint = "run the same command again to continue"
             self.stop(TimedOut("run", self.job.deadline_s, hint=hint))
         self.abort()
 
@@ -588,8 +588,8 @@ class Runner:
                 # otherwise it might break every later run.
                 raise Rejected(
                     f"the executor broke while it ran the `{name}` function",
-                    hint="another row may have broken it: use an executor of one process to find "
-                    "which",
+                    hint="another row may have broken it: use an executor with one process to find "
+                    "out which",
                 ) from error
             if ends_task(error):
                 # Whether the function is running in a process of the user's pool is unknown here.
@@ -607,7 +607,8 @@ class Runner:
         self.stop(
             ConfigError(
                 f"the executor cannot run the {what}",
-                hint="pass a new executor: the same call continues with the rows that are left",
+                hint="pass a new executor and make the same call again; it processes the "
+                "remaining rows",
             )
         )
 

@@ -83,7 +83,8 @@ class Failures:
             f"{most * 100:g} %; the last with: {error.what}",
             where=error.where,
             hint=error.hint
-            or "the same command continues after the failed rows; --retry-failed sends them again",
+            or "the same command resumes with the remaining rows; --retry-failed sends only the "
+            "failed rows again",
         )
 
 

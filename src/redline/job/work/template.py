@@ -177,8 +177,8 @@ class Renderer:
                 hint="give it a `prompt` or `input`, or make one with --prompt",
             )
         raise BadRow(
-            f"the row has no `messages`, `prompt` or `input`; its columns are: {listed(row)}",
-            hint="say how to turn a row into a prompt, for instance "
+            f"the row has no `messages`, `prompt` or `input`; the row's columns are: {listed(row)}",
+            hint="pass --prompt to turn a row into a prompt, for instance "
             "--prompt 'Classify: {{ text }}'",
         )
 
@@ -252,7 +252,7 @@ def parse_output_path(text: str | None) -> tuple[str | int, ...]:
         return ()
     parts = text.removeprefix("$").strip(".").split(".")
     if not all(parts):
-        raise ConfigError(f"not an output path: {text}", hint="write it like result.items.0.text")
+        raise ConfigError(f"invalid output path: {text}", hint="for example result.items.0.text")
     return tuple(int(part) if _INDEX.fullmatch(part) else part for part in parts)
 
 

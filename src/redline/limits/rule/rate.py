@@ -49,13 +49,13 @@ class Rate(msgspec.Struct, frozen=True):
         if not 1 <= self.count <= MAX_COUNT:
             raise ConfigError(
                 f"a rate must allow at least 1 per window, not {self.count}",
-                hint="write it like 2/1s or 500/60s",
+                hint="for example 2/1s or 500/60s",
             )
         if not 0 < self.window_s <= MAX_WINDOW_S:
             raise ConfigError(
                 f"a rate's window must be longer than 0 s and at most 31 days, "
                 f"not {self.window_s:g} s",
-                hint="write it like 2/1s or 500/60s",
+                hint="for example 2/1s or 500/60s",
             )
 
     @property
@@ -74,7 +74,7 @@ def parse_count(text: str, what: str = "count") -> int:
     """
     value = _amount(text)
     if value is None:
-        raise ConfigError(f"{what} is not a number: {text}", hint="write it like 500, 200k or 1.5m")
+        raise ConfigError(f"{what} is not a number: {text}", hint="for example 500, 200k or 1.5m")
     if not 1 <= value <= MAX_COUNT or value != int(value):
         raise ConfigError(
             f"{what} must be a whole number of at least 1, not {text}",

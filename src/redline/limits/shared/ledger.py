@@ -58,7 +58,7 @@ def open_ledger(target: str, limits: Limits, name: str, clock: Clock = SYSTEM) -
 
 def _check_url(url: str) -> None:
     """Raises ConfigError unless the URL is a Redis URL; the error shows no part of the URL."""
-    what, hint = "the URL of the shared limits is not valid", "write it like redis://host:6379/0"
+    what, hint = "the URL of the shared limits is not valid", "for example redis://host:6379/0"
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -110,7 +110,7 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-_EXAMPLE = 'write it like command = "vllm serve MODEL --port {port}"'
+_EXAMPLE = 'for example command = "vllm serve MODEL --port {port}"'
 
 
 class LocalLauncher:

@@ -84,7 +84,7 @@ def parse_batches(table: object, file: str) -> BatchSettings:
 def _size(text: str, name: str) -> int:
     size = values.size(text, name)
     if size == 0:
-        raise ConfigError(f"{name} must be above 0", hint="write it like 500m or 2g")
+        raise ConfigError(f"{name} must be above 0", hint="for example 500m or 2g")
     return size
 
 

@@ -98,7 +98,7 @@ def read_fleet(path: Path) -> FleetSettings:
         raise ConfigError(
             "model is missing",
             where=where,
-            hint='write it like model = "qwen3-8b", above the tables',
+            hint='for example model = "qwen3-8b", above the tables',
         )
     with errors_in(f"{where}, balance"):
         check_balance(top.balance)

@@ -97,7 +97,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 < self.most_body_bytes <= _MOST_BODY_BYTES:
             raise ConfigError(
                 f"the body size must be above 0 and at most 1g, not {self.most_body_bytes:,} bytes",
-                hint="write it like 500k or 32m",
+                hint="for example 500k or 32m",
             )
 
     def check(self) -> None:

@@ -160,8 +160,8 @@ class Grading:
     def _gold_of(self, row: dict[str, Any]) -> Any:
         if self._gold not in row:
             raise Rejected(
-                f"the question has no column {self._gold} with its right answer; its columns are: "
-                f"{listed(row)}",
+                f"the question has no column {self._gold} with its right answer; "
+                f"the row's columns are: {listed(row)}",
                 hint='set the column in the task file: gold = "COLUMN"',
             )
         return row[self._gold]
