@@ -66,6 +66,8 @@ class Inflate:
 
     def _next_member(self) -> zlib._Decompress:
         self._members += 1
-        if not self._is_gzip or self._members > _MOST_MEMBERS:
+        if not self._is_gzip:
             raise BadCompressionError("bytes follow the end of the compressed data")
+        if self._members > _MOST_MEMBERS:
+            raise BadCompressionError(f"the data has more than {_MOST_MEMBERS:,} gzip members")
         return zlib.decompressobj(_GZIP)

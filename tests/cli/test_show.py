@@ -90,7 +90,7 @@ def test_rows_by_flag_number_and_name(cli: Cli, rows: Rows) -> None:
     whole = cli("show", "labels.jsonl", "--row", "wrong").out
     assert "\nasked\ncustom_id: wrong\nprompt: Say goodbye.\nmax_tokens: 0\n" in whole
     assert "\nerror\nthe endpoint rejected the request: HTTP 400" in whole
-    assert "compare the row with the API's documentation" in whole
+    assert "compare the request with the API's documentation" in whole
     as_json = cli("show", "labels.jsonl", "--row", "2", "--json").out
     assert as_json in Path("labels.jsonl").read_text("utf-8")
     both = cli("show", "labels.jsonl", "--cut", "--failed", "--json").out

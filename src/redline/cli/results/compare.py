@@ -29,7 +29,8 @@ PARAMS = (
     flag("output", "FILE", "Also write a page that shows outputs side by side.", short="-o"),
     whole(
         "sample",
-        f"Show N rows of each kind on the page. Default: {_USUAL_SAMPLE}.",
+        "Show at most N rows of each group on the page, such as rows with different outputs. "
+        f"Default: {_USUAL_SAMPLE}.",
         most=_MOST_SAMPLED,
     ),
     SEED,

@@ -168,7 +168,7 @@ def bad_lines(problems: Sequence[Problem]) -> dict[int, Rejected]:
     return {
         problem.line: Rejected(
             f"the Batch API rejected the row: {_reason(problem)}",
-            hint="compare the row with the API's documentation; --dry-run shows a request",
+            hint="compare the request with the API's documentation; --dry-run shows the first one",
         )
         for problem in problems
         if problem.line is not None

@@ -455,7 +455,7 @@ class BatchRunner:
             await self._look()
 
     async def _cancel(self, part: Part) -> None:
-        """Cancels the part's batch, unless the provider refuses; the next poll shows its state."""
+        """Asks the provider to cancel the part's batch; the next poll shows whether it did."""
         with suppress(Rejected):
             await self._answered(part, partial(self._api.cancel, part.batches[-1]))
 

@@ -138,7 +138,10 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def place_of(base_url: str) -> Place:
-    """Returns the address and the provider of an endpoint, from its base URL."""
+    """Returns an endpoint's provider, host name and port, from its base URL.
+
+    A host that is not known counts as `openai`.
+    """
     parts = urlsplit(base_url)
     host = (parts.hostname or "").rstrip(".")
     port = parts.port or (443 if parts.scheme == "https" else 80)

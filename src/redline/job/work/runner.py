@@ -735,7 +735,7 @@ def _is_broken(executor: Executor) -> bool:
 
 
 def _unusable(picked: Picked) -> BadRow:
-    """Returns the error of a row from which no request can be made."""
+    """Returns the error of a row that cannot be read or repeats an earlier row's custom_id."""
     row = picked.row
     if row.problem is not None:
         return BadRow(

@@ -99,7 +99,10 @@ class GatewayWatch:
         self._changes.append(Event(at_s=SYSTEM.wall_s(), what=what))
 
     def snapshot(self) -> Snapshot:
-        """Returns the state now. Its list of changes includes the changes to the states shown."""
+        """Returns this worker's current state.
+
+        Its `changes` include those that led to the states of the endpoints that it shows.
+        """
         now_s = SYSTEM.now_s()
         endpoints = self._endpoints(now_s)
         self._note_states(endpoints)
