@@ -345,7 +345,7 @@ def test_what_is_left_is_sent_after_ctrl_c(tmp_path: Path, is_held: bool) -> Non
     assert 20 < rows < 1_000
     if is_held:
         lost = f"{rows} of {rows} spans and the last metrics did not reach OpenTelemetry at"
-        assert f"{lost} 127.0.0.1:{seen.port}: no answer" in said
+        assert f"{lost} 127.0.0.1:{seen.port}: no response" in said
     else:
         assert "OpenTelemetry" not in said
         assert len(seen.spans) == rows
