@@ -127,7 +127,7 @@ _CONCEDES = re.compile(
     r"(?i)\b(?:although|though|while|whereas|even if|because|since)\b[^,.;!?\n]*$"
 )
 _LIMITED = re.compile(
-    r"(?i)[^.\n]*(?:\bis only (?!the\b)[^.\n]*\0|\0 (?:only|in general|too)\b|"
+    r"(?i)[^.\n]*(?:\bis only [^.\n]*\0|\0 (?:only|in general|too)\b|"
     r"\btrue\0,? (?:but|too)\b|\bwould be [^.\n]*\0[^.;!?\n]*\bif\b)"
 )
 _IF_BEFORE = re.compile(r"(?i)\bif\b[^.;!?\n]*$")

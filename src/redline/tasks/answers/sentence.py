@@ -4,7 +4,7 @@
 |------------------------------------------------------------------------|-------------------------|
 | `9 * 2`, the 2 of `2x`: parts of an expression to work out             | none                    |
 | `Step 3`, `question 5`, `not 17`: names; `3 to 5`: ranges              | none                    |
-| `in 3 days`, `per 7 eggs`, `(2 blue)`, `because she has 9`: remarks    | 0                       |
+| `in 3 days`, `(2 blue)`, `because she has 9`, `when x = 9`: remarks    | 0                       |
 | numbers after `=`, and numbers that the sentence states of its subject | 1                       |
 
 The last number of the highest rank is the answer; numbers in bold take precedence over all others.
