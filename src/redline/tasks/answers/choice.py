@@ -121,6 +121,16 @@ _WRONG_NEXT = re.compile(
     r"incorrect|false|eliminated|excluded|ruled out|out)\b|(?:is|was|does|do|ca)n't\b|cannot\b|"
     r"(?:does|can|could|would) not\b|contradicts\b))"
 )
+# A letter that is called right in passing: in a clause that concedes or gives a reason (`although A
+# is true`), with a limit (`A is true only for gases`), or on a condition (`B would be correct if`).
+_CONCEDES = re.compile(
+    r"(?i)\b(?:although|though|while|whereas|even if|because|since)\b[^,.;!?\n]*$"
+)
+_LIMITED = re.compile(
+    r"(?i)[^.\n]*(?:\bis only [^.\n]*\0|\0 (?:only|in general|too)\b|"
+    r"\btrue\0,? (?:but|too)\b|\bwould be [^.\n]*\0[^.;!?\n]*\bif\b)"
+)
+_IF_BEFORE = re.compile(r"(?i)\bif\b[^.;!?\n]*$")
 _SUPPOSED_NEXT = re.compile(r"[\])]?[ ](?:would|could|might|may|only)\b")
 # An announcement of an answer on the next line ends in a verb or, like `Correct answer:`, begins
 # its clause.
@@ -240,13 +250,23 @@ def _called(
     for pattern in patterns:
         for found in islice(pattern.finditer(text), _MOST_CHOSEN):
             start, letter = found.start("letter"), found["letter"].upper()
-            is_denied = _NOT_BEFORE.search(
-                text, max(0, found.start() - _NEAR), start
-            ) or _WRONG_NEXT.match(text, found.end())
+            is_denied = (
+                _NOT_BEFORE.search(text, max(0, found.start() - _NEAR), start)
+                or _WRONG_NEXT.match(text, found.end())
+                or (pattern is _CALLED[0] and _is_conceded(text, found))
+            )
             is_listed = _is_listed(text, found.start(), start, letters)
             is_pronoun = letter == "I" and _WORD_NEXT.match(text, start + 1)
             if letter in letters and not (is_denied or is_listed or is_pronoun):
                 yield start, letter
+
+
+def _is_conceded(text: str, found: re.Match[str]) -> bool:
+    """Returns whether the letter is called right only in passing, such as `although A is true`."""
+    before = text[max(0, found.start() - _NEAR_CLAUSE) : found.start("letter")]
+    said = found[0] + "\0" + text[found.end() : found.end() + _NEAR_CLAUSE]
+    is_supposed = "would be" in found[0] and _IF_BEFORE.search(before)
+    return bool(is_supposed or _CONCEDES.search(before) or _LIMITED.match(said))
 
 
 def _is_listed(text: str, words: int, place: int, letters: str) -> bool:

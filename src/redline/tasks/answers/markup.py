@@ -70,7 +70,7 @@ _COMMANDS = {
 _FRACTION_OF = re.compile(
     rf"(\d?){_FRACTION}\s*(?:\{{([^{{}}]{{0,80}})\}}\s*\{{([^{{}}]{{0,80}})\}}|(\d)\s*(\d))"
 )
-_NUMERAL_ONLY = re.compile(r"\s*[\d.,]+\s*")
+_NUMERAL_ONLY = re.compile(r"\s*-?[\d.,]+\s*")
 
 _FENCE = re.compile(r"(?m)^[ \t]*(?:```|~~~)[^\n`]*$")
 _RULE = re.compile(r"(?m)^[ \t]*(?:_{3,}|\*{3,}|={3,}|[|:\- \t]++)$")

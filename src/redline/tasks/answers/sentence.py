@@ -4,7 +4,7 @@
 |------------------------------------------------------------------------|-------------------------|
 | `9 * 2`, the 2 of `2x`: parts of an expression to work out             | none                    |
 | `Step 3`, `question 5`, `not 17`: names; `3 to 5`: ranges              | none                    |
-| `in 3 days`, `per 7 eggs`, `(2 blue)`, `because she has 9`: remarks    | 0                       |
+| `in 3 days`, `(2 blue)`, `because she has 9`, `when x = 9`: remarks    | 0                       |
 | numbers after `=`, and numbers that the sentence states of its subject | 1                       |
 
 The last number of the highest rank is the answer; numbers in bold take precedence over all others.
@@ -47,6 +47,8 @@ _OPERATOR_BEFORE = re.compile(
     r"\b(?:times|multiplied by|divided by|plus|minus)[ ]$"
 )
 
+# A comma or colon within a numeral (`1,500`, `3:4`) does not end a clause.
+_IN_CLAUSE = r"(?:[^,;:]|(?<=\d)[,:](?=\d))"
 _NAME = re.compile(
     r"(?i)(?:\b(?:step|part|problem|question|exercise|example|option|method|case|equation|figure|"
     r"table|item|phase|chapter|page|section|approach|stage|round|not|isn't|wasn't)|第)[ ]*#?$",
@@ -59,21 +61,34 @@ _REMARK_BEFORE = re.compile(
     r"level|number|no|room|age|aged|nach|pro|für|bei|mit|en|por|para|pour|après|за|через|(?:by|"
     r"from|after|for|when|while|of|before|since|with)[ ]\w+ing|(?:out|each|all|any|half|one|most|"
     r"some|rest)[ ]of|\d[\w% ]{0,12}\bof|of her|at an?(?: \w+){1,3} of|(?:compared|relative|close|"
-    r"next)[ ]to|(?!needs?|needed|has|have|had|going|able|wants?|ought|expects?)\w+[ ]to[ ]\w+)|"
+    r"next)[ ]to|of[ ]which|including|(?:goal|target|capacity|budget|limit)[ ]of|"
+    r"(?!needs?|needed|has|have|had|going|able|wants?|ought|expects?)\w+[ ]to[ ]\w+)|"
     r"(?P<money_too>\bfor))(?:[ ](?:about|approximately|roughly|around|exactly|only|just|nearly|"
     r"almost|another|additional|"
-    rf"extra|further|full|whole|remaining))*[ $\"'({BOLD}{THIN}]*$",
+    rf"extra|further|full|whole|remaining|original|initial))*[ $\"'({BOLD}{THIN}]*$",
 )
+# Precedes what is left or reached in the end: `leaving him with 18`.
+_LEFT_WITH = re.compile(
+    r"(?i)\b(?:left|leav(?:es?|ing)(?: \w+)?|end(?:s|ed|ing)?(?: up)?) with\b[^\d,;:]{0,20}$"
+)
+# Precedes the value of a variable that a condition sets: `when x = 3`.
+_GIVEN = re.compile(
+    r"(?i)\b(?:when|at|for|if|with|let|substitut(?:e|es|ing)|plug(?:ging)? in)[ ][ $(]*[a-z]\)?"
+    r"[ ]?=[ $(]*-?$"
+)
+# After `adding the tip` there is no finite verb; one begins the main clause.
 _CLAUSE = re.compile(
-    r"(?i)\b(?:because|since|if|when|while|given|assuming|considering|although|though|where|unless|"
-    r"whereas|after|before|once|until|weil|wenn|parce que|porque)\b[^,;:]*$",
+    r"(?i)\b(?!(?:after|before|when|while)[ ]\w+ing\b[^,;:]* (?:is|are|was|were|has|have)\b)"
+    r"(?:because|since|if|when|while|given|assuming|considering|although|though|where|unless|"
+    r"whereas|after|before|once|until|weil|wenn|parce que|porque)\b"
+    rf"{_IN_CLAUSE}*$",
 )
-_REASON = re.compile(r"(?i)\b(?:because|since)\b(?:(?!\b(?:so|then|that)\b)[^,;:])*$")
+_REASON = re.compile(rf"(?i)\b(?:because|since)\b(?:(?!\b(?:so|then|that)\b){_IN_CLAUSE})*$")
 _REMARK_AFTER = re.compile(
     r"-[A-Za-z]|%?[ ](?:[A-Za-z]+[ ]){0,2}?(?:(?:more|fewer|less|older|younger|taller|longer)\b"
     r"[^.,;]{0,30}\bthan\b|times (?:as|the|more|larger|bigger|that)\b)"
 )
-_CONCLUDED = re.compile(r"(?i)\b(?:so|thus|therefore|hence)\b[^,;:]*$")
+_CONCLUDED = re.compile(r"(?i)\b(?:so|thus|therefore|hence)\b" + _IN_CLAUSE + "*$")
 # Finds the 3 and the 20 of `200 minutes, or 3 hours and 20 minutes`.
 _LARGE_UNIT = re.compile(
     r"[ ](?:years?|weeks?|days?|hours?|hrs?|minutes?|feet|foot|ft)(?:,?[ ]and)?[ ]"
@@ -81,8 +96,11 @@ _LARGE_UNIT = re.compile(
 _SMALL_UNIT = re.compile(
     r"[ ](?:months?|days?|hours?|hrs?|min(?:ute)?s?|sec(?:ond)?s?|inch(?:es)?)\b"
 )
-# Finds the 100 and the 50 of `150 loaves: 100 white and 50 brown`.
-_PART_OF_TOTAL = re.compile(r"\d[^:]*:[ ](?:[^:]*\d[^:]*\0|\0[^:]*(?:,| and)[^:]*\d)")
+# Finds the 100 and the 50 of `150 loaves: 100 white and 50 brown`, and the 12 of `20, 12 of them`.
+_PART_OF_TOTAL = re.compile(
+    r"\d[^:]*:[ ](?:[^:]*\d[^:]*\0|\0[^:]*(?:,| and)[^:]*\d)|"
+    r"\d[^:]*,[ ]\0(?:[ ][A-Za-z]+)?[ ]of (?:which|them)\b"
+)
 _EACH = re.compile(r"[ ](?:[A-Za-z]+[ ])?(?:each|apiece|per|a piece)\b|/[A-Za-z]")
 _IN_RANGE = re.compile(
     rf"(?:\b(?:between|zwischen|entre)[ ]{_BLANK}\0[A-Za-z ]{{0,20}}[ ](?:and|und|et|y)[ $]*|"
@@ -169,7 +187,12 @@ def _results(text: str, span: Span, numerals: list[Numeral]) -> list[Numeral]:
     equals = [sign.end() for sign in _EQUALS.finditer(text, span.start, span.end)]
     for before, numeral in pairwise([Numeral(0, span.start, None), *numerals]):
         signs = [end for end in equals if before.end <= end <= numeral.start]
-        is_next = signs and _TO_RESULT.fullmatch(text, signs[0], numeral.start)
+        head = text[max(span.start, numeral.start - _NEAR) : numeral.start]
+        is_next = (
+            signs
+            and not _GIVEN.search(head)
+            and _TO_RESULT.fullmatch(text, signs[0], numeral.start)
+        )
         if is_next and not _OPERATOR_NEXT.match(text, numeral.end, span.end):
             found.append(numeral)
     return found
@@ -183,11 +206,11 @@ def _is_aside(head: str) -> bool:
 def _rank(head: str, tail: str, first: str) -> int:
     if _NAME.search(head):
         return _NAMING
-    remark = _REMARK_BEFORE.search(head)
+    remark = None if _LEFT_WITH.search(head) else _REMARK_BEFORE.search(head)
     is_price = remark and remark["money_too"] and not first.isdigit() and not _EACH.match(tail)
     is_remark = remark and not is_price
     is_remark = is_remark or _PART_OF_TOTAL.search(f"{head}\0{tail}") is not None
-    if is_remark or _is_aside(head) or _CLAUSE.search(head):
+    if is_remark or _is_aside(head) or _CLAUSE.search(head) or _GIVEN.search(head):
         return _REMARK
     if _REMARK_AFTER.match(tail) and not _CONCLUDED.search(head):
         return _REMARK
