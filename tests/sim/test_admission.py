@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 import pytest
 from msgspec.structs import replace
@@ -215,3 +218,149 @@ def test_a_tenant_is_not_put_off_by_estimates_that_were_wrong_at_first() -> None
         )
 
         assert 0.35 < few / (few + many) < 0.65, (from_s, few, many)
+
+
+class Flood(NamedTuple):
+    """Calls of a tenant, more than the servers can take. only: the servers that they may use."""
+
+    tenant: str
+    only: Sequence[int] = range(4)
+    weight: float = 1.0
+    from_s: float = 0.0
+    until_s: float = math.inf
+
+
+async def keep_flooding(site: Site, flood: Flood, draw: random.Random, used: Counter[str]) -> None:
+    loop = asyncio.get_running_loop()
+    avoid = frozenset(
+        server.name for number, server in enumerate(site.servers) if number not in flood.only
+    )
+    await asyncio.sleep(flood.from_s)
+    while loop.time() < flood.until_s:
+        work_s = draw.uniform(0.5, 1.5)
+        await site.call(
+            "low",
+            work_s,
+            tenant=flood.tenant,
+            weight=flood.weight,
+            estimate=work_s,
+            used=work_s,
+            avoid=avoid,
+        )
+        used[flood.tenant] += work_s
+
+
+def slots_of_tenants(
+    count: int, floods: Sequence[Flood], *, from_s: float, until_s: float, lose_s: float = math.inf
+) -> dict[str, float]:
+    """The mean slots of each tenant during this time, at `count` servers with 8 slots each.
+
+    lose_s: when the second server is lost.
+    """
+
+    async def main() -> dict[str, float]:
+        site, used, draw = Site(count=count, slots=8), Counter[str](), random.Random(1)
+        tasks = [
+            asyncio.create_task(keep_flooding(site, flood, draw, used))
+            for flood in floods
+            for _ in range(40)
+        ]
+        if lose_s < from_s:
+            await asyncio.sleep(lose_s)
+            await site.pool.remove("server-1")
+        await asyncio.sleep(from_s - asyncio.get_running_loop().time())
+        before = used.copy()
+        await asyncio.sleep(until_s - from_s)
+        slots = {name: (used[name] - before[name]) / (until_s - from_s) for name in used}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert not site.refused
+        return slots
+
+    return virtual_run(main())
+
+
+def test_a_new_tenant_gets_its_share_beside_faster_ones_on_other_endpoints() -> None:
+    slots = slots_of_tenants(
+        3,
+        [
+            Flood("heavy", only=(0, 2), weight=8.0),
+            Flood("other", only=(1, 2)),
+            Flood("new", only=(0, 2), from_s=50.0),
+        ],
+        from_s=60.0,
+        until_s=200.0,
+    )
+    assert slots["new"] == pytest.approx(16 / 9, rel=0.1)
+    assert slots["heavy"] == pytest.approx(16 * 8 / 9, rel=0.05)
+    assert slots["other"] == pytest.approx(8, rel=0.05)
+
+
+def test_a_modest_tenant_does_not_wait_for_calls_of_other_endpoints() -> None:
+    async def main() -> list[float]:
+        site, used, waits_s = Site(count=2, slots=8), Counter[str](), list[float]()
+        loop, draw = asyncio.get_running_loop(), random.Random(1)
+
+        async def call() -> None:
+            since_s = loop.time()
+            avoid = frozenset({"server-1"})
+            assert await site.call("low", 1.0, tenant="modest", avoid=avoid)
+            waits_s.append(loop.time() - since_s - 1.0)
+
+        tasks = [
+            asyncio.create_task(keep_flooding(site, flood, draw, used))
+            for flood in (Flood("same", only=(0,)), Flood("other", only=(1,)))
+            for _ in range(40)
+        ]
+        async with at_random(2.0, call, draw):
+            await asyncio.sleep(150.0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return waits_s
+
+    waits_s = virtual_run(main())
+    assert len(waits_s) > 200
+    assert sum(waits_s) / len(waits_s) < 0.3
+
+
+def test_a_tenant_has_no_credit_from_time_on_fewer_endpoints() -> None:
+    slots = slots_of_tenants(
+        4,
+        [Flood("few", only=(0,), until_s=100.0), Flood("few", from_s=100.0), Flood("all")],
+        from_s=105.0,
+        until_s=145.0,
+    )
+    assert slots["few"] == pytest.approx(16, rel=0.05)
+    assert slots["all"] == pytest.approx(16, rel=0.05)
+
+
+def test_use_of_other_endpoints_is_not_held_against_a_tenant_later() -> None:
+    floods = [
+        Flood("a", only=(0,)),
+        Flood("b", only=(0,)),
+        Flood("both", only=(0,)),
+        Flood("both", only=(1,), until_s=100.0),
+    ]
+    # What it has at the second server is more than its share of the first.
+    slots = slots_of_tenants(2, floods, from_s=20.0, until_s=100.0)
+    assert slots == pytest.approx({"a": 4, "b": 4, "both": 8}, rel=0.05)
+    slots = slots_of_tenants(2, floods, from_s=110.0, until_s=170.0)
+    assert slots == pytest.approx({"a": 8 / 3, "b": 8 / 3, "both": 8 / 3}, rel=0.1)
+
+
+def test_a_tenant_that_loses_an_endpoint_of_its_own_soon_gets_its_share_of_the_others() -> None:
+    slots = slots_of_tenants(
+        3,
+        [
+            Flood("heavy", only=(0, 2), weight=8.0),
+            Flood("light", only=(0, 2)),
+            Flood("loses", only=(1, 2)),
+        ],
+        lose_s=100.0,
+        from_s=115.0,
+        until_s=215.0,
+    )
+    assert slots["light"] == pytest.approx(1.6, rel=0.1)
+    assert slots["loses"] == pytest.approx(1.6, rel=0.1)

@@ -62,16 +62,18 @@ class Site:
         weight: float = 1.0,
         estimate: float = 1.0,
         used: float = 1.0,
+        avoid: frozenset[str] = frozenset(),
     ) -> bool:
         """Whether it was answered, and not refused."""
         loop = asyncio.get_running_loop()
         since_s = loop.time()
         try:
             with await self.gate.enter(
-                klass, tenant=tenant, weight=weight, tokens=estimate
+                klass, tenant=tenant, weight=weight, tokens=estimate, avoid=avoid
             ) as place:
                 sending = self.pool.send(
-                    Request(body={"work": work_s}), Call(priority=PRIORITIES[klass])
+                    Request(body={"work": work_s}),
+                    Call(priority=PRIORITIES[klass], avoid=avoid),
                 )
                 self.queued_in_pool = max(self.queued_in_pool, self.pool.queued)
                 await sending

@@ -13,7 +13,7 @@ from redline.errors import Withdrawn
 from redline.limits.shared import Demand, Flights
 from redline.route import MOVED, Pool
 from redline.serve.admission.admission import REVIEW_S, Admission, Line
-from redline.serve.admission.fair_queue import Flow, Step, Waiter
+from redline.serve.admission.fair_queue import Step, Waiter
 from redline.serve.admission.settings import CLASSES, ClassSettings
 from redline.serve.admission.state import ClassLoad
 from redline.structs import mutable
@@ -29,8 +29,7 @@ class Place(msgspec.Struct, eq=False):
 
     _gate: Gate
     _line: Line
-    _flow: Flow | None = None
-    _tokens: float = 0.0
+    _waiter: Waiter | None = None
     _used: float = 0.0
     _is_left: bool = False
 
@@ -42,8 +41,8 @@ class Place(msgspec.Struct, eq=False):
         """Ends the call; further calls of this method do nothing."""
         if not self._is_left:
             self._is_left = True
-            if self._flow is not None:
-                self._line.queue.ended(self._flow, self._tokens, self._used)
+            if self._waiter is not None:
+                self._line.queue.ended(self._waiter, self._used)
             self._gate._left(self._line)
 
     def __enter__(self) -> Place:
@@ -124,7 +123,7 @@ class Gate:
         if waiter.step is Step.WAITING:
             await self._turn(line, waiter, until_s)
         self._arrived(waiter)
-        return Place(self, line, waiter.flow, tokens, tokens)
+        return Place(self, line, waiter, tokens)
 
     def move(self) -> None:
         """Ends the wait of every call: `enter` raises Withdrawn.
@@ -167,7 +166,7 @@ class Gate:
             if waiter.step is Step.STARTED:
                 # The call was cancelled just as it was allowed to start: it has used no tokens.
                 self._arrived(waiter)
-                line.queue.ended(waiter.flow, waiter.tokens, 0.0)
+                line.queue.ended(waiter, 0.0)
                 self._left(line)
             elif waiter.step is Step.WAITING:
                 self._remove(line, waiter, Step.GONE)

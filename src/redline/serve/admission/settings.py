@@ -14,7 +14,7 @@ class ClassSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     name: used in requests and settings. priority: classes with lower numbers go first. reserved:
     the share, at least 0 and below 1, of slots that lower classes may not use; it is a share of the
-    slots that this class and higher ones leave unused on average, rounded down to whole slots.
+    slots that this class and higher ones leave unused on average, rounded to whole slots.
     most_waiting: the maximum number of waiting calls of the class. most_waiting_each: the same for
     one tenant; 0 for a quarter of `most_waiting`. longest_wait_s: a call that would wait longer is
     refused. Raises ConfigError for a value out of its range.

@@ -124,6 +124,22 @@ def test_lower_classes_leave_the_share_that_is_reserved() -> None:
     in_virtual_time(main())
 
 
+@pytest.mark.parametrize(("slots", "for_low"), [(2, 2), (4, 4), (5, 4), (11, 9)])
+def test_a_slot_is_kept_free_if_lower_classes_then_have_four_fifths(
+    slots: int, for_low: int
+) -> None:
+    async def main() -> None:
+        high = ClassSettings(name="high", priority=0, reserved=0.15)
+        gate = gate_of(slots, high, ClassSettings(name="low", priority=20))
+        first = gate.try_enter("high")
+        assert first is not None
+        first.leave()
+        await asyncio.sleep(1.0)
+        assert sum(gate.try_enter("low") is not None for _ in range(slots)) == for_low
+
+    in_virtual_time(main())
+
+
 def test_nothing_is_kept_free_for_a_class_that_is_not_used() -> None:
     async def main() -> None:
         high = ClassSettings(name="high", priority=0, reserved=0.25)
