@@ -434,16 +434,23 @@ def draws(among: Sequence[F], most: int, draw: Callable[[], float]) -> Iterator[
     """
     count = len(among)
     first = int(draw() * count)
-    ring = [*among[first:], *among[:first]] * 2
+    ring = [*among[first:], *among[:first]]
     # Each list is made when first drawn; later, `cycle`, which is in C, repeats it. Every call
     # needs a draw.
-    return cycle(map(ring.__getitem__, _parts(count, min(most or count, count))))
+    return cycle([ring[n] for n in part] for part in _parts(count, min(most or count, count)))
 
 
 @lru_cache(maxsize=64)
-def _parts(count: int, size: int) -> list[slice]:
-    """Returns slices of `size` elements of a doubled list: one from each index, in random order."""
-    return random.Random(count).sample([slice(at, at + size) for at in range(count)], count)
+def _parts(count: int, size: int) -> list[list[int]]:
+    """Returns lists of `size` of `count` numbers, one that begins with each, in random order.
+
+    Each number is in `size` of them. The steps between the numbers of a list are random, as
+    endpoints that stand together in a pool are often alike.
+    """
+    random_of = random.Random(count)
+    steps = [0, *random_of.sample(range(1, count), size - 1)]
+    firsts = random_of.sample(range(count), count)
+    return [[(first + step) % count for step in steps] for first in firsts]
 
 
 def review(among: Sequence[Figures], now_s: float) -> None:
