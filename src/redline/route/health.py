@@ -244,10 +244,11 @@ class Breaker:
 def usual_share(others: Iterable[Breaker]) -> float:
     """Returns the recent share of failed calls at these endpoints, USUAL_SHARE to MOST_SHARE."""
     calls = failures = 0.0
+    # Degraded ones count too: leaving them out would make each that fails like them stand out, and
+    # a fleet of which half fails now and then would lose that half, one after another.
     for breaker in others:
-        if breaker.state is Health.READY:
-            calls += breaker.calls
-            failures += breaker.failures
+        calls += breaker.calls
+        failures += breaker.failures
     # Two calls with the usual share are added: a single failure elsewhere does not prove an outage.
     return min(MOST_SHARE, max(USUAL_SHARE, (failures + 2 * USUAL_SHARE) / (calls + 2)))
 
