@@ -161,13 +161,15 @@ class Breaker:
 
         is_down: no connection could be made; this alone degrades the endpoint.
         """
+        if self.state is Health.DEGRADED:
+            # Not counted: the tries of an endpoint that is down would hide failures elsewhere.
+            if self._ended(epoch):
+                self.failing_s = now_s - self._degraded_s
+            return False
         self.calls += 1
         self.failures += 1
         self._forget()
         if self.state is not Health.READY and not self._ended(epoch):
-            return False
-        if self.state is Health.DEGRADED:
-            self.failing_s = now_s - self._degraded_s
             return False
         if not is_down:
             usual = self._usual(self)
@@ -242,13 +244,19 @@ class Breaker:
 
 
 def usual_share(others: Iterable[Breaker]) -> float:
-    """Returns the recent share of failed calls at these endpoints, USUAL_SHARE to MOST_SHARE."""
+    """Returns the recent share of failed calls at these endpoints, USUAL_SHARE to MOST_SHARE.
+
+    Degraded ones count: without them, each that fails as they do would stand out, and a fleet of
+    which half fails now and then would lose that half, one after another. One that fails more often
+    than not is down, which says nothing about the others: no more of its failures count than it has
+    given answers.
+    """
     calls = failures = 0.0
-    # Degraded ones count too: leaving them out would make each that fails like them stand out, and
-    # a fleet of which half fails now and then would lose that half, one after another.
     for breaker in others:
-        calls += breaker.calls
-        failures += breaker.failures
+        answers = breaker.calls - breaker.failures
+        counted = min(breaker.failures, BAD_FACTOR * answers)
+        calls += answers + counted
+        failures += counted
     # Two calls with the usual share are added: a single failure elsewhere does not prove an outage.
     return min(MOST_SHARE, max(USUAL_SHARE, (failures + 2 * USUAL_SHARE) / (calls + 2)))
 
