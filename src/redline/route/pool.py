@@ -628,6 +628,8 @@ class Pool:
             return not self._is_elsewhere(member, call.barred, now_s)
         if isinstance(error, NoEndpoint | Retryable):
             self._distrust(member)
+        if isinstance(error, RateLimited) and not error.retry_after_s:
+            member.refused()
         if is_failure:
             self._count_failure(member, epoch, now_s, error.what, is_down=is_down)
         elif not says_nothing and breaker.succeeded(epoch):
