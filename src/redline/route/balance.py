@@ -27,7 +27,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import cycle
-from typing import TypeVar
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -442,32 +443,34 @@ def soonest(among: Sequence[F]) -> F:
     return best
 
 
-def draws(among: Sequence[F], most: int, draw: Callable[[], float]) -> Iterator[list[F]]:
+def draws(among: Sequence[F], most: int, draw: Callable[[], float]) -> Iterator[Sequence[F]]:
     """Returns an endless iterator over random draws from these endpoints.
 
     among: one or more. most: the size of each draw; 0 for all. draw: returns a random number from 0
     to 1. Each draw begins with a different endpoint, so that equally good endpoints take turns. The
-    same lists recur: do not change them.
+    same draws recur: do not change them.
     """
     count = len(among)
     first = int(draw() * count)
-    ring = [*among[first:], *among[:first]]
-    # Each list is made when first drawn; later, `cycle`, which is in C, repeats it. Every call
+    ring = [*among[first:], *among[:first]] * 2
+    # Each draw is made when first needed; later, `cycle`, which is in C, repeats it. Every call
     # needs a draw.
-    return cycle([ring[n] for n in part] for part in _parts(count, min(most or count, count)))
+    return cycle(part(ring) for part in _parts(count, min(most or count, count)))
 
 
 @lru_cache(maxsize=64)
-def _parts(count: int, size: int) -> list[list[int]]:
-    """Returns lists of `size` of `count` numbers, one that begins with each, in random order.
+def _parts(count: int, size: int) -> list[Callable[[Sequence[Any]], Sequence[Any]]]:
+    """Returns getters of `size` of `count` elements of a doubled list, in random order.
 
-    Each number is in `size` of them. The steps between the numbers of a list are random, as
-    endpoints that stand together in a pool are often alike.
+    One begins with each element, and each element is in `size` of them. The steps between the
+    elements are random, as endpoints that stand together in a pool are often alike.
     """
     random_of = random.Random(count)
-    steps = [0, *random_of.sample(range(1, count), size - 1)]
     firsts = random_of.sample(range(count), count)
-    return [[(first + step) % count for step in steps] for first in firsts]
+    if size in (1, count):
+        return [itemgetter(slice(first, first + size)) for first in firsts]
+    steps = [0, *random_of.sample(range(1, count), size - 1)]
+    return [itemgetter(*(first + step for step in steps)) for first in firsts]
 
 
 def review(among: Sequence[Figures], now_s: float) -> None:

@@ -117,9 +117,9 @@ class Pool:
         # The endpoints that can probably take a call; the chosen one is asked.
         self._open: dict[str, PoolMember] = {}
         # Endless draws of these endpoints; None once the endpoints or their states have changed.
-        self._draws: Iterator[list[PoolMember]] | None = None
+        self._draws: Iterator[Sequence[PoolMember]] | None = None
         # The same draws while calls may take the fast path; None while calls wait.
-        self._usual: Iterator[list[PoolMember]] | None = None
+        self._usual: Iterator[Sequence[PoolMember]] | None = None
         self._review_s = -math.inf
         self._reviewer: asyncio.TimerHandle | None = None
         self._queue = CallQueue()
@@ -467,7 +467,7 @@ class Pool:
             self._close(member, now_s)
         return None
 
-    def _drawn(self) -> list[PoolMember]:
+    def _drawn(self) -> Sequence[PoolMember]:
         """Returns as many open endpoints, in random order, as the strategy considers."""
         if self._draws is None:
             self._draws = draws([*self._open.values()], self._strategy.looks_at, self._random)
