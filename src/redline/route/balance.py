@@ -41,8 +41,6 @@ FORGET_S = 60.0
 # The same age as a multiple of the fastest endpoint's latency, which applies if it is shorter: the
 # first answer of a new server may be slow, and a minute has time for thousands of short calls.
 FORGET_CALLS = 60
-# The least share of calls that an endpoint is assumed to take.
-LEAST_ADMITTED = 1e-6
 # Seconds between two reviews of the figures.
 REVIEW_S = 1.0
 # Figures that a server reported more than this many seconds ago are ignored.
@@ -60,8 +58,7 @@ class Figures:
     tokens: expected usage of these calls. tokens_per_s: the rate at which it processes tokens, 0 if
     unknown; see `drained`. coming: calls in flight that are about to reach its backend.
     latency_s: mean of its recent answers, 0 if unknown. availability: share of its recent calls
-    that did not fail. admitted: share of its recent calls that it did not refuse for the moment (429),
-    without a time to wait. price: for a million tokens, in any one currency.
+    that did not fail. price: for a million tokens, in any one currency.
     queued: waiting calls that its server reports. foreign: calls from outside this pool that its
     server has, running or waiting. gpu: the share of its GPU's cache that is in use, 0 to 1; None
     if unknown. seen_s: when these three were requested. room_s: seconds until it could start the
@@ -85,7 +82,6 @@ class Figures:
     tokens_per_s: float = 0.0
     latency_s: float = 0.0
     availability: float = 1.0
-    admitted: float = 1.0
     price: float = 0.0
     queued: int = 0
     foreign: int = 0
@@ -127,9 +123,7 @@ class Figures:
         of = max(fresh, min(answers, MEMORY))
         latency_s = self.latency_s + (sum(self.fresh_s) - fresh * self.latency_s) / of
         self.latency_s = latency_s
-        if self.admitted < 1:
-            self.admitted = 1 - (1 - self.admitted) * (1 - 1 / MEMORY) ** fresh
-        self.call_s = call_s = latency_s / (self.weight * self.admitted)
+        self.call_s = call_s = latency_s / self.weight
         self.expected_s = (self.in_flight + self.others + 1) * call_s
         if self.availability < 1:
             self.availability = 1 - (1 - self.availability) * (1 - 1 / MEMORY) ** fresh
@@ -145,7 +139,7 @@ class Figures:
         # call again.
         age_s = now_s - self.answered_s
         latency_s = self.latency_s / (1 + age_s / forget_s) if self.latency_s else usual_s
-        self.call_s = latency_s / (self.weight * self.admitted)
+        self.call_s = latency_s / self.weight
         self.others = self.foreign if _is_fresh(self, now_s) else 0
         self.expected_s = (self.in_flight + self.others + 1) * self.call_s
 
@@ -154,19 +148,8 @@ class Figures:
         self.answers = 0
         self.forgotten_s = self.latency_s or self.forgotten_s
         self.latency_s = 0.0
-        self.admitted = 1.0
         self.fresh_s.clear()
         self.tokens_per_s = self._drained_tokens = self._busy_s = 0.0
-
-    def refused(self) -> None:
-        """Counts a call that the endpoint refused for the moment, without a time to wait.
-
-        An answer then takes 1 / `admitted` calls. Otherwise an endpoint that refuses at once would
-        have the fewest calls in flight, and get nearly all calls.
-        """
-        before, self.admitted = self.admitted, max(LEAST_ADMITTED, self.admitted * (1 - 1 / MEMORY))
-        self.call_s *= before / self.admitted
-        self.expected_s = (self.in_flight + self.others + 1) * self.call_s
 
     def failed(self) -> None:
         """Counts a call that failed because of the endpoint."""

@@ -162,7 +162,7 @@ class Breaker:
         is_down: no connection could be made; this alone degrades the endpoint.
         """
         if self.state is Health.DEGRADED:
-            # Not counted: the tries of an endpoint that is down would hide failures elsewhere.
+            # Not counted: the tries of an endpoint that is down would excuse failures elsewhere.
             if self._ended(epoch):
                 self.failing_s = now_s - self._degraded_s
             return False
@@ -246,10 +246,10 @@ class Breaker:
 def usual_share(others: Iterable[Breaker]) -> float:
     """Returns the recent share of failed calls at these endpoints, USUAL_SHARE to MOST_SHARE.
 
-    Degraded ones count: without them, each that fails as they do would stand out, and a fleet of
-    which half fails now and then would lose that half, one after another. One that fails more often
-    than not is down, which says nothing about the others: no more of its failures count than it has
-    given answers.
+    Degraded ones count: otherwise, each endpoint that fails as they did would stand out, and a
+    fleet of which half fails now and then would lose that half, one after another. An endpoint that
+    gives hardly any answer is down, which says nothing about the others: at most BAD_FACTOR of its
+    failures count for each answer.
     """
     calls = failures = 0.0
     for breaker in others:

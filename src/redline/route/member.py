@@ -12,7 +12,7 @@ import msgspec
 from redline.clock import Clock
 from redline.errors import CallError, ConfigError, NoEndpoint
 from redline.route.balance import Figures
-from redline.route.health import Breaker
+from redline.route.health import FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
 from redline.route.watch import Watch, Watchable
 from redline.waist import Health, Load, Member
 
@@ -60,6 +60,10 @@ class PoolMember(Figures):
         self.is_leaving = False
         self.error: CallError | NoEndpoint | None = None
         self.is_empty = asyncio.Event()
+        # Since a refusal, see `refused`; the pause is 0 at any other time.
+        self._pause_s = 0.0
+        self._again_s = -math.inf
+        self._most = 0
         self._timer: asyncio.TimerHandle | None = None
         self._watch: Watch | None = None
         self.backend = seat.make(lambda: on_room(self))
@@ -86,6 +90,10 @@ class PoolMember(Figures):
         breaker, coming = self.breaker, self.coming + beside
         if breaker.state is not Health.READY and not breaker.allows(now_s, coming):
             return False
+        if self._pause_s:
+            in_flight = self.in_flight + beside
+            if in_flight >= self._most and (in_flight or now_s < self._again_s):
+                return False
         return self.backend.has_room(now_s, coming)
 
     def room(self, now_s: float, most: int) -> int:
@@ -103,7 +111,7 @@ class PoolMember(Figures):
         Does nothing before the first answer, whose latency must count at once, not at a review; nor
         if the endpoint is out or there is evidence against it.
         """
-        is_known = self.answers > 0 and self.breaker.is_settled
+        is_known = self.answers > 0 and self.breaker.is_settled and not self._pause_s
         if is_known and not self.steady and not self.is_out:
             self.steady = self.backend.load(now_s).steady
 
@@ -116,14 +124,30 @@ class PoolMember(Figures):
         self.coming += 1
         self.began()
 
+    def refused(self, now_s: float) -> None:
+        """Counts a call that the endpoint refused with a 429 that states no time to wait.
+
+        Until the endpoint answers a call that was sent later, it gets no more calls at once than it
+        has; if it has none, it gets one at the end of a pause. Pauses double up to the longest.
+        """
+        self._most = self.in_flight - 1
+        if now_s >= self._again_s:
+            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s) or FIRST_PAUSE_S
+            self._again_s = now_s + self._pause_s
+
+    def answered(self, latency_s: float, now_s: float) -> None:
+        super().answered(latency_s, now_s)
+        if self._pause_s and now_s - latency_s >= self._again_s - self._pause_s:
+            self._pause_s, self._again_s = 0.0, -math.inf
+
     def is_parked(self, now_s: float) -> bool:
         """Returns whether the endpoint takes no calls until a known time."""
-        return self.backend.load(now_s).parked_until_s > now_s
+        return max(self._again_s, self.backend.load(now_s).parked_until_s) > now_s
 
     def closed_until_s(self, now_s: float) -> float:
         """Returns the time before which it certainly takes no call; now or earlier if unknown."""
         load, breaker = self.backend.load(now_s), self.breaker
-        closed_until_s = max(load.parked_until_s, load.opens_s)
+        closed_until_s = max(load.parked_until_s, load.opens_s, self._again_s)
         if breaker.is_ignored or breaker.state is not Health.DEGRADED:
             return closed_until_s
         return max(breaker.again_s, closed_until_s)

@@ -9,7 +9,8 @@ return to their places in the queue, at no cost to their rows.
   an answer, or an error of the row  ends with it                        stays
   a failure (see health)             is retried by Retry, at once if     may be degraded
                                      another endpoint has room
-  a 429                              is retried by Retry, likewise       is parked
+  a 429                              is retried by Retry, likewise       is parked, or gets no
+                                                                         more calls; see member
   no connection, or NoEndpoint       returns to the queue                is degraded
   Refused or Unpaid                  returns to the queue                is gone
   OverLimit                          goes to one with larger limits      stays
@@ -455,6 +456,7 @@ class Pool:
                 elif self._asks_room:
                     one.room_s = one.backend.load(now_s, asked.request).room_s
         while members:
+            among: Sequence[PoolMember]
             if call.avoid:
                 among = [one for name, one in members.items() if name not in call.avoid]
                 if not among:
@@ -629,7 +631,7 @@ class Pool:
         if isinstance(error, NoEndpoint | Retryable):
             self._distrust(member)
         if isinstance(error, RateLimited) and not error.retry_after_s:
-            member.refused()
+            self._refused(member, now_s)
         if is_failure:
             self._count_failure(member, epoch, now_s, error.what, is_down=is_down)
         elif not says_nothing and breaker.succeeded(epoch):
@@ -662,6 +664,14 @@ class Pool:
             if not is_down:
                 self._listener.on_event(EndpointDegraded(now_s, member.name, what))
             self._degraded(member)
+
+    def _refused(self, member: PoolMember, now_s: float) -> None:
+        """Counts a refusal without a time to wait, if another endpoint can take the calls instead.
+
+        An endpoint that refuses at once has the fewest calls in flight, and would attract them.
+        """
+        if self._working(now_s) - {member.name}:
+            member.refused(now_s)
 
     def _is_overdue(self, member: PoolMember, outcome: Outcome) -> bool:
         """Returns whether a call ended at its deadline although its endpoint had enough time.
