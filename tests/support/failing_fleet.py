@@ -24,6 +24,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "200 with HTML": ("notjson=1",),
     "black hole": ("stall=1",),
     "20 % HTTP 500": ("500=0.2",),
+    "HTTP 429": ("429=1",),
     "ten times slower": (),
 }
 SLOW = "ten times slower"
@@ -162,10 +163,10 @@ async def _disturb(bad: SimProcess, mode: str) -> None:
 
 
 async def answers_per_s(servers: Sequence[SimProcess], *, calls: int, at_once: int) -> float:
-    """Answers a second of a pool whose retries are not rationed."""
+    """Answers a second of a pool that reads health pages and whose retries are not rationed."""
     loop = asyncio.get_running_loop()
     policy = RetryPolicy(share=1.0, floor_per_s=10_000.0, base_s=0.01)
-    async with Load(servers, at_once, policy) as load:
+    async with Load(servers, at_once, policy, probe=True) as load:
         await load.until_begun(10 * at_once)
         began_s, before = loop.time(), len(load.ended)
         await load.until_begun(calls)

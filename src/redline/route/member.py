@@ -12,9 +12,14 @@ import msgspec
 from redline.clock import Clock
 from redline.errors import CallError, ConfigError, NoEndpoint
 from redline.route.balance import Figures
-from redline.route.health import FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
+from redline.route.health import LONGEST_PAUSE_S, Breaker
 from redline.route.watch import Watch, Watchable
 from redline.waist import Health, Load, Member
+
+# The first pause of an endpoint that refuses calls. A refusal is over sooner than an outage: if one
+# of eight busy servers, with one slot each, refuses every second call at random, calls take 5 %
+# longer than if none was paused; with a first pause of 1 s, 13 %.
+REFUSED_PAUSE_S = 0.1
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,11 +133,11 @@ class PoolMember(Figures):
         """Counts a call that the endpoint refused with a 429 that states no time to wait.
 
         Until the endpoint answers a call that was sent later, it gets no more calls at once than it
-        has; if it has none, it gets one at the end of a pause. Pauses double up to the longest.
+        has; if it has none, it gets one at the end of a pause. Pauses double, as after a failure.
         """
         self._most = self.in_flight - 1
         if now_s >= self._again_s:
-            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s) or FIRST_PAUSE_S
+            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s) or REFUSED_PAUSE_S
             self._again_s = now_s + self._pause_s
 
     def answered(self, latency_s: float, now_s: float) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from redline.calls import Call, Request
 from redline.route import STRATEGIES, Asked, Figures, Pool, Seat, Strategy, strategy_of
-from redline.route.balance import STALE_S, LongestPrefix, review
+from redline.route.balance import STALE_S, LongestPrefix, draws, review
 from redline.testing import virtual_run
 from support.fleet import LoopClock, ModelServer
 
@@ -89,6 +89,25 @@ def test_an_unknown_strategy_is_a_key_error() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["p2c", "least_tokens", "room", "prefix", "cheapest"])
+class TestDraws:
+    @pytest.mark.parametrize(("count", "most"), [(1, 8), (8, 8), (9, 8), (32, 8), (5, 0), (5, 1)])
+    def test_each_begins_one_and_is_in_as_many_as_any_other(self, count: int, most: int) -> None:
+        among = named([Figures() for _ in range(count)])
+        found = list(itertools.islice(draws(among, most, lambda: 0.5), 2 * count))
+        size = min(most or count, count)
+        assert {len({one.name for one in draw}) for draw in found} == {size}
+        assert {draw[0].name for draw in found[:count]} == {one.name for one in among}
+        seen = Counter(one.name for draw in found[:count] for one in draw)
+        assert set(seen.values()) == {size}
+        assert [list(draw) for draw in found[count:]] == [list(draw) for draw in found[:count]]
+
+    def test_those_that_stand_together_are_not_drawn_together(self) -> None:
+        among = named([Figures() for _ in range(32)])
+        alike = {one.name for one in among[:8]}
+        for draw in itertools.islice(draws(among, 8, lambda: 0.0), 32):
+            assert len([one for one in draw if one.name in alike]) <= 5
+
+
 class TestLoad:
     """What these go by when nothing else tells the endpoints apart."""
 

@@ -9,6 +9,7 @@ import pytest
 
 from redline.route import Breaker
 from redline.route.health import (
+    BAD_FACTOR,
     BAD_PAGES,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -279,10 +280,21 @@ class TestUsualShare:
         assert usual_share([]) == USUAL_SHARE
         assert usual_share(seen([(10, 0), (8, 0)])) == USUAL_SHARE
         assert usual_share(seen([(10, 5), (8, 1)])) == pytest.approx(6.04 / 20)
-        assert usual_share(seen([(60, 60), (60, 60)])) == MOST_SHARE
+        assert usual_share(seen([(50, 40), (50, 40)])) == pytest.approx(80.04 / 102)
 
-    def test_those_that_are_out_do_not_count(self) -> None:
-        assert usual_share([degraded(), *seen([(8, 4)])]) == pytest.approx(4.04 / 10)
+    def test_of_those_that_answer_hardly_any_call_few_failures_count(self) -> None:
+        assert usual_share(seen([(60, 60), (60, 60)])) == USUAL_SHARE
+        counted = BAD_FACTOR * 2 + 0.04
+        assert usual_share(seen([(60, 58), (8, 0)])) == pytest.approx(counted / (2 + 8 + 8 + 2))
+
+    def test_those_that_are_degraded_count_as_when_they_were_ready(self) -> None:
+        breaker = seen([(50, 20)])[0]
+        while breaker.state is Health.READY:
+            breaker.failed(breaker.epoch, 0.0, is_down=True)
+        assert usual_share([breaker, *seen([(8, 4)])]) == pytest.approx(25.04 / 61)
+        for _ in range(60):
+            call(breaker, breaker.again_s, is_success=False)
+        assert usual_share([breaker, *seen([(8, 4)])]) == pytest.approx(25.04 / 61)
 
     def test_old_results_count_for_less(self) -> None:
         breaker = seen([(2 * MEMORY - 1, 2 * MEMORY - 1)])[0]

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec import structs
 
-from redline.calls import Call, Request, Retry
+from redline.calls import Call, Request, Retry, RetryPolicy
 from redline.errors import (
     BadReply,
     CallError,
     ConfigError,
     Disconnected,
+    RateLimited,
     Refused,
     Rejected,
     ServerFailed,
@@ -23,20 +24,24 @@ from redline.errors import (
 )
 from redline.route import Pool, Seat, strategy_of
 from redline.route.balance import REVIEW_S
+from redline.route.watch import Watchable
 from redline.testing import virtual_run
 from redline.waist import Health, Load, Outcome, Sink
 from support.fleet import LoopClock, ModelServer
 
 CLOCK = LoopClock()
 HTTP_500 = ServerFailed("HTTP 500", status=500)
+HTTP_429 = RateLimited("HTTP 429", status=429)
 
 
-def pool_of(servers: Sequence[ModelServer], strategy: str = "p2c") -> Pool:
+def pool_of(
+    servers: Sequence[ModelServer], strategy: str = "p2c", pages: Watchable | None = None
+) -> Pool:
     def seat(server: ModelServer) -> Seat:
         def make(on_room: Callable[[], None]) -> ModelServer:
             return server
 
-        return Seat(name=server.name, make=make)
+        return Seat(name=server.name, make=make, pages=pages)
 
     draw = random.Random(1)
     return Pool(
@@ -44,9 +49,11 @@ def pool_of(servers: Sequence[ModelServer], strategy: str = "p2c") -> Pool:
     )
 
 
-async def run_rows(pool: Pool, rows: int, *, at_once: int = 64) -> list[Outcome]:
+async def run_rows(
+    pool: Pool, rows: int, *, at_once: int = 64, policy: RetryPolicy | None = None
+) -> list[Outcome]:
     """The outcomes of so many rows of 0.05 to 0.15 s, `at_once` at any time."""
-    backend = Retry(pool, clock=CLOCK, seed=1)
+    backend = Retry(pool, policy, clock=CLOCK, seed=1)
     numbers, outcomes = iter(range(rows)), list[Outcome]()
     draw = random.Random(2)
 
@@ -266,6 +273,115 @@ def test_if_all_fail_alike_none_is_taken_out() -> None:
         took_s = asyncio.get_running_loop().time() - begun_s
         busiest, idlest = max(one.calls for one in servers), min(one.calls for one in servers)
         assert idlest > 0.9 * busiest, took_s
+
+    virtual_run(main())
+
+
+class Page:
+    """A health page that is well."""
+
+    has_metrics = False
+    has_health = True
+
+    async def figures(self) -> None:
+        """There are none."""
+
+    async def is_well(self) -> bool:
+        return True
+
+    async def aclose(self) -> None:
+        """There is nothing to close."""
+
+
+@pytest.mark.parametrize("seed", [1, 3, 5])
+def test_if_all_fail_alike_breakers_cost_no_answers(seed: int) -> None:
+    """Each has a health page: one that is degraded takes no calls before its page was read."""
+
+    async def main() -> None:
+        draw = random.Random(seed)
+
+        def fails(*_: object) -> CallError | None:
+            return HTTP_500 if draw.random() < 0.3 else None
+
+        servers = [
+            ModelServer(f"s{n}", slots=16, bound=16, fails=fails, fails_in_s=0.1) for n in range(4)
+        ]
+        pool = pool_of(servers, pages=Page())
+        # Retries are not rationed, so that all slots are in use.
+        policy = RetryPolicy(share=1.0, floor_per_s=10_000.0, base_s=0.01)
+        await run_rows(pool, 4_000, policy=policy)
+        took_s = asyncio.get_running_loop().time()
+        await pool.aclose()
+        # The rest is for warming up, and for the last retries.
+        assert took_s <= 1.2 * 4_000 * 0.1 / 0.7 / 64
+
+    virtual_run(main())
+
+
+STRATEGIES = ("p2c", "least_tokens", "prefix", "cheapest", "round_robin", "weighted_score")
+
+
+@pytest.mark.parametrize("bound", [0, 16])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_that_refuses_at_once_without_a_time_to_wait_gets_few_calls_and_is_back_soon(
+    strategy: str, bound: int
+) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        over_s = loop.time() + 5
+
+        def fails(now_s: float, number: int) -> CallError | None:
+            return HTTP_429 if now_s < over_s else None
+
+        servers = [ModelServer(f"s{n}", slots=64, bound=bound) for n in range(3)]
+        bad = ModelServer("bad", slots=64, bound=bound, fails=fails, fails_in_s=0.001)
+        pool = pool_of([bad, *servers], strategy)
+        running = asyncio.create_task(run_rows(pool, 10**9))
+        await asyncio.sleep(5)
+        # Those that come before the first refusal, and one at the end of each pause.
+        assert 0 < bad.failed <= 64 + 7
+        assert sum(server.calls for server in servers) > 0.9 * 5 * 48 / 0.1
+        await asyncio.sleep(2 * 5 + 1)
+        assert bad.calls - bad.failed > 100
+        running.cancel()
+        await asyncio.wait([running])
+
+    virtual_run(main())
+
+
+def test_one_that_refuses_more_than_eight_at_once_keeps_eight() -> None:
+    async def main() -> None:
+        def fails(now_s: float, number: int) -> CallError | None:
+            return HTTP_429 if few.in_flight > 8 else None
+
+        few = ModelServer("few", slots=8, fails=fails, fails_in_s=0.001)
+        servers = [ModelServer(f"s{n}", slots=64) for n in range(3)]
+        outcomes = await run_rows(pool_of([few, *servers]), 6_000)
+        assert all(outcome.is_success for outcome in outcomes)
+        took_s = asyncio.get_running_loop().time()
+        assert took_s <= 1.1 * 6_000 * 0.1 / 64
+        assert few.busy_s >= 0.85 * 8 * took_s
+        assert few.failed <= 0.05 * 6_000
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_if_all_refuse_some_calls_go_on(count: int) -> None:
+    async def main() -> None:
+        def server(name: str) -> ModelServer:
+            def fails(now_s: float, number: int) -> CallError | None:
+                return HTTP_429 if one.in_flight > 8 else None
+
+            one = ModelServer(name, slots=8, fails=fails, fails_in_s=0.001)
+            return one
+
+        servers = [server(f"s{n}") for n in range(count)]
+        running = asyncio.create_task(run_rows(pool_of(servers), 10**9))
+        await asyncio.sleep(20)
+        running.cancel()
+        await asyncio.wait([running])
+        assert sum(server.busy_s for server in servers) >= 0.9 * 8 * count * 20
 
     virtual_run(main())
 
