@@ -7,11 +7,12 @@ The servers are processes of `redline sim` on this machine.
 faults: four servers that answer after 50 ms, 64 calls in flight. One of them begins to fail, while
 its health page, which the pool reads, still answers 200: with HTTP 500, by a reset, with HTML in
 place of an answer, by silence (a call is given up after 5 s), one time in five, with HTTP 429 and
-no Retry-After, or it becomes ten times slower. The bars: at most 1 % of the first attempts that meet the fault see it, tries whether
-it works again included. Every call is answered. The server has half of its share of the answers
-again within 30 s of its recovery. The share of the calls of one that is slow is at most its share
-of the speed, and at least half of its share of the squares of the speeds: p2c makes the calls in
-flight at a server proportional to its speed, and so is the number of them that end in a second.
+no Retry-After, or it becomes ten times slower. The bars: at most 1 % of the first attempts that
+meet the fault see it, tries whether it works again included. Every call is answered. The server has
+half of its share of the answers again within 30 s of its recovery. The share of the calls of one
+that is slow is at most its share of the speed, and at least half of its share of the squares of the
+speeds: p2c makes the calls in flight at a server proportional to its speed, and so is the number of
+them that end in a second.
 
 all: all four fail 30 % of the calls, and work on 16 at once each, while the pool reads their health
 pages. The bar: a pool with breakers answers at least 0.95 as many calls a second as one without,

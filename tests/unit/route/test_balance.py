@@ -88,7 +88,6 @@ def test_an_unknown_strategy_is_a_key_error() -> None:
         strategy_of("fastest", random.Random(1))
 
 
-@pytest.mark.parametrize("strategy", ["p2c", "least_tokens", "room", "prefix", "cheapest"])
 class TestDraws:
     @pytest.mark.parametrize(("count", "most"), [(1, 8), (8, 8), (9, 8), (32, 8), (5, 0), (5, 1)])
     def test_each_begins_one_and_is_in_as_many_as_any_other(self, count: int, most: int) -> None:
@@ -108,6 +107,7 @@ class TestDraws:
             assert len([one for one in draw if one.name in alike]) <= 5
 
 
+@pytest.mark.parametrize("strategy", ["p2c", "least_tokens", "room", "prefix", "cheapest"])
 class TestLoad:
     """What these go by when nothing else tells the endpoints apart."""
 
