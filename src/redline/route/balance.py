@@ -249,13 +249,13 @@ class EarliestRoom(Strategy):
 
 
 class LongestPrefix(Strategy):
-    """prefix: remembers which endpoints have seen each of the `most` latest prefixes.
+    """prefix: the endpoint that has seen the longest prefix of the prompt, within a load bound.
 
-    slack: an endpoint does not get a call for its prefix if its load is above `slack` times the
-    mean load plus one call (bounded loads). If no endpoint is left, the least loaded gets the call.
-    When calls wait, an endpoint with room gets the first call whose prefix it has seen; otherwise
-    the first whose prefix belongs to no endpoint, because none or OWNERS of them have seen it;
-    otherwise the first.
+    most: the latest prefixes that are remembered. slack: an endpoint does not get a call for its
+    prefix if its load is above `slack` times the mean load, plus one call (bounded loads). If no
+    endpoint is left, the least loaded gets the call. When calls wait, an endpoint with room gets
+    the first call whose longest known prefix it has seen; otherwise the first one without a known
+    prefix, or with one that OWNERS endpoints have seen; otherwise the first.
     """
 
     needs = frozenset({"blocks"})

@@ -135,7 +135,10 @@ class Metered(Around):
         return self._actual(attempt, request, Outcome(status="succeeded", reply=reply)).batched
 
     def reserve(self, worst: Amount) -> bool:
-        """Reserves `worst`; False if it does not fit. The caller must settle and record it."""
+        """Reserves `worst` for a batch; False if it does not fit, or if calls wait for the budget.
+
+        The caller must record the reservation, which `account` leaves out, and settle it.
+        """
         return not self.waiting and not self._is_spent and self.spending.reserve(worst)
 
     def settle(self, reserved: Amount, actual: Amount) -> None:

@@ -87,16 +87,17 @@ PARAMS = (
 def tag(ctx: Context, rows: str) -> int:
     r"""Tag every row with labels, or with any JSON that a schema describes.
 
-    If an answer is not valid, the model is asked again; a row without a valid answer is among the
-    failures, with the reason. The field `output` of a result line is the tag.
+    If an answer is invalid, the model is asked again; a row that never gets a valid answer is among
+    the failures, with the reason. The field `output` of a result line is the tag.
 
         redline tag tickets.csv --schema labels.json --model gpt-4o-mini \
             --rpm 500 -o tagged.jsonl
 
-    How good are the tags? Compare them with a column of labels, as often as you like: rows that are
-    already tagged are not sent again.
+    How good are the tags? Repeat the command with --gold and a column of correct labels, as often
+    as you like: rows that are already tagged are not sent again.
 
-        redline tag test.csv --schema labels.json --gold category -o tagged.jsonl
+        redline tag tickets.csv --schema labels.json --model gpt-4o-mini \
+            --rpm 500 -o tagged.jsonl --gold category
 
     The last line on stdout is then the accuracy, as in: accuracy: 2900/3080. Exit status: as for
     `redline run`.

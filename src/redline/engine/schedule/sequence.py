@@ -2,8 +2,8 @@
 
 state      meaning                                     may become
 waiting    it is in the queue, without a slot          running, ended
-running    it has a slot; its tokens are computed      waiting (preempted), ended
-ended      `ended` is the reason
+running    it has a slot; steps compute its tokens     waiting (preempted), ended
+ended      it is done; `ended` has the reason          -
 """
 
 from __future__ import annotations

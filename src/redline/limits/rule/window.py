@@ -483,9 +483,10 @@ class Window:
                 self._keeper.keep(record, abs(difference))
 
     def take(self, amount: int, now_s: float, *, is_paid: bool = False) -> None:
-        """Counts `amount` as just used by another client.
+        """Counts `amount` as used by another client at `now_s`; nothing if it is 0 or less.
 
-        is_paid: whether it was used in the past, so that the pace need not wait for it.
+        is_paid: it was used earlier, and the pace has already waited for it: it fills the window
+        from `now_s` on, but does not delay the next send. Without effect in a bucket.
         """
         if amount > 0:
             full_at_s = self._full_at_s
