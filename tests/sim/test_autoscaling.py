@@ -21,14 +21,15 @@ SETTINGS = ScaleSettings(max_replicas=40)
 
 
 @pytest.mark.slow
-def test_a_steady_load_with_noise_changes_the_fleet_seldom() -> None:
+@pytest.mark.parametrize("variation", [1.0, 3.0])
+def test_a_steady_load_with_noise_changes_the_fleet_seldom(variation: float) -> None:
     async def main() -> None:
         servers = Servers()
         async with fleet_of(servers, SETTINGS) as (pool, fleet):
-            arrivals = Arrivals(pool, lambda _: 5.0, seed=1)
+            arrivals = Arrivals(pool, lambda _: 5.0, variation=variation, seed=1)
             await arrivals.run(3 * 3600)
-            samples = [one for one in fleet.samples if one.at_s >= 3600]
-            changes = [one for one in fleet.history if one.at_s >= 3600]
+            samples = [one for one in fleet.samples if 3600 <= one.at_s < 3 * 3600]
+            changes = [one for one in fleet.history if 3600 <= one.at_s < 3 * 3600]
             assert [one.replicas for one in replay(fleet.samples, SETTINGS)][-1] == len(fleet.ready)
         assert len(changes) <= 4
         busy = sum(one.in_flight for one in samples)

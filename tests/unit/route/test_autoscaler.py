@@ -164,10 +164,13 @@ def test_a_fleet_shrinks_to_the_highest_demand_of_the_window() -> None:
     assert 2 <= decisions[-1].replicas <= 3
 
 
-def test_a_fleet_that_should_not_have_shrunk_waits_longer_the_next_time() -> None:
-    autoscaler, at, replicas = Autoscaler(ScaleSettings(max_replicas=40)), Sample(at_s=0.0), 8
+@pytest.mark.parametrize(("replicas", "low", "high"), [(8, 4.1, 5.6), (2, 0.5, 1.2), (4, 1.1, 2.6)])
+def test_a_fleet_that_should_not_have_shrunk_waits_longer_the_next_time(
+    replicas: int, low: float, high: float
+) -> None:
+    autoscaler, at = Autoscaler(ScaleSettings(max_replicas=40)), Sample(at_s=0.0)
     for second in range(12 * 2_000):
-        load = 4.1 if second % 2_000 < 1_000 else 5.6
+        load = low if second % 2_000 < 1_000 else high
         at = next(steady(load, ready=replicas, for_s=1, begin=at))
         replicas = autoscaler.decide(at).replicas
     shrunk = [one for one in autoscaler.history if one.after < one.before]
