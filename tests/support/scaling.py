@@ -94,8 +94,8 @@ class Arrivals:
     """Calls that arrive at random, independently of each other, and take a random time.
 
     replicas: how many replicas' slots the calls keep busy, by the time in seconds. call_s: the mean
-    of a log-normal distribution. variation: its standard deviation over its mean. wobble: each
-    minute has its own rate, with this relative standard deviation.
+    of a log-normal distribution whose standard deviation is as large. wobble: each minute has its
+    own rate, with this relative standard deviation.
     """
 
     def __init__(
@@ -105,7 +105,6 @@ class Arrivals:
         *,
         slots: int = 16,
         call_s: float = 20.0,
-        variation: float = 1.0,
         wobble: float = 0.05,
         seed: int = 0,
     ) -> None:
@@ -114,7 +113,6 @@ class Arrivals:
         self._replicas = replicas
         self._slots = slots
         self._call_s = call_s
-        self._variation = variation
         self._wobble = wobble
         self._draw = random.Random(seed)
         self._calls: set[asyncio.Task[None]] = set()
@@ -123,8 +121,8 @@ class Arrivals:
         """Sends calls for this time, and waits for their answers."""
         loop, draw = asyncio.get_running_loop(), self._draw
         begun_s = loop.time()
-        variance = math.log(1 + self._variation**2)
-        spread, middle = math.sqrt(variance), math.log(self._call_s) - variance / 2
+        spread = math.sqrt(math.log(2))
+        middle = math.log(self._call_s) - math.log(2) / 2
         minute, factor = -1, 1.0
         while (now_s := loop.time() - begun_s) < for_s:
             if now_s // 60 != minute:
