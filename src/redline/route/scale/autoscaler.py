@@ -16,12 +16,8 @@ shrinks                  to the highest demand of a scale-down window, if that i
 stops                    after `idle_s` without calls, if its minimum is 0; a call starts it again
 
 A fleet that had to grow soon after it shrank waits four times as long before it shrinks again.
-Until then, it shrinks only if half of its replicas would suffice; to the size that was too small,
-only if half of that size would suffice.
-
-How long a call takes is measured over a longer time than the arrival rate, because it rarely
-changes, and because its mean varies more by chance: a few calls may take very long. In a panic,
-it is at least the mean over half a scale-down window.
+Until then, it shrinks only if half of its replicas would suffice; to the size that was too small
+or a smaller one, only if half of that size would suffice.
 
 The stable and the panic window are those of the Knative Pod Autoscaler; the tolerance and the
 downscale stabilization are those of the Kubernetes Horizontal Pod Autoscaler.
@@ -44,12 +40,8 @@ from redline.route.scale.settings import ScaleSettings
 # that has ENOUGH arrivals. A tenth is Knative's share.
 PANIC_SHARES = (0.1, 0.25, 0.5, 1.0)
 ENOUGH = 20
-# Outside a panic, the arrival rate is measured over this share of the scale-down window, and the
-# duration of a call with a time constant of this many windows. Durations whose standard deviation
-# is three times their mean leave a fleet of 5 replicas' load at 0.49 to 0.56 utilization if they
-# are measured over half a window, and at 0.63 to 0.67 with three windows.
+# Outside a panic, the arrival rate is measured over this share of the scale-down window.
 STABLE_SHARE = 0.5
-CALL_WINDOWS = 3.0
 # A demand counts as higher than the fleet if it is higher by this many standard errors.
 SURE = 2.0
 # A queue should drain within this share of the panic window.
@@ -136,8 +128,7 @@ class Autoscaler:
         self._stable_s = STABLE_SHARE * settings.scale_down_window_s
         self._panic_s = [share * settings.panic_window_s for share in PANIC_SHARES]
         self._samples: deque[Sample] = deque()  # those of the longest of these spans
-        self._call_s = 0.0  # how long a call may take, for a panic
-        self._usual_call = _UsualCall(CALL_WINDOWS * settings.scale_down_window_s)
+        self._call_s = 0.0  # how long a call takes
         self._highest = _Highest(settings.scale_down_window_s)
         self._warm_up = _WarmUp(settings.warm_up_s)
         self._replicas = -1  # before the first sample
@@ -145,7 +136,6 @@ class Autoscaler:
         self._busy_s = -math.inf
         self._panicked_s = -math.inf
         self._shrank_s = -math.inf
-        self._shrank_to = 0
         self._is_shrunk = False
         self._too_small = 0  # the size from which the fleet last had to grow soon after it shrank
         self._holds = 1
@@ -176,8 +166,7 @@ class Autoscaler:
         while len(samples) > 2 and samples[1].at_s <= sample.at_s - longest_s:
             samples.popleft()
         stable = self._since(self._stable_s)
-        self._usual_call.observe(sample)
-        self._call_s = max(stable.call_s, self._usual_call.took_s)
+        self._call_s = stable.call_s or self._call_s
         self._last_s = sample.at_s
         if sample.in_flight or sample.waiting or self._since(self._panic_s[0]).arrivals:
             self._busy_s = sample.at_s
@@ -185,7 +174,7 @@ class Autoscaler:
             self._panicked_s = sample.at_s
         self._warm_up.observe(sample.ready, self._replicas, sample.at_s)
         self.capacity.observe(sample)
-        demand = self._demand(stable, sample, self._usual_call.took_s)
+        demand = self._demand(stable, sample)
         self._highest.add(sample.at_s, demand)
         return demand
 
@@ -215,7 +204,7 @@ class Autoscaler:
         settings, now = self._settings, self._replicas
         recent = [self._since(span_s) for span_s in self._panic_s]
         surge = next((one for one in recent if one.arrivals >= ENOUGH), recent[-1])
-        needed = self._demand(surge, sample, self._call_s) * settings.target_utilization
+        needed = self._demand(surge, sample) * settings.target_utilization
         demand = max(steady, needed + self._draining(surge, sample))
         wanted = math.ceil(demand)
         self._highest.add(sample.at_s, wanted)
@@ -255,21 +244,21 @@ class Autoscaler:
         window_s = settings.scale_down_window_s
         highest = self._highest.value
         fewer = max(1, math.ceil(highest))
-        shrunk_for_s = at_s - self._shrank_s
-        if shrunk_for_s < self._holds * window_s and fewer > self._too_small / 2:
+        is_held = at_s - self._shrank_s < self._holds * window_s
+        if is_held and fewer > self._too_small / 2:
             fewer = max(fewer, self._too_small + 1)
         is_sure = (
             self._highest.is_whole(at_s)
             and at_s - self._panicked_s >= settings.panic_window_s
-            and (shrunk_for_s >= self._holds * window_s or fewer <= now / 2)
+            and (not is_held or fewer <= now / 2)
         )
         if fewer > now * (1 - settings.tolerance) or not is_sure:
             return now, ""
         return fewer, f"demand was at most {highest:.1f} for {window_s:g} s"
 
-    def _demand(self, span: _Span, sample: Sample, call_s: float) -> float:
+    def _demand(self, span: _Span, sample: Sample) -> float:
         """Returns the number of replicas that the span's arrivals would use to the target."""
-        calls = span.arrivals_per_s * call_s
+        calls = span.arrivals_per_s * self._call_s
         # Before the first answer, or without arrivals, only the calls in flight are known.
         calls = calls or float(sample.in_flight)
         return self.capacity.replicas(calls, sample) / self._settings.target_utilization
@@ -289,12 +278,12 @@ class Autoscaler:
             self._warm_up.started(wanted - before, at_s)
             if self._is_shrunk and at_s - self._shrank_s < REGRET * self._holds * window_s:
                 self._holds = min(MOST_HOLDS, HOLDS * self._holds)
-                self._too_small = self._shrank_to
+                self._too_small = before
             self._is_shrunk = False
         else:
             if at_s - self._shrank_s >= REGRET * self._holds * window_s:
                 self._holds = max(1, self._holds // 2)
-            self._shrank_s, self._shrank_to, self._is_shrunk = at_s, wanted, True
+            self._shrank_s, self._is_shrunk = at_s, True
         self._replicas = wanted
         self.history.append(Change(at_s, before, wanted, reason))
 
@@ -373,28 +362,6 @@ class _Span(NamedTuple):
         """The mean seconds of an answered call; 0 without answers."""
         answered = self.last.answered - self.first.answered
         return (self.last.served_s - self.first.served_s) / answered if answered > 0 else 0.0
-
-
-class _UsualCall:
-    """Measures how long a call usually takes: the mean, weighted by exp(-age / constant_s)."""
-
-    def __init__(self, constant_s: float) -> None:
-        self._constant_s = constant_s
-        self._last: Sample | None = None
-        self._answered = self._served_s = 0.0
-
-    @property
-    def took_s(self) -> float:
-        """The seconds of a call; 0 before the first answer."""
-        return self._served_s / self._answered if self._answered > 0 else 0.0
-
-    def observe(self, sample: Sample) -> None:
-        last, self._last = self._last, sample
-        if last is None:
-            return
-        kept = math.exp((last.at_s - sample.at_s) / self._constant_s)
-        self._answered = kept * self._answered + sample.answered - last.answered
-        self._served_s = kept * self._served_s + sample.served_s - last.served_s
 
 
 class _Highest:
