@@ -175,8 +175,19 @@ def test_a_fleet_that_should_not_have_shrunk_waits_longer_the_next_time(
         replicas = autoscaler.decide(at).replicas
     shrunk = [one for one in autoscaler.history if one.after < one.before]
     assert shrunk
-    # The load changes every 1,000 s.
-    assert len(shrunk) <= 6
+    # The load changes every 1,000 s, and each wait ends.
+    assert 4 <= len(shrunk) <= 6
+
+
+def test_a_fleet_that_should_not_have_shrunk_shrinks_soon_if_half_of_that_size_suffices() -> None:
+    autoscaler, at, replicas = Autoscaler(ScaleSettings(max_replicas=40)), Sample(at_s=0.0), 4
+    for second in range(5_000):
+        load = 0.3 if second >= 4_000 else 1.1 if second % 2_000 < 1_000 else 2.6
+        at = next(steady(load, ready=replicas, for_s=1, begin=at))
+        replicas = autoscaler.decide(at).replicas
+    # It had to grow from 3 at 3,126 s, and waits until 7,146 s unless half of 3 suffices.
+    assert autoscaler.history[-1].before == 4
+    assert replicas == 1
 
 
 def test_a_fleet_without_calls_is_stopped_and_one_call_starts_it() -> None:
