@@ -21,19 +21,27 @@ SETTINGS = ScaleSettings(max_replicas=40)
 
 
 @pytest.mark.slow
-def test_a_steady_load_with_noise_changes_the_fleet_seldom() -> None:
+@pytest.mark.parametrize(
+    "loads", [{20.0: 5.0}, {10.0: 2.5, 200.0: 2.5}], ids=["alike", "long and short"]
+)
+def test_a_steady_load_with_noise_changes_the_fleet_seldom(loads: dict[float, float]) -> None:
+    """loads: the replicas that calls of this many seconds keep busy."""
+
     async def main() -> None:
         servers = Servers()
         async with fleet_of(servers, SETTINGS) as (pool, fleet):
-            arrivals = Arrivals(pool, lambda _: 5.0, seed=1)
-            await arrivals.run(3 * 3600)
-            samples = [one for one in fleet.samples if one.at_s >= 3600]
-            changes = [one for one in fleet.history if one.at_s >= 3600]
+            arrivals = [
+                Arrivals(pool, lambda _, load=load: load, call_s=call_s, seed=seed)
+                for seed, (call_s, load) in enumerate(loads.items(), 1)
+            ]
+            await asyncio.gather(*(one.run(3 * 3600) for one in arrivals))
+            samples = [one for one in fleet.samples if 3600 <= one.at_s < 3 * 3600]
+            changes = [one for one in fleet.history if 3600 <= one.at_s < 3 * 3600]
             assert [one.replicas for one in replay(fleet.samples, SETTINGS)][-1] == len(fleet.ready)
         assert len(changes) <= 4
         busy = sum(one.in_flight for one in samples)
         assert 0.6 <= busy / sum(one.ready * servers.slots for one in samples) <= 0.8
-        assert all(arrivals.outcomes)
+        assert all(all(one.outcomes) for one in arrivals)
         assert servers.dropped == 0
 
     virtual_run(main())
@@ -94,7 +102,7 @@ def test_a_thousand_replicas_with_a_call_in_flight_are_stopped_and_no_call_is_dr
         async with fleet_of(servers, settings) as (pool, fleet):
             load = [24.0, 2.0]
             arrivals = Arrivals(pool, lambda at_s: load[int(at_s // 40) % 2], slots=4)
-            await arrivals.run(5_200)
+            await arrivals.run(10_000)
             assert len(fleet.caught) >= 1_000
             traffic = pool.traffic
             assert traffic.ended == traffic.answered == len(arrivals.outcomes)

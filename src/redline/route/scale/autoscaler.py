@@ -1,7 +1,6 @@
 """Decides how many replicas a fleet should have, from samples of the fleet alone.
 
-demand        the replicas that the load needs: (calls that arrive per second x seconds that a call
-              takes) / capacity / target utilization
+demand        the replicas that the load needs: calls in flight / capacity / target utilization
 capacity      calls in flight that one replica can carry; measured, see Capacity
 in a panic    the p95 of the queue wait is above its SLO, or was in the last panic window
 
@@ -29,6 +28,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -40,7 +40,7 @@ from redline.route.scale.settings import ScaleSettings
 # that has ENOUGH arrivals. A tenth is Knative's share.
 PANIC_SHARES = (0.1, 0.25, 0.5, 1.0)
 ENOUGH = 20
-# Outside a panic, the arrival rate is measured over this share of the scale-down window.
+# Outside a panic, the calls in flight are a mean over this share of the scale-down window.
 STABLE_SHARE = 0.5
 # A demand counts as higher than the fleet if it is higher by this many standard errors.
 SURE = 2.0
@@ -174,7 +174,7 @@ class Autoscaler:
             self._panicked_s = sample.at_s
         self._warm_up.observe(sample.ready, self._replicas, sample.at_s)
         self.capacity.observe(sample)
-        demand = self._demand(stable, sample)
+        demand = self._replicas_for(self._in_flight(), sample)
         self._highest.add(sample.at_s, demand)
         return demand
 
@@ -204,7 +204,8 @@ class Autoscaler:
         settings, now = self._settings, self._replicas
         recent = [self._since(span_s) for span_s in self._panic_s]
         surge = next((one for one in recent if one.arrivals >= ENOUGH), recent[-1])
-        needed = self._demand(surge, sample) * settings.target_utilization
+        needed = self._replicas_for(self._surging(surge, sample), sample)
+        needed *= settings.target_utilization
         demand = max(steady, needed + self._draining(surge, sample))
         wanted = math.ceil(demand)
         self._highest.add(sample.at_s, wanted)
@@ -256,17 +257,37 @@ class Autoscaler:
             return now, ""
         return fewer, f"demand was at most {highest:.1f} for {window_s:g} s"
 
-    def _demand(self, span: _Span, sample: Sample) -> float:
-        """Returns the number of replicas that the span's arrivals would use to the target."""
-        calls = span.arrivals_per_s * self._call_s
+    def _in_flight(self) -> float:
+        """Returns the mean number of calls in flight over the stable span.
+
+        The arrival rate times the mean duration would be less exact: a call that took longer than
+        the span counts with all of its duration at its end, as if several had been in flight.
+        """
+        samples = self._samples
+        begin_s = samples[-1].at_s - self._stable_s
+        took_s = call_s = 0.0
+        for before, after in pairwise(samples):
+            lasted_s = after.at_s - max(before.at_s, begin_s)
+            if lasted_s > 0:
+                took_s += lasted_s
+                call_s += lasted_s * after.in_flight
+        return call_s / took_s if took_s else float(samples[-1].in_flight)
+
+    def _surging(self, surge: _Span, sample: Sample) -> float:
+        """Returns the number of calls in flight that the arrivals of a span lead to."""
         # Before the first answer, or without arrivals, only the calls in flight are known.
-        calls = calls or float(sample.in_flight)
+        return surge.arrivals_per_s * self._call_s or float(sample.in_flight)
+
+    def _replicas_for(self, calls: float, sample: Sample) -> float:
+        """Returns the number of replicas that this many calls in flight would use to the target."""
         return self.capacity.replicas(calls, sample) / self._settings.target_utilization
 
     def _noise(self) -> float:
         """Returns the share by which a demand may seem higher than it is, by chance.
 
-        Both the number of arrivals and the mean duration of a call vary by about 1 / sqrt(n).
+        With Poisson arrivals, the mean number of calls in flight over a span much longer than a
+        call has the relative standard error sqrt((1 + v^2) / arrivals), where v is the standard
+        deviation of the durations over their mean. Here, v is 1, as if they were exponential.
         """
         arrivals = self._since(self._stable_s).arrivals
         return SURE * math.sqrt(2 / arrivals) if arrivals else math.inf
