@@ -17,7 +17,7 @@ _MOST_PROMPT_TOKENS = 1_000_000
 _OWN = (
     time(
         "duration",
-        "How long to send requests. Default 60s; 15s per level with --find-concurrency; the whole "
+        "How long to send requests. Default: 60s; 15s per level with --find-concurrency; the whole "
         "trace with --replay.",
         section="What load",
     ),
@@ -25,7 +25,7 @@ _OWN = (
         "warm_up",
         "TIME",
         "Leave this first part of the duration out of the figures, while caches fill and servers "
-        "compile. Default 0s.",
+        "compile. Default: 0s.",
         field="warm_up_s",
         read=partial(values.duration, may_be_0=True),
     ),
@@ -33,7 +33,7 @@ _OWN = (
     flag(
         "concurrency",
         "N",
-        "Users, each of whom sends the next request when the last answer is complete. Default 16. "
+        "Users, each of whom sends the next request when the last answer is complete. Default: 16. "
         "With a rate or a trace: maximum requests in flight, default 1000.",
         short="-c",
         read=users,
@@ -57,7 +57,7 @@ _OWN = (
         "Send requests at the arrival times that redline run --trace TRACE recorded; without "
         "--rows, prompts and answers also have the recorded lengths.",
     ),
-    whole("seed", "Seed for random arrivals and synthetic prompts. Default 0.", least=0),
+    whole("seed", "Seed for random arrivals and synthetic prompts. Default: 0.", least=0),
     switch(
         "find_concurrency",
         "Try 1, 2, 4, ... users, at most -c N (default 256), while throughput rises; report the "
@@ -78,7 +78,7 @@ _OWN = (
     ),
     whole(
         "prompt_tokens",
-        "Send synthetic prompts of about N tokens, no two alike. Default 128. Not with --rows.",
+        "Send synthetic prompts of about N tokens, no two alike. Default: 128. Not with --rows.",
         most=_MOST_PROMPT_TOKENS,
     ),
     whole(

@@ -44,7 +44,7 @@ _CALLING = (
 _HELP = {
     "constant_prompt": "Allow a prompt or body that uses no column.",
     "endpoint": "Another endpoint of the pool. Repeatable.",
-    "balance": "Which endpoint of a pool gets a request, as in a run. Default p2c.",
+    "balance": "Which endpoint of a pool gets a request, as in a run. Default: p2c.",
     "budget": "The most that this command may spend, such as 5usd. Never exceeded.",
 }
 

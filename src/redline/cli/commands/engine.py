@@ -25,12 +25,16 @@ PARAMS = (
         "model", "MODEL", "A folder that save_pretrained wrote, or a model on the Hugging Face Hub."
     ),
     whole(
-        "port", "Port to listen on. Default 0: a free one.", least=0, most=65_535, section="Address"
+        "port",
+        "Port to listen on. Default: 0 (a free one).",
+        least=0,
+        most=65_535,
+        section="Address",
     ),
     flag(
         "host",
         "ADDRESS",
-        "Address to listen on; no key is required. Default 127.0.0.1: this machine only.",
+        "Address to listen on; no key is required. Default: 127.0.0.1 (this machine only).",
     ),
     *ENGINE_FLAGS,
     choice(

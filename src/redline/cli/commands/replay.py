@@ -17,7 +17,7 @@ from redline.store import local_path
 
 PARAMS = (
     Word("trace", "TRACE", "A file that redline run --trace has written."),
-    whole("calls", f"Replay the latest N calls. Default {MOST_CALLS:,}."),
+    whole("calls", f"Replay the latest N calls. Default: {MOST_CALLS:,}."),
     switch("json", "Print one JSON object."),
 )
 

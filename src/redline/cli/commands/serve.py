@@ -38,7 +38,7 @@ _CALLING = (
 _HELP = {
     "endpoint": "A URL, or a name from the file; or sim or engine:DIR, which the gateway starts. "
     "Repeatable: several URLs or names form a fleet. Default: all [endpoints.NAME] of the file.",
-    "balance": "Which endpoint gets a call. Default p2c.",
+    "balance": "Which endpoint gets a call. Default: p2c.",
     "concurrency": "Maximum calls in flight, at all endpoints of a model together. Default: what "
     "the endpoints allow.",
 }
@@ -46,12 +46,12 @@ _OWN = (
     flag(
         "config",
         "FILE",
-        f"Settings file. Default {_FILE} in this folder, if it exists.",
+        f"Settings file. Default: {_FILE} in this folder, if it exists.",
         section="Address",
     ),
-    flag("host", "HOST", "Address to listen on. Default 127.0.0.1: this machine only."),
-    whole("port", "Port to listen on. Default 8080; 0 for a free one.", least=0, most=65_535),
-    whole("workers", "Processes that serve the address and share its limits. Default 1."),
+    flag("host", "HOST", "Address to listen on. Default: 127.0.0.1 (this machine only)."),
+    whole("port", "Port to listen on. Default: 8080; 0 for a free one.", least=0, most=65_535),
+    whole("workers", "Processes that serve the address and share its limits. Default: 1."),
     flag(
         "tls_cert",
         "FILE",
@@ -73,12 +73,14 @@ _OWN = (
         read=values.path,
     ),
     time(
-        "drain", "How long calls in flight may take at shutdown. Default 60s.", most_s=_MOST_DRAIN_S
+        "drain",
+        "How long calls in flight may take at shutdown. Default: 60s.",
+        most_s=_MOST_DRAIN_S,
     ),
     flag(
         "body_size",
         "SIZE",
-        "Maximum size of a request's body. Default 32m.",
+        "Maximum size of a request's body. Default: 32m.",
         field="most_body_bytes",
         read=values.size,
     ),
@@ -92,7 +94,7 @@ _OWN = (
     flag(
         "cache_size",
         "SIZE",
-        "Maximum size of the cache. Default 1g.",
+        "Maximum size of the cache. Default: 1g.",
         field="max_bytes",
         read=values.size,
     ),
@@ -105,8 +107,8 @@ _OWN = (
         "Instead of endpoints, serve a Python function that takes a list; calls are batched.",
         section="A function of your own",
     ),
-    whole("max_batch_size", "Maximum items in one call of the function. Default 32."),
-    time("max_wait", "How long a call waits for others to fill a batch. Default 10ms."),
+    whole("max_batch_size", "Maximum items in one call of the function. Default: 32."),
+    time("max_wait", "How long a call waits for others to fill a batch. Default: 10ms."),
 )
 _ENDPOINT, *_OTHERS = job_flags(_CALLING, _HELP)
 PARAMS = (*_OWN, replace(_ENDPOINT, section="Endpoints"), *_OTHERS)

@@ -37,7 +37,11 @@ def _seconds(key: str, about: str) -> Option:
 
 PARAMS = (
     whole(
-        "port", "Port on 127.0.0.1. Default 0: a free one.", least=0, most=65_535, section="Address"
+        "port",
+        "Port on 127.0.0.1. Default: 0 (a free one).",
+        least=0,
+        most=65_535,
+        section="Address",
     ),
     flag("api_key", "KEY", "Refuse requests without this key."),
     _rates("requests", "Request limit, such as 2/1s or 500/60s. Repeatable.", section="Limits"),
@@ -67,14 +71,14 @@ PARAMS = (
     flag(
         "latency",
         "SECONDS",
-        "Time to an answer: 0.2, or 2-5 (uniform), or lognormal:1.2,0.4 (mu, sigma). Default 0.",
+        "Time to an answer: 0.2, or 2-5 (uniform), or lognormal:1.2,0.4 (mu, sigma). Default: 0.",
         read=_parsed(parse_latency),
         section="Latency and faults",
     ),
-    _seconds("per_token", "Time added by each token of the answer. Default 0."),
+    _seconds("per_token", "Time added by each token of the answer. Default: 0."),
     _seconds(
         "jitter",
-        "Delay each request by 0 to this many seconds before the limits are checked. Default 0.",
+        "Delay each request by 0 to this many seconds before the limits are checked. Default: 0.",
     ),
     flag(
         "faults",
@@ -86,7 +90,7 @@ PARAMS = (
     ),
     whole(
         "seed",
-        "Seed for latencies, faults and jitter, in order of arrival, and for stories. Default 0.",
+        "Seed for latencies, faults and jitter, in order of arrival, and for stories. Default: 0.",
         least=-(10**15),
     ),
     flag(
@@ -113,11 +117,11 @@ PARAMS = (
         "batch_latency",
         "SECONDS",
         "Time from the creation of a batch to the answer of each of its requests, as for "
-        "--latency. Default 0.",
+        "--latency. Default: 0.",
         read=_parsed(parse_latency),
         section="Batch API",
     ),
-    time("batch_window", "A batch expires after this time. Default 24h."),
+    time("batch_window", "A batch expires after this time. Default: 24h."),
     whole("batch_tokens", "Maximum tokens waiting in all batches together. Default: no limit."),
 )
 

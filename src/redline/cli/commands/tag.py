@@ -45,7 +45,7 @@ _OWN = (
     whole(
         "reasks",
         "How many times the model is asked to correct an invalid answer, given the error. "
-        f"Default {_REASKS}.",
+        f"Default: {_REASKS}.",
         least=0,
         most=_MOST_REASKS,
     ),

@@ -42,15 +42,15 @@ def _is_off(stated: bool, flag: str) -> bool:
 
 
 ENGINE_FLAGS = (
-    _number("max_batch_size", "Maximum sequences computed together. Default 32.", section="Size"),
+    _number("max_batch_size", "Maximum sequences computed together. Default: 32.", section="Size"),
     _number(
         "max_step_tokens",
-        "Maximum tokens computed in one step; a longer prompt takes several. Default 512.",
+        "Maximum tokens computed in one step; a longer prompt takes several. Default: 512.",
     ),
     flag(
         "max_wait_time",
         "TIME",
-        "How long an idle engine waits for more requests before it begins, such as 5ms. Default 0.",
+        "How long an idle engine waits for more requests before it begins, as in 5ms. Default: 0.",
         field="max_wait_s",
         read=partial(values.duration, most_s=LONGEST_WAIT_S, may_be_0=True),
     ),
@@ -65,7 +65,7 @@ ENGINE_FLAGS = (
         "small cache holds fewer sequences. Default: enough for --max-batch-size.",
     ),
     _number(
-        "max_waiting", "Maximum requests in the queue; further ones get HTTP 503. Default 1024."
+        "max_waiting", "Maximum requests in the queue; further ones get HTTP 503. Default: 1024."
     ),
     switch(
         "no_prefix_reuse",
@@ -88,7 +88,7 @@ ENGINE_FLAGS = (
     ),
     _number(
         "draft_tokens",
-        "Maximum draft tokens at a time; the number adapts to how many are accepted. Default 4.",
+        "Maximum draft tokens at a time; the number adapts to how many are accepted. Default: 4.",
     ),
     choice(
         "dtype",
@@ -96,7 +96,7 @@ ENGINE_FLAGS = (
         "Data type: auto (the default: the model's own), float32, bfloat16 or float16.",
         section="Processes",
     ),
-    _number("threads", "Threads of PyTorch in each process. Default 1."),
+    _number("threads", "Threads of PyTorch in each process. Default: 1."),
     _number(
         "tensor_parallel",
         "Split every layer over N processes, each with a share of the weights.",

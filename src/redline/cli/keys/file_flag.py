@@ -10,7 +10,7 @@ from redline.cli.flags import flag, stated
 
 # The default in `redline.serve.keys`, which takes too long to import just for this name.
 _FILE = "keys.jsonl"
-FILE = flag("file", "FILE", f"Key file. Default {_FILE}.")
+FILE = flag("file", "FILE", f"Key file. Default: {_FILE}.")
 
 
 def path_of(ctx: Context) -> Path:

@@ -204,12 +204,12 @@ class Options:
     )
     url: str | None = _flag(
         "PATH",
-        "Path to call. Default /v1/chat/completions; /v1/completions, /v1/embeddings and "
+        "Path to call. Default: /v1/chat/completions; /v1/completions, /v1/embeddings and "
         "/v1/responses are known, too; any other path takes and returns plain JSON. May be a "
         "template: '/chat?q={{ text | urlencode }}'.",
     )
     method: str | None = _flag(
-        "METHOD", "HTTP method. Default POST. A GET sends no body.", complete=METHODS
+        "METHOD", "HTTP method. Default: POST. A GET sends no body.", complete=METHODS
     )
     body: str | None = _flag(
         "TEMPLATE",
@@ -248,7 +248,7 @@ class Options:
     )
     api_key: str | None = _of_each(
         "NAME",
-        "Name of the variable that holds the API key, in the environment or in .env. Default "
+        "Name of the variable that holds the API key, in the environment or in .env. Default: "
         "OPENAI_API_KEY, sent only to OpenAI, this machine, and an OPENAI_BASE_URL set in the same "
         "place.",
         key="api_key_env",
@@ -361,7 +361,7 @@ class Options:
     cache_size: int | None = _flag(
         "SIZE",
         "Maximum size of the cache, such as 500m; the least recently used answers are removed "
-        "first. Default 1g.",
+        "first. Default: 1g.",
         read=values.size,
         python="cache",
     )
@@ -403,19 +403,19 @@ class Options:
         "Continue an output even if it was begun with a different prompt, model or parameter."
     )
     max_retries: int | None = _whole(
-        "Attempts at a row after the first. Default 8. Retries after HTTP 429 count separately, "
+        "Attempts at a row after the first. Default: 8. Retries after HTTP 429 count separately, "
         "up to ten times as many.",
         least=0,
         most=_MOST_RETRIES,
         section=_END,
     )
     timeout_s: float | None = _time(
-        "Longest time for one attempt: 30 (seconds), 500ms or 5m. Default 10m.",
+        "Longest time for one attempt: 30 (seconds), 500ms or 5m. Default: 10m.",
         most_s=_LONGEST_TIMEOUT_S,
         of_endpoint=True,
     )
     connect_timeout_s: float | None = _time(
-        "Longest time to connect. Default 10s.",
+        "Longest time to connect. Default: 10s.",
         most_s=_LONGEST_TIMEOUT_S,
         of_endpoint=True,
         python="endpoint",
