@@ -152,6 +152,27 @@ def test_a_few_very_long_calls_change_nothing() -> None:
     assert not autoscaler.history
 
 
+def test_calls_that_queue_within_replicas_count_as_load() -> None:
+    """Five replicas of 16 calls each get the calls of nine; none waits in the pool."""
+    autoscaler = Autoscaler(ScaleSettings(max_replicas=40, capacity=16))
+    ended, waiting = 0, 0.0
+    for second in range(300):
+        ended, waiting = ended + 4, waiting + 3.2
+        autoscaler.decide(
+            Sample(
+                at_s=float(second),
+                in_flight=80,
+                waiting=round(waiting),
+                ended=ended,
+                answered=ended,
+                served_s=ended * 20.0,
+                ready=5,
+            )
+        )
+    # 144 calls in flight, at 0.7 of 16 each.
+    assert autoscaler.history[-1].after == 13
+
+
 def test_a_queue_is_drained_by_more_replicas_than_the_load_needs() -> None:
     autoscaler = Autoscaler(ScaleSettings(max_replicas=40))
     samples = list(steady(2.8, ready=4, for_s=600))

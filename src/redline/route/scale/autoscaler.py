@@ -1,6 +1,7 @@
 """Decides how many replicas a fleet should have, from samples of the fleet alone.
 
-demand        the replicas that the load needs: calls in flight / capacity / target utilization
+load          calls that would be in flight if none had to wait for a replica
+demand        the replicas that the load needs: load / capacity / target utilization
 capacity      calls in flight that one replica can carry; measured, see Capacity
 in a panic    the p95 of the queue wait is above its SLO, or was in the last panic window
 
@@ -28,7 +29,6 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -40,7 +40,7 @@ from redline.route.scale.settings import ScaleSettings
 # that has ENOUGH arrivals. A tenth is Knative's share.
 PANIC_SHARES = (0.1, 0.25, 0.5, 1.0)
 ENOUGH = 20
-# Outside a panic, the calls in flight are a mean over this share of the scale-down window.
+# Outside a panic, the load is averaged over this share of the scale-down window.
 STABLE_SHARE = 0.5
 # A demand counts as higher than the fleet if it is higher by this many standard errors.
 SURE = 2.0
@@ -127,7 +127,7 @@ class Autoscaler:
         self._settings = settings
         self._stable_s = STABLE_SHARE * settings.scale_down_window_s
         self._panic_s = [share * settings.panic_window_s for share in PANIC_SHARES]
-        self._samples: deque[Sample] = deque()  # those of the longest of these spans
+        self._samples: deque[_Summed] = deque()  # those of the longest of these spans
         self._call_s = 0.0  # how long a call takes
         self._highest = _Highest(settings.scale_down_window_s)
         self._warm_up = _WarmUp(settings.warm_up_s)
@@ -162,8 +162,8 @@ class Autoscaler:
     def _observe(self, sample: Sample) -> float:
         """Records the sample; returns the steady demand in replicas."""
         samples, longest_s = self._samples, max(*self._panic_s, self._stable_s)
-        samples.append(sample)
-        while len(samples) > 2 and samples[1].at_s <= sample.at_s - longest_s:
+        samples.append(samples[-1].then(sample) if samples else _Summed(sample, 0.0))
+        while len(samples) > 2 and samples[1].sample.at_s <= sample.at_s - longest_s:
             samples.popleft()
         stable = self._since(self._stable_s)
         self._call_s = stable.call_s or self._call_s
@@ -174,7 +174,7 @@ class Autoscaler:
             self._panicked_s = sample.at_s
         self._warm_up.observe(sample.ready, self._replicas, sample.at_s)
         self.capacity.observe(sample)
-        demand = self._replicas_for(self._in_flight(), sample)
+        demand = self._replicas_for(stable.load, sample)
         self._highest.add(sample.at_s, demand)
         return demand
 
@@ -220,7 +220,8 @@ class Autoscaler:
     def _since(self, span_s: float) -> _Span:
         """Returns the span of the last `span_s` seconds, or of the last two samples if longer."""
         samples = self._samples
-        first = bisect_right(samples, samples[-1].at_s - span_s, key=lambda one: one.at_s) - 1
+        begin_s = samples[-1].sample.at_s - span_s
+        first = bisect_right(samples, begin_s, key=lambda one: one.sample.at_s) - 1
         return _Span(samples[max(0, min(first, len(samples) - 2))], samples[-1])
 
     def _draining(self, surge: _Span, sample: Sample) -> float:
@@ -257,36 +258,20 @@ class Autoscaler:
             return now, ""
         return fewer, f"demand was at most {highest:.1f} for {window_s:g} s"
 
-    def _in_flight(self) -> float:
-        """Returns the mean number of calls in flight over the stable span.
-
-        The arrival rate times the mean duration would be less exact: a call that took longer than
-        the span counts with all of its duration at its end, as if several had been in flight.
-        """
-        samples = self._samples
-        begin_s = samples[-1].at_s - self._stable_s
-        took_s = call_s = 0.0
-        for before, after in pairwise(samples):
-            lasted_s = after.at_s - max(before.at_s, begin_s)
-            if lasted_s > 0:
-                took_s += lasted_s
-                call_s += lasted_s * after.in_flight
-        return call_s / took_s if took_s else float(samples[-1].in_flight)
-
     def _surging(self, surge: _Span, sample: Sample) -> float:
-        """Returns the number of calls in flight that the arrivals of a span lead to."""
+        """Returns the load of the arrivals of a span."""
         # Before the first answer, or without arrivals, only the calls in flight are known.
         return surge.arrivals_per_s * self._call_s or float(sample.in_flight)
 
-    def _replicas_for(self, calls: float, sample: Sample) -> float:
-        """Returns the number of replicas that this many calls in flight would use to the target."""
-        return self.capacity.replicas(calls, sample) / self._settings.target_utilization
+    def _replicas_for(self, load: float, sample: Sample) -> float:
+        """Returns the number of replicas that a load uses up to the target."""
+        return self.capacity.replicas(load, sample) / self._settings.target_utilization
 
     def _noise(self) -> float:
         """Returns the share by which a demand may seem higher than it is, by chance.
 
         With Poisson arrivals, the mean number of calls in flight over a span much longer than a
-        call has the relative standard error sqrt((1 + v^2) / arrivals), where v is the standard
+        call has the variance (1 + v^2) / arrivals, relative to its square, where v is the standard
         deviation of the durations over their mean. Here, v is 1, as if they were exponential.
         """
         arrivals = self._since(self._stable_s).arrivals
@@ -363,26 +348,57 @@ class Capacity:
         return max(by_calls, calls * sample.tokens / sample.in_flight / self.tokens)
 
 
-class _Span(NamedTuple):
-    """The arrivals and answers between two samples."""
+class _Summed(NamedTuple):
+    """A sample. work_s: the seconds that all calls together had been in flight by then."""
 
-    first: Sample
-    last: Sample
+    sample: Sample
+    work_s: float
+
+    def then(self, sample: Sample) -> _Summed:
+        calls = (self.sample.in_flight + sample.in_flight) / 2
+        return _Summed(sample, self.work_s + calls * (sample.at_s - self.sample.at_s))
+
+
+class _Span(NamedTuple):
+    """What happened between two samples."""
+
+    first: _Summed
+    last: _Summed
+
+    @property
+    def took_s(self) -> float:
+        return self.last.sample.at_s - self.first.sample.at_s
 
     @property
     def arrivals(self) -> int:
-        return max(0, self.last.arrived - self.first.arrived)
+        return max(0, self.last.sample.arrived - self.first.sample.arrived)
 
     @property
     def arrivals_per_s(self) -> float:
-        took_s = self.last.at_s - self.first.at_s
-        return self.arrivals / took_s if took_s else 0.0
+        return self.arrivals / self.took_s if self.took_s else 0.0
+
+    @property
+    def load(self) -> float:
+        """Calls that would have been in flight if none had had to wait.
+
+        This is the mean number in flight, times the calls that arrived over those that began. The
+        arrival rate times the mean duration would be less exact: a call that took longer than the
+        span counts with all of its duration at its end, as if several had been in flight; and where
+        calls queue within a replica, their durations include the wait.
+        """
+        if not self.took_s:
+            return float(self.last.sample.in_flight)
+        calls = (self.last.work_s - self.first.work_s) / self.took_s
+        more = self.last.sample.waiting - self.first.sample.waiting
+        begun = max(1, self.arrivals - more)
+        return calls * max(0, begun + more) / begun
 
     @property
     def call_s(self) -> float:
         """The mean seconds of an answered call; 0 without answers."""
-        answered = self.last.answered - self.first.answered
-        return (self.last.served_s - self.first.served_s) / answered if answered > 0 else 0.0
+        first, last = self.first.sample, self.last.sample
+        answered = last.answered - first.answered
+        return (last.served_s - first.served_s) / answered if answered > 0 else 0.0
 
 
 class _Highest:
