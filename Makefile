@@ -36,7 +36,7 @@ install: $(CORE) ## make .venv with redline in it, editable
 
 install-engine: $(ENGINE) ## add the local engine, with PyTorch, to the same .venv
 
-engine-demo: $(ENGINE) ## train a small model, serve it, ask it; some minutes the first time
+engine-demo: $(ENGINE) ## train a small model, serve it, ask it; a few minutes the first time
 	@$(BIN)/python examples/engine_demo.py
 
 install-test: $(TESTS) ## add what the tests, checks and benchmarks need

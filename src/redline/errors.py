@@ -21,7 +21,7 @@ RedlineError
       Unpriced           no price is known, so the budget cannot be enforced; stops the run
   NoEndpoint             every endpoint is down, or the shared limits cannot be reached
   TooManyFailures        the share of failed rows has reached --stop-at-error-rate
-  WaitTooLong            no call can be sent for longer than --longest-wait
+  WaitTooLong            the next call would wait longer than --longest-wait
   JournalError           the results file cannot be trusted or written
 
 Every error says what happened, where, and what to do about it.

@@ -244,11 +244,11 @@ KNOWN_RULES = {
 OF_A_MODEL = {
     "batch_efficiency": (
         "an endpoint does not report how full its batches are",
-        "a model in the run's own process does: --endpoint engine:DIR",
+        "a model in the run's own process does: --endpoint engine:MODEL",
     ),
     "gpu_utilization": (
         "no GPU of the run's own process can be read",
-        "it takes --endpoint engine:DIR, a GPU and `pip install nvidia-ml-py`",
+        "it takes --endpoint engine:MODEL, a GPU and `pip install nvidia-ml-py`",
     ),
 }
 BUILT_IN = tuple(

@@ -192,7 +192,7 @@ def test_a_stated_rule_without_a_figure_is_refused(rule: str, endpoint: str) -> 
     with pytest.raises(ConfigError) as caught:
         make_job([{}], {**job, "alerts": {rule: 0.5}}, {})
     assert caught.value.what.startswith(f"the job has no figure for the alert {rule}: ")
-    assert "--endpoint engine:DIR" in caught.value.hint
+    assert "--endpoint engine:MODEL" in caught.value.hint
     make_job([{}], {**job, "alerts": {rule: False}}, {})
     make_job([{}], {**job, "endpoint": Model(), "alerts": {rule: 0.5}}, {})
 

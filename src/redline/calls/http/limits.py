@@ -312,7 +312,7 @@ def _memory_in(stores: Stores) -> FoundRates | None:
 
 
 def limiter_of(endpoint: Endpoint, clock: Clock) -> RateLimiter:
-    """Opens the endpoint's limiter; may block for some seconds if its limits are shared.
+    """Opens the endpoint's limiter; may block for a few seconds if its limits are shared.
 
     Shared limits apply to all processes that use the endpoint with the same key; only a digest of
     the key is stored. Raises ConfigError if the limits should be shared but cannot be.
@@ -321,9 +321,9 @@ def limiter_of(endpoint: Endpoint, clock: Clock) -> RateLimiter:
 
 
 def account_of(endpoint: Endpoint) -> str:
-    """Returns the account whose limits apply: the base URL and a digest of the key.
+    """Returns the account whose limits apply: the base URL and a digest of the credentials.
 
-    Different spellings of an address are the same account: `https://Host:443/v1/` is
+    Different spellings of an address give the same account: `https://Host:443/v1/` and
     `https://host/v1`.
     """
     parts = urlsplit(endpoint.base_url)

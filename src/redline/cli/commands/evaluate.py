@@ -30,7 +30,7 @@ _OWN = (
     flag(
         "data",
         "FILE",
-        "The questions: a file as for `redline run`, or a folder of the datasets library.",
+        "The questions: a file as for `redline run`, or a dataset folder (Hugging Face datasets).",
         section="Requests",
     ),
     flag("task", "FILE", "An evaluation of your own, as a TOML file."),
@@ -68,7 +68,7 @@ PARAMS = (
 def evaluate(ctx: Context, words: list[str] | None) -> int:
     r"""Ask a model every question of a test set, and report how many answers are right.
 
-    Each question gets one line in the results, with correct, strict, extracted and verdict. If the
+    Each answer gets one line in the results, with correct, strict, extracted and verdict. If the
     evaluation is interrupted, the same command continues it, and the score is the same.
 
         redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
@@ -122,7 +122,7 @@ def _evaluation(named: list[str], given: Flags) -> Evaluation:
     stated = given.keys() & {"shots", "shots_file"}
     evaluation = replace(evaluation, **{name: given[name] for name in stated})
     if evaluation.shots and evaluation.shots_file is None:
-        raise ConfigError("shots come from a file of rows", hint="set it with --shots-file FILE")
+        raise ConfigError("no file of shots is set", hint="set it with --shots-file FILE")
     if evaluation.shots_file is not None and not (evaluation.shots or "shots" in given):
         raise ConfigError(
             f"the number of shots from {evaluation.shots_file} is not set",

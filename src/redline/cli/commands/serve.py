@@ -36,7 +36,8 @@ _CALLING = (
     *("guard_s", "charge", "timeout_s", "connect_timeout_s", "first_byte_timeout_s"),
 )
 _HELP = {
-    "endpoint": "A URL, or a name from the file; or sim or engine:DIR, which the gateway starts. "
+    "endpoint": "A URL, a name from the settings file, or a server that the gateway starts: sim or "
+    "engine:MODEL. "
     "Repeatable: several URLs or names form a fleet. Default: all [endpoints.NAME] of the file.",
     "balance": "Which endpoint gets a call. Default: p2c.",
     "concurrency": "Maximum calls in flight, at all endpoints of a model together. Default: what "
@@ -88,7 +89,7 @@ _OWN = (
     switch(
         "cache",
         "Cache answers, and reuse them for identical calls by the same tenant. Only deterministic "
-        "ones: with temperature 0 or a seed, or embeddings.",
+        "answers are cached: those with temperature 0 or a seed, and embeddings.",
     ),
     time("cache_ttl", "How long an answer is kept. Default: as long as there is room."),
     flag(

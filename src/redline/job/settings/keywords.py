@@ -88,8 +88,8 @@ class Keywords(TypedDict, total=False):
         strict: End the run at the first row that fails.
         stop_at_error_rate: End the run once this share of the last 1,000 rows has failed, such as
             "20%"; checked from row 100 on.
-        longest_wait_s: End the run instead of waiting longer than this for a limit or a
-            Retry-After, in seconds.
+        longest_wait_s: End the run rather than wait longer than this, in seconds, for a limit
+            or a Retry-After.
         retry_failed: Send only the rows that failed before.
         restart: Start over; the old files are kept.
         force: Continue an output even if it was begun with a different prompt, model or

@@ -346,7 +346,7 @@ class Options:
     )
     cache: bool | None = _switch(
         "Cache answers, and reuse them for identical requests, in this run and in later ones. Only "
-        "deterministic ones: with --temperature 0 or a seed, or embeddings.",
+        "deterministic answers are cached: those with --temperature 0 or a seed, and embeddings.",
         section=_CACHE,
     )
     no_cache: bool | None = _switch(
@@ -447,8 +447,8 @@ class Options:
         read=values.part,
     )
     longest_wait_s: float | None = _time(
-        "End the run instead of waiting longer than this for a limit or a Retry-After, such as "
-        "10min. The same command continues it. Default: wait however long it takes.",
+        "End the run rather than wait longer than this, such as 10m, for a limit or a Retry-After. "
+        "The same command continues it. Default: no limit.",
     )
     follow: bool | None = _switch(
         "After the last row of a JSONL file, wait for more, as tail -F does. Ctrl-C ends it.",

@@ -49,7 +49,8 @@ class ServedFunction(Around):
     name: the name of the function and of its model. paths: the paths that it answers. Items of all
     requests share batches of at most `max_batch_size` items, whatever the length of a request's
     list. If a field of a body has the name of one of the function's other parameters, its value is
-    passed as a keyword argument; only items with equal arguments share a batch.
+    passed as a keyword argument, except for fields that do not affect an answer, such as `user`;
+    only items with equal arguments share a batch.
     """
 
     def __init__(

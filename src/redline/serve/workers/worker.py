@@ -141,7 +141,7 @@ def slots_of(
 
 
 def this_worker() -> Worker | None:
-    """Returns this process's worker, on the first call only; None if it is not a worker."""
+    """Returns this process's worker on the first call; None later, or if it is not a worker."""
     text = os.environ.pop(_VARIABLE, None)
     if text is None:
         return None
