@@ -81,6 +81,25 @@ def test_what_could_never_be_granted_is_refused_with_its_reason() -> None:
             rules.check(cost)
 
 
+def test_a_call_fits_up_to_the_whole_of_a_limit_as_the_headers_have_lowered_it() -> None:
+    rules = budget_of(tokens="100/60s", headroom=0.5)
+    assert rules.fits(Cost(50))
+    assert not rules.fits(Cost(51))
+    rules.restate(rules.lines[0], Rate(40, 60.0))
+    assert rules.fits(Cost(20))
+    assert not rules.fits(Cost(21))
+    # It may be lowered for a while only.
+    rules.check(Cost(50))
+    assert budget_of().fits(Cost(10**9))
+
+
+def test_the_strictest_limit_spaces_calls_in_the_long_run() -> None:
+    rules = budget_of(requests="2/1s", tokens="100/1s", headroom=0.5)
+    assert rules.spacing_s(Cost(10)) == 1.0
+    assert rules.spacing_s(Cost(75)) == pytest.approx(1.5)
+    assert budget_of().spacing_s(Cost(75)) == 0
+
+
 def test_a_limit_that_keeps_its_window_keeps_what_was_sent_in_it() -> None:
     rules = budget_of(requests=("10/1s", "20/60s"))
     for _ in range(4):
@@ -113,6 +132,29 @@ def test_the_guard_follows_the_replies_unless_it_is_stated() -> None:
     assert measured.guard_s < 0.2 * first_s
     assert measured.lines[0].window.guard_s == measured.guard_s
     assert stated.guard_s == 0
+
+
+def test_replies_and_timers_are_measured_only_if_a_guard_is_needed() -> None:
+    assert budget_of(requests="20/1s", guard_s=None).learner is not None
+    assert budget_of(requests="20/1s").learner is None
+    rules = budget_of(guard_s=None)
+    assert rules.learner is None
+    rules.set_rates("requests", [Rate(20, 1.0)], 0.0)
+    assert rules.learner is not None
+    rules.drop(rules.lines)
+    assert rules.learner is None
+
+
+@pytest.mark.parametrize("late_s", [0.02, 0.04])
+def test_a_pace_catches_up_as_much_as_timers_are_usually_late(late_s: float) -> None:
+    rules = budget_of(requests="10/1s", profile="any", guard_s=None)
+    for _ in range(64):
+        rules.jitter.rang(late_s)
+    rules.book(Cost(), 0.0)
+    each_s = rules.wait_s(Cost(), 0.0)
+    rules.book(Cost(), each_s + late_s, late_s)
+    # As if the second had been in time.
+    assert rules.wait_s(Cost(), each_s + late_s) == pytest.approx(each_s - late_s)
 
 
 def test_the_guard_has_no_margin_while_a_limit_is_searched_for() -> None:
@@ -216,7 +258,8 @@ def test_a_booking_notes_what_a_server_counts_of_this_process_alone(profile: str
     # What a bucket has refilled by then is not missing from it.
     assert calls.alone == (2, pytest.approx(1.0), 0)
     assert tokens.alone == (400, pytest.approx(300.0), 0)
-    rules.lines[0].take(3, 4.0)
+    rules.lines[0].take(2, 4.0)
+    rules.lines[0].take(1, 4.0)
     calls, tokens = send(rules, Cost(200), 5.0)
     assert calls.alone == (6, pytest.approx(4.5), 3)
     assert tokens.alone == (600, pytest.approx(450.0), 0)

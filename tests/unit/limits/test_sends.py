@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from redline.limits.rule import CERTAIN, BucketLevel, Doubt, Spread
+from redline.limits import Rate
+from redline.limits.rule import CERTAIN, BucketLevel, Doubt, Spread, Window
 from support.catching import assert_caught
 from support.held import held
 
@@ -103,6 +104,22 @@ def test_nothing_is_left_when_all_is_settled() -> None:
     doubt.subtract(part)
     assert doubt.variance == pytest.approx(0.0, abs=1.0)
     assert doubt.margin(CERTAIN) == pytest.approx(0.0, abs=1.0)
+
+
+def test_an_amount_that_was_settled_leaves_no_doubt_with_its_window() -> None:
+    spread = Spread(10_000.0, 0.0, 1e6)
+    used, fresh = (
+        Window(Rate(2000, 60.0), kind="tokens", profile="moving", guard_s=0.0) for _ in range(2)
+    )
+    booking = used.book(100, 0.0, 0.0, spread)
+    used.sent(booking, 0.0)
+    used.settle(booking, 90)
+    for window in (used, fresh):
+        window.sent(window.book(100, 100.0, 0.0, spread), 100.0)
+    amounts = range(100, 2000, 100)
+    waits_s = [fresh.wait_s(amount, 101.0, spread) for amount in amounts]
+    assert 0 < sum(wait_s > 0 for wait_s in waits_s) < len(waits_s)
+    assert [used.wait_s(amount, 101.0, spread) for amount in amounts] == waits_s
 
 
 def test_what_is_taken_away_leaves_the_margin_of_the_rest() -> None:
