@@ -186,8 +186,10 @@ def test_a_fleet_follows_its_load_and_ends_with_calls_answered(start: Start) -> 
     status = up.until(url, lambda status: status["ready"] == 1)
     assert status["answered"] == 40
     told = [one["what"] for one in status["changes"]]
-    assert any("demand " in one and one.endswith("-> 3") for one in told)
-    assert re.search(r"demand was at most [\d.]+ for 1 s: 3 -> 1", "\n".join(told))
+    # A busy machine takes the samples at other moments, so the fleet may take two steps.
+    grown = r"demand [\d.]+( exceeds [12] by more than 10%)?(, and the maximum is 3)?: [12] -> 3"
+    assert re.search(grown, "\n".join(told))
+    assert re.search(r"demand was at most [\d.]+ for 1 s: [23] -> 1", "\n".join(told))
     with ThreadPoolExecutor(1) as threads:
         last = threads.submit(asked, url, {"model": "m"})
         up.until(url, lambda status: status["in_flight"] == 1)
