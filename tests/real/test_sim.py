@@ -981,7 +981,7 @@ def test_the_program_tells_its_url_first_and_ends_cleanly(ending: signal.Signals
 @pytest.mark.parametrize(
     ("flags", "what"),
     [
-        (["--requests", "0/1s"], "--requests must be a whole number of at least 1"),
+        (["--requests", "0/1s"], "--requests must be a whole number from 1 to 10^12"),
         (["--latency", "soon"], "latency is not a time: soon"),
         (["--charge", "twice"], "--charge must be one of actual, reserved, answered, not twice"),
         (["--jitter", "61"], "the jitter must be between 0 and 60 s, not 61"),

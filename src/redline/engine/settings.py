@@ -33,14 +33,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     drafted at once, 0 for none; fewer are drafted when that is faster. has_lookup: instead of using
     a draft model, draft the tokens that followed an earlier occurrence of the sequence's last
     tokens. max_batch_size: the most sequences computed at once. max_step_tokens: the most tokens
-    that one step computes. max_wait_s: how long an idle engine waits for more requests before it
-    begins, 0 to 60 seconds. max_model_len: the most tokens of a sequence, prompt and answer
-    together; None for the model's own maximum, but at most 4,096. max_cache_tokens: the size of the
-    cache in tokens; each sequence reserves max_model_len of them, so fewer than max_batch_size
-    sequences may be computed at once; None for room for max_batch_size sequences. max_waiting: the
-    most sequences in the queue; each answer to a request is one. reuses_prefixes: keep keys and
-    values for later prompts with the same beginning. tensor_parallel: the number of processes that
-    share each layer. pipeline_parallel: the number of stages into which the layers are split.
+    that one step computes. max_wait_s: the longest wait of an idle engine for more requests, 0 to
+    60 seconds; a full batch begins at once. max_model_len: the most tokens of a sequence, prompt
+    and answer together; None for the model's own maximum, but at most 4,096. max_cache_tokens: the
+    size of the cache in tokens; each sequence reserves max_model_len of them, so fewer than
+    max_batch_size sequences may be computed at once; None for room for max_batch_size sequences.
+    max_waiting: the most sequences in the queue; each answer to a request is one. reuses_prefixes:
+    keep keys and values for later prompts with the same beginning. tensor_parallel: the number of
+    processes that share each layer. pipeline_parallel: the number of stages into which the layers
+    are split.
     Raises ConfigError for values that are not valid.
     """
 

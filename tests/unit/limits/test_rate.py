@@ -50,7 +50,7 @@ def test_a_window_has_bounds(text: str) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, MAX_COUNT + 1])
 def test_a_count_has_bounds(count: int) -> None:
-    with pytest.raises(ConfigError, match=f"at least 1 per window, not {count}") as caught:
+    with pytest.raises(ConfigError, match=rf"from 1 to 10\^12 per window, not {count}") as caught:
         Rate(count, 1.0)
     assert caught.value.hint == "for example 2/1s or 500/60s"
 
@@ -101,7 +101,7 @@ def test_what_is_no_number_is_named(text: str) -> None:
 def test_a_number_that_cannot_be_a_count_is_named(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_count(text, "--rpm")
-    assert caught.value.what == f"--rpm must be a whole number of at least 1, not {text}"
+    assert caught.value.what == f"--rpm must be a whole number from 1 to 10^12, not {text}"
     assert caught.value.hint == "leave it out for no limit"
 
 

@@ -50,7 +50,8 @@ ENGINE_FLAGS = (
     flag(
         "max_wait_time",
         "TIME",
-        "How long an idle engine waits for more requests before it begins, as in 5ms. Default: 0.",
+        "Longest wait of an idle engine for more requests, such as 5ms; a full batch begins at "
+        "once. Default: 0.",
         field="max_wait_s",
         read=partial(values.duration, most_s=LONGEST_WAIT_S, may_be_0=True),
     ),

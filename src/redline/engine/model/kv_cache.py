@@ -32,7 +32,10 @@ class Shape(NamedTuple):
 
 
 class SlotCache:
-    """The keys and values of each layer, each (slots, kv_heads, capacity, head_size)."""
+    """The keys and values of each layer, as tensors (slots, kv_heads, capacity, head_size).
+
+    Their capacity is that of the shape, rounded up to a multiple of BUCKET.
+    """
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         capacity = bucketed(shape.capacity)

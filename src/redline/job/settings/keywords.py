@@ -65,7 +65,7 @@ class Keywords(TypedDict, total=False):
         ordered: Put the finished file in input order.
         keep_input: Include the row in its result line.
         raw: Keep the whole reply in the result line.
-        trace: File that records when each call arrived, where it went and how long it took.
+        trace: File that records the times, endpoints and outcome of each call.
         metrics_port: Port at which Prometheus can read the job's metrics, also as "HOST:PORT"; 0
             picks a free port.
         alerts: Thresholds by alert rule, and a webhook to which alerts are posted.

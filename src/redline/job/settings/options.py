@@ -385,8 +385,8 @@ class Options:
     raw: bool | None = _switch("Keep the whole reply in the result line.")
     trace: str | os.PathLike[str] | None = _flag(
         "FILE",
-        "Record when each call arrived, where it went and how long it took, but no texts, for "
-        "redline route replay FILE. Later runs are appended.",
+        "File for `redline route replay`: the times, endpoints and outcome of each call, but no "
+        "prompts or answers. Later runs are appended.",
         read=values.local,
     )
     metrics_port: tuple[str, int] | None = _flag(

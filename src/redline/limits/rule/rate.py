@@ -34,7 +34,8 @@ MAX_WINDOW_S = 31 * 86_400
 class Rate(msgspec.Struct, frozen=True):
     """At most `count` requests or tokens in any `window_s` seconds.
 
-    Raises ConfigError if either number is out of range.
+    count: a whole number from 1 to 10^12. window_s: above 0 and at most 2,678,400 (31 days). Raises
+    ConfigError for other values.
     """
 
     count: int
@@ -48,7 +49,7 @@ class Rate(msgspec.Struct, frozen=True):
             )
         if not 1 <= self.count <= MAX_COUNT:
             raise ConfigError(
-                f"a rate must allow at least 1 per window, not {self.count}",
+                f"a rate must allow from 1 to 10^12 per window, not {self.count}",
                 hint="for example 2/1s or 500/60s",
             )
         if not 0 < self.window_s <= MAX_WINDOW_S:
@@ -68,16 +69,16 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 def parse_count(text: str, what: str = "count") -> int:
-    """Parses a positive whole number such as `500`, `200k` or `1.5m`.
+    """Parses a whole number from 1 to 10^12, such as `500`, `200k` or `1.5m`.
 
-    what: the name of the number in the error. Raises ConfigError for anything else, including zero.
+    what: the name of the number in the error. Raises ConfigError for anything else.
     """
     value = _amount(text)
     if value is None:
         raise ConfigError(f"{what} is not a number: {text}", hint="for example 500, 200k or 1.5m")
     if not 1 <= value <= MAX_COUNT or value != int(value):
         raise ConfigError(
-            f"{what} must be a whole number of at least 1, not {text}",
+            f"{what} must be a whole number from 1 to 10^12, not {text}",
             hint="leave it out for no limit",
         )
     return int(value)

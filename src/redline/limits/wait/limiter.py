@@ -207,7 +207,8 @@ class Limiter(RateLimiter):
     def keep_sends(self, folder: Path, name: str, old_names: Sequence[str] = ()) -> None:
         """Counts the sends that earlier processes have stored in `folder`, and stores new ones.
 
-        name: identifies the endpoint in file names. old_names: read if `name` has no files.
+        name: the endpoint's name in file names. old_names: its names in older versions of redline,
+        whose files are read if `name` has none (see RecentSends).
         """
         self._recent = RecentSends(folder, name, self._clock, old_names)
         self.rules.keep_in(self._recent)

@@ -152,7 +152,8 @@ class RateLimiter(ABC):
     def keep_sends(self, folder: Path, name: str, old_names: Sequence[str] = ()) -> None:  # noqa: B027
         """Counts the sends that earlier processes have stored in `folder`, and stores new ones.
 
-        name: identifies the endpoint in file names. old_names: read if `name` has no files.
+        name: the endpoint's name in file names. old_names: its names in older versions of redline,
+        whose files are read if `name` has none (see RecentSends).
         """
 
     @abstractmethod

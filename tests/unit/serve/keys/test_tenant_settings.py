@@ -77,7 +77,7 @@ def test_classes_of_other_names() -> None:
             "the classes are: high, normal, low",
         ),
         ('"5/1s"', '"5"', "requests is not a rate: 5", "2/1s"),
-        ('"5/1s"', '"0/1s"', "requests must be a whole number of at least 1, not 0", ""),
+        ('"5/1s"', '"0/1s"', "requests must be a whole number from 1 to 10^12, not 0", ""),
         ('"200k/min"', '"many"', "tokens is not a rate: many", "200k/60s"),
         ("concurrency = 8", "concurrency = 0", "concurrency must be ", ""),
         ('"20usd"', "20", "money_per_day is not an amount of money: 20", "5usd"),
