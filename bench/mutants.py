@@ -159,6 +159,7 @@ MODULES = {
     "engine: draft and verify": Module(
         ("engine/draft/*",),
         (
+            "tests/unit/engine/test_acceptance.py",
             "tests/unit/engine/test_core.py",
             "tests/unit/engine/test_draft_length.py",
             "tests/unit/engine/test_lookup.py",

@@ -26,6 +26,8 @@ from redline.engine.draft import Lookup
         # Of equal matches the latest, and a longer match before a later one.
         ([1, 2, 8, 5, 1, 2, 9, 6, 1, 2], 1, [9]),
         ([7, 1, 2, 8, 5, 1, 2, 9, 7, 1, 2], 1, [8]),
+        # Eight equal tokens are as good as nine.
+        ([3, *range(10, 18), 8, 5, *range(10, 18), 9, 3, *range(10, 18)], 1, [9]),
         # One equal token is no match.
         ([1, 2, 3, 2], 4, []),
     ],
