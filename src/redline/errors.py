@@ -7,7 +7,7 @@ RedlineError
     Retryable            the same call may succeed later
       RateLimited        429: wait `retry_after_s`, or back off
       TimedOut           a timeout expired; `phase` says which
-      ServerFailed       408, 409, 425, 5xx, or an answer that broke off
+      ServerFailed       408, 409, 425, 5xx, or an answer that the server marks as broken off
       Disconnected       the connection was refused, reset or closed early
       BadReply           a 200 whose body cannot be read; final after two retries
     Final                the same call will never succeed
@@ -73,7 +73,7 @@ def _rebuild(
 
 
 class ConfigError(RedlineError):
-    """The settings cannot work; nothing was sent."""
+    """The settings cannot work. Nothing was sent, unless they made the first rows all fail."""
 
 
 class JournalError(RedlineError):
@@ -162,7 +162,7 @@ class RateLimited(Retryable):
 
 
 class ServerFailed(Retryable):
-    """The server responded with a status that may be transient, or its answer broke off."""
+    """A status that may be transient, or an answer that the server marks as broken off."""
 
 
 class Disconnected(Retryable):

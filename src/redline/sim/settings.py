@@ -35,7 +35,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: requests served at once; others wait in order of arrival. None for no cap.
     latency: seconds before the first byte. per_token_s: further seconds per completion token.
     faults: the share of admitted requests that fails, by kind.
-    headers: the style of limit headers. `none` sends neither limit headers nor Retry-After.
+    headers: the style of limit headers. `none` and `gemini` send neither limit headers nor
+        Retry-After, but with `gemini`, the body of a 429 has the wait.
     replay: a JSONL file of lines with a `question` and its `answer`, to answer from.
     stories: whether to answer with invented stories, determined by the question and the request's
         seed.

@@ -61,12 +61,13 @@ PARAMS = (
         "reserved, prompt and max_tokens on arrival, never given back; answered, the prompt on "
         "arrival and the answer when it ends.",
     ),
-    whole("concurrency", "Maximum requests served at once; others wait."),
+    whole("concurrency", "Maximum requests served at once; others wait. Default: no limit."),
     choice(
         "headers",
         HEADER_STYLES,
-        "Style of the limit headers: openai (the default), azure, anthropic, gemini, "
-        "envoy, ietf, slowapi, or none, which sends no Retry-After either.",
+        "Style of the limit headers: openai (the default), azure, anthropic, gemini (no headers: "
+        "the body of a 429 has the wait), envoy, ietf, slowapi, or none, which sends no "
+        "Retry-After either.",
     ),
     flag(
         "latency",

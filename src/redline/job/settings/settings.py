@@ -362,7 +362,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         if self.retry_failed:
             raise ConfigError(
                 "messages that failed are acknowledged, and not read again",
-                hint=f"their rows are in {output.failed_path}, ready to be used as input",
+                hint=f"their rows are in {output.failed_path}, each as the `input` of its line",
             )
         if self.samples > 1:
             raise ConfigError("messages of a stream are sent once each", hint="leave out samples")
