@@ -42,7 +42,8 @@ _OWN = (
     ),
     whole(
         "shots",
-        "Put the first N rows of --shots-file, with their answers, before each question.",
+        "Put the first N rows of --shots-file, with their answers, before each question. 0 leaves "
+        "out the shots of a task file.",
         least=0,
         most=1000,
     ),
@@ -68,14 +69,15 @@ PARAMS = (
 def evaluate(ctx: Context, words: list[str] | None) -> int:
     r"""Ask a model every question of a test set, and report how many answers are right.
 
-    Each answer gets one line in the results, with correct, strict, extracted and verdict. If the
-    evaluation is interrupted, the same command continues it, and the score is the same.
+    Each answer gets one line in the results, with correct, strict, extracted and verdict. Without
+    -o, the results are in NAME.results.jsonl. If the evaluation is interrupted, the same command
+    continues it, and the score is the same.
 
         redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
 
     A TOML file describes any other evaluation: prompt, gold (the column of the right answer) and
     metric (number, choice, exact, regex, json or judge), and optionally system, pattern, fields,
-    judge, shots and params.
+    letters, judge, shots, shots_file, params and name.
 
         redline eval --task capitals.toml --data capitals.csv
 

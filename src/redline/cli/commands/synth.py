@@ -57,7 +57,7 @@ _OWN = (
     flag(
         "first_seed",
         "N|off",
-        "Text n is asked for with the seed N + n. Default: 0; off sends no seeds.",
+        "The seed of text n is N + n. Default: 0; off sends no seeds.",
         read=_first_seed,
     ),
     whole("min_chars", "Replace texts shorter than N characters.", most=_MOST_CHARS),
@@ -71,11 +71,13 @@ _OWN = (
     flag(
         "similarity",
         "SHARE|off",
-        "Replace a text that has this much in common with an earlier one: the Jaccard index "
-        f"of their three-word sequences. Default: {_SIMILARITY}; off keeps all texts.",
+        "Replace a text that has at least this much in common with an earlier one: the Jaccard "
+        f"index of their three-word sequences. Default: {_SIMILARITY}; off keeps all texts.",
         read=_similarity,
     ),
-    whole("tries", f"Ask at most N times for one text. Default: {_TRIES}.", most=_MOST_TRIES),
+    whole(
+        "tries", f"Ask at most N times per run for one text. Default: {_TRIES}.", most=_MOST_TRIES
+    ),
 )
 PARAMS = (
     *_OWN,
@@ -90,8 +92,9 @@ PARAMS = (
 def synth(ctx: Context) -> int:
     r"""Generate texts from a prompt, without near-duplicates.
 
-    The prompt may use n (from 1), seed, and the columns of --vary and --rows-from. If the run
-    is interrupted, the same command continues it; a larger --count adds to the existing texts.
+    The prompt may use n (from 1), seed, and the columns of --vary and --rows-from. -o is required.
+    If the run is interrupted, the same command continues it; a larger --count adds to the existing
+    texts.
 
         redline synth --count 1000 --prompt 'Write a story about {{ topic }}.' \
             --vary topic=@topics.txt --vary temperature=0.7,1 \

@@ -72,8 +72,8 @@ PARAMS = (
     Word(
         "rows",
         "INPUT",
-        "Rows as for `redline run`. Without --prompt, the column named text is tagged, or, "
-        "without one, the only column.",
+        "Rows as for `redline run`. Without --prompt, rows with messages, prompt or input are sent "
+        "as by `redline run`; of other rows, the column named text is tagged, or the only column.",
     ),
     *_OWN,
     # Tagging sets the other flags itself, or does not use them.
@@ -99,8 +99,8 @@ def tag(ctx: Context, rows: str) -> int:
         redline tag tickets.csv --schema labels.json --model gpt-4o-mini \
             --rpm 500 -o tagged.jsonl --gold category
 
-    The last line on stdout is then the accuracy, as in: accuracy: 2900/3080. Exit status: as for
-    `redline run`.
+    The last line on stdout is then the accuracy, as in: accuracy: 2900/3080. --gold and --export
+    need -o. Exit status: as for `redline run`.
     """
     return _carry_out(Session(ctx), rows)
 

@@ -213,8 +213,8 @@ class Options:
     )
     body: str | None = _flag(
         "TEMPLATE",
-        "Template of the whole JSON body: '{\"q\": {{ text | json }}}'. @FILE reads it "
-        "from a file.",
+        "Template of the JSON body: '{\"q\": {{ text | json }}}'; --model and --param add what "
+        "it lacks. @FILE reads it from a file.",
         read=values.text_or_file,
     )
     output_path: str | None = _flag(
@@ -372,7 +372,7 @@ class Options:
         "FILE",
         "Results file: one JSON line per row. The same command continues it. A URL such as "
         "s3://bucket/labels.jsonl is uploaded when the run ends; until then the results are in "
-        "s3.redline/. Default: stdout, which cannot be continued.",
+        "s3.redline/. Without -o, run and tag write to stdout, and cannot be continued.",
         read=values.place,
         short="-o",
         section=_OUTPUT,

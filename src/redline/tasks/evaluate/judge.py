@@ -1,8 +1,8 @@
 """Asks a judge, a second model, whether an answer is right, for questions that no rule decides.
 
 The judge sees the question, the right answer and the answer, and ends its reply with a verdict. If
-the verdict is missing, the judge is asked once more. If it is missing again, the question fails:
-it counts as neither right nor wrong.
+the verdict is missing, the judge is asked once more. If it is missing again, the question fails,
+and counts in the accuracy like a failed call.
 """
 
 from __future__ import annotations

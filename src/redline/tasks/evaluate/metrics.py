@@ -49,7 +49,8 @@ class Grade(msgspec.Struct, frozen=True):
     """The grade of one answer.
 
     extracted: the value found in the answer, or None; its JSON as text if a results file cannot
-    hold the value. strict: the answer also has the form that its metric asks for.
+    hold the value. strict: the answer is right by the stricter rule of its metric, see above; for
+    `number`, an answer may be strict but not correct.
     """
 
     extracted: Any = None
