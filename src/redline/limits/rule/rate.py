@@ -48,7 +48,7 @@ class Rate(msgspec.Struct, frozen=True):
             )
         if not 1 <= self.count <= MAX_COUNT:
             raise ConfigError(
-                f"a rate must allow at least 1 per window, not {self.count}",
+                f"a rate must allow 1 to 10^12 per window, not {self.count}",
                 hint="for example 2/1s or 500/60s",
             )
         if not 0 < self.window_s <= MAX_WINDOW_S:
@@ -70,7 +70,8 @@ class Rate(msgspec.Struct, frozen=True):
 def parse_count(text: str, what: str = "count") -> int:
     """Parses a positive whole number such as `500`, `200k` or `1.5m`.
 
-    what: the name of the number in the error. Raises ConfigError for anything else, including zero.
+    what: the name of the number in the error. Raises ConfigError for anything else, including zero
+    and numbers above 10^12.
     """
     value = _amount(text)
     if value is None:
