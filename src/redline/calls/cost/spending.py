@@ -88,7 +88,11 @@ class Spending:
 
 
 def parse_money(text: str, what: str = "budget") -> int:
-    """Parses `5usd`, `0.50usd` or `$5` as picodollars, above 0. Raises ConfigError."""
+    """Parses `5usd`, `0.50usd` or `$5` as picodollars.
+
+    Raises ConfigError, which names `what`, unless the amount is above 0, at most a billion dollars,
+    and a whole number of picodollars.
+    """
     hint = "for example 5usd or 0.50usd"
     match = _MONEY.fullmatch(text.strip())
     if match is None or (match[1] is None) == (match[3] is None):

@@ -52,7 +52,10 @@ class Asked(msgspec.Struct, eq=False):
         return None if isinstance(body, dict) else body.texts()
 
     def amounts(self, tokenizer: Tokenizer | None) -> tuple[float, ...]:
-        """Returns the amounts for the weights: _BY_TOKEN with a tokenizer, otherwise _BY_CLASS."""
+        """Returns the amounts for the weights of estimate.py.
+
+        The weights are _BY_TOKEN with a tokenizer, otherwise _BY_CLASS.
+        """
         if not self._amounts or self.tokenizer is not tokenizer:
             body = self._body
             prompt = Prompt(body if isinstance(body, dict) else body.texts())

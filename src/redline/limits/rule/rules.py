@@ -25,9 +25,9 @@ class LimitLine(msgspec.Struct, eq=False):
     """One limit: its rate, and the window that keeps to it.
 
     user: the rate that the user configured; None for a limit from the server or the search. stated:
-    the rate in force, before headroom. most: the largest count that it ever had. name: its name in
-    the server's headers; "" if they do not name it. others: the amount of it that other clients are
-    known to have used so far.
+    the rate in force, before headroom. most: the largest count since the limit was set; headers may
+    lower the count and raise it again. name: its name in the server's headers; "" if they do not
+    name it. others: the amount of it that other clients are known to have used so far.
     """
 
     stated: Rate

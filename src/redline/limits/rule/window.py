@@ -267,7 +267,7 @@ class Window:
     def wait_s(self, amount: int, now_s: float, spread: Spread = CERTAIN) -> float:
         """Returns the seconds until `amount` may be sent: 0 for now.
 
-        inf if it has to wait until a booking is sent or released. amount: 1 or more; the caller
+        inf if it has to wait until a booking is sent or released. amount: 0 or more; the caller
         refuses an amount above the configured limit.
         """
         # If a burst may be the whole limit, the hard rule implies the soft one.

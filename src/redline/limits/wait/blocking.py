@@ -45,7 +45,7 @@ class SyncLimiter:
 
         tokens: of the input, or of input and output together; 0 or more. output_tokens: of the
         output alone; 0 if included in `tokens`. priority: lower goes first. Entering raises
-        OverLimit if the call could never be granted.
+        OverLimit if the call could never be granted, ConfigError if a limit counts negative tokens.
         """
         grant = self.acquire(Cost(tokens, output_tokens), priority)
         try:

@@ -55,7 +55,7 @@ class Limiter(RateLimiter):
 
         tokens: of the input, or of input and output together; 0 or more. output_tokens: of the
         output alone; 0 if included in `tokens`. priority: lower goes first. Entering raises
-        OverLimit if the call could never be granted.
+        OverLimit if the call could never be granted, ConfigError if a limit counts negative tokens.
         """
         return _Entry(self, self._clock, Cost(tokens, output_tokens), priority)
 
