@@ -494,7 +494,7 @@ def test_settings_that_need_a_restart_are_named_and_so_are_other_prices() -> Non
                 prices={"m": Price(input=1, cached_input=1, output=2)},
             )
             for notes in (front.served.change(other), front.served.change(other)):
-                fixed = [f"{name} keeps its value until a restart" for name in FIXED]
+                fixed = [f"{name}: a change needs a restart" for name in FIXED]
                 assert [note for note in notes if "restart" in note] == fixed
             assert "prices changed" not in notes
             front.served.change(front.settings)

@@ -52,7 +52,7 @@ _OWN = (
     ),
     flag("host", "HOST", "Address to listen on. Default: 127.0.0.1 (this machine only)."),
     whole("port", "Port to listen on. Default: 8080; 0 for a free one.", least=0, most=65_535),
-    whole("workers", "Processes that serve the address and share its limits. Default: 1."),
+    whole("workers", "Processes that serve the address, at most 64. Default: 1."),
     flag(
         "tls_cert",
         "FILE",
@@ -81,17 +81,21 @@ _OWN = (
     flag(
         "body_size",
         "SIZE",
-        "Maximum size of a request's body. Default: 32m.",
+        "Maximum size of a request's body. Default: 32 MiB.",
         field="most_body_bytes",
         read=values.size,
     ),
-    flag("state", "DIR", "Folder for state that outlives the process. Default: redline.serve."),
+    flag(
+        "state",
+        "DIR",
+        "Folder for files, batches, the cache and money spent. Default: redline.serve.",
+    ),
     switch(
         "cache",
         "Cache answers, and reuse them for identical calls by the same tenant. Only deterministic "
         "answers are cached: those with temperature 0 or a seed, and embeddings.",
     ),
-    time("cache_ttl", "How long an answer is kept. Default: as long as there is room."),
+    time("cache_ttl", "How long an answer is kept, at most 31d. Default: while there is room."),
     flag(
         "cache_size",
         "SIZE",
@@ -126,10 +130,10 @@ _FIELDS = (
 def serve(ctx: Context) -> int:
     r"""Serve every endpoint behind one address with the OpenAI API.
 
-    Each call goes to the endpoint that can answer it first, within the limits of each. If a server
-    dies, calls that it had not begun to answer are sent to another. The base URL is the first line
-    on stdout. Ctrl-C or SIGTERM lets the calls in flight finish, and a second signal stops
-    everything immediately; SIGHUP reads the settings again.
+    Each call goes to the endpoint that can answer it first, within each endpoint's limits. If a
+    server dies, calls that it had not begun to answer are sent to another. The base URL is the
+    first line on stdout. Ctrl-C or SIGTERM lets the calls in flight finish within --drain, and a
+    second signal stops everything immediately; SIGHUP reads the settings again.
 
         redline serve --endpoint http://10.0.0.5:8000/v1 \
             --endpoint http://10.0.0.6:8000/v1

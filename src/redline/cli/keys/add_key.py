@@ -14,7 +14,7 @@ PARAMS = (
     FILE,
     time(
         "expires",
-        "Refuse the key after this time, such as 90d or 12h. Default: never.",
+        "Refuse the key after this time, such as 90d or 12h; at most 3650d. Default: never.",
         most_s=_LONGEST_S,
     ),
     flag("note", "TEXT", "What the key is for, shown by redline keys list."),

@@ -13,6 +13,6 @@ HELP = """Manage the API keys of `redline serve`.
         redline keys list
         redline keys revoke k-7f3a9c1d
 
-    The file keeps a hash of each key, never the key itself. A running gateway reads the file again
-    when it changes.
+    The file keeps a hash of each key, never the key itself. `redline serve --keys keys.jsonl`
+    requires a key for every call, and reads the file again when it changes.
     """

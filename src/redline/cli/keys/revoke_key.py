@@ -17,8 +17,7 @@ PARAMS = (
 def revoke_key(ctx: Context, key_id: str) -> None:
     """Refuse a key from now on. Its line stays in the file, so `redline keys list` shows it.
 
-    A running gateway refuses the key as soon as it rereads the file; SIGHUP makes it do so at
-    once.
+    A running gateway refuses the key within about a second, or at once after SIGHUP.
 
         redline keys revoke k-7f3a9c1d
 

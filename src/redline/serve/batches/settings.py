@@ -24,8 +24,8 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     most_lines: the most lines in a batch. tenant_files, tenant_bytes: the most that is stored for a
     tenant, outputs included; uploads beyond that are refused. tenant_batches: the most unfinished
     batches of a tenant. tenant_uploads: the most concurrent uploads of a tenant. kept_s: the age at
-    which files expire; batches are forgotten as long after the end of their window. most_window_s:
-    the longest completion window.
+    which files expire, and how long after the end of its window a batch is forgotten.
+    most_window_s: the longest completion window.
 
     running: the most batches that run at once, with at most `tenant_running` of one tenant. Further
     batches wait, but the first batch of a tenant never does.

@@ -104,14 +104,14 @@ def refuse_other_site(exchange: Exchange, *, serves_here_only: bool) -> None:
     # its GET requests then have no Origin.
     if origin is not None and not _may_ask(origin):
         raise _elsewhere(
-            "Web pages of other sites may not use a gateway without keys: give it keys with "
-            "`redline keys add`, or send the request without an Origin header."
+            "Web pages of other sites may not use a gateway without keys: start it with `--keys`, "
+            "or send the request without an Origin header."
         )
     if serves_here_only and host is not None and not _leads_here(host):
         raise _elsewhere(
             "A gateway that has no keys and listens only on this machine does not accept requests "
-            f"for the host `{shortened(host)}`: give it keys with `redline keys add`, or send the "
-            "header `Host: localhost`."
+            f"for the host `{shortened(host)}`: start it with `--keys`, or send the header "
+            "`Host: localhost`."
         )
 
 

@@ -144,7 +144,7 @@ class Served(msgspec.Struct, eq=False):
         gateway.gates.tenants.replace(settings.tenants)
         gateway.gates.meter.change(settings.price_table)
         self.settings = replace(settings, **{name: getattr(before, name) for name in _FIXED})
-        notes = [f"{_NAMED.get(name, name)} keeps its value until a restart" for name in fixed]
+        notes = [f"{_NAMED.get(name, name)}: a change needs a restart" for name in fixed]
         if come := [one.label for one in new if one not in old]:
             notes.append(f"new endpoints: {', '.join(come)}")
         if again := [one.label for one in new if one in old and one.label in lost]:

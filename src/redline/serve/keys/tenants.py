@@ -14,7 +14,7 @@ _USUAL = TenantSettings()
 
 
 class Tenant:
-    """A customer of the gateway. Several keys may belong to one tenant."""
+    """A user of the gateway, with limits and a share. It may have several keys."""
 
     __slots__ = ("limits", "name", "settings")
 
