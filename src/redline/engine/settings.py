@@ -41,7 +41,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     most sequences in the queue; each answer to a request is one. reuses_prefixes: keep keys and
     values for later prompts with the same beginning. tensor_parallel: the number of processes that
     share each layer. pipeline_parallel: the number of stages into which the layers are split.
-    Raises ConfigError for values that are not valid.
+    All numbers are whole, except max_wait_s; draft_tokens is at least 0, max_step_tokens,
+    max_model_len and max_cache_tokens are at least 2, the others at least 1. Raises ConfigError for
+    values that are out of range.
     """
 
     model: str

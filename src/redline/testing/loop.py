@@ -82,8 +82,11 @@ def virtual_run(
 ) -> T:
     """Runs `main` to its end in a new VirtualLoop, and returns its result.
 
-    `asyncio.sleep`, `timeout` and `wait_for` take virtual time. When `main` has ended, remaining
-    tasks are cancelled. Raises what `main` raises, and Deadlock.
+    `asyncio.sleep`, `timeout` and `wait_for` take virtual time. An object with a parameter `clock`,
+    such as a Limiter, needs a VirtualClock of the loop, because its default is the machine's clock.
+    start_s: the loop's time at the beginning, in seconds. limit_s: the virtual seconds after which
+    `main` is considered endless, 7 days by default. When `main` has ended, remaining tasks are
+    cancelled. Raises what `main` raises, and Deadlock.
     """
     with asyncio.Runner(
         loop_factory=lambda: VirtualLoop(start_s=start_s, limit_s=limit_s)

@@ -34,7 +34,8 @@ MAX_WINDOW_S = 31 * 86_400
 class Rate(msgspec.Struct, frozen=True):
     """At most `count` requests or tokens in any `window_s` seconds.
 
-    Raises ConfigError if either number is out of range.
+    count: a whole number, 1 to 10^12. window_s: above 0, and at most 31 days. Raises ConfigError if
+    either number is out of range.
     """
 
     count: int
@@ -48,7 +49,7 @@ class Rate(msgspec.Struct, frozen=True):
             )
         if not 1 <= self.count <= MAX_COUNT:
             raise ConfigError(
-                f"a rate must allow at least 1 per window, not {self.count}",
+                f"a rate must allow 1 to 10^12 per window, not {self.count}",
                 hint="for example 2/1s or 500/60s",
             )
         if not 0 < self.window_s <= MAX_WINDOW_S:
@@ -74,7 +75,9 @@ def parse_count(text: str, what: str = "count") -> int:
     """
     value = _amount(text)
     if value is None:
-        raise ConfigError(f"{what} is not a number: {text}", hint="for example 500, 200k or 1.5m")
+        raise ConfigError(
+            f"{what} is not a number above 0: {text}", hint="for example 500, 200k or 1.5m"
+        )
     if not 1 <= value <= MAX_COUNT or value != int(value):
         raise ConfigError(
             f"{what} must be a whole number of at least 1, not {text}",

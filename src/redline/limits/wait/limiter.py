@@ -26,10 +26,11 @@ _NOTHING = Cost()
 
 
 class Limiter(RateLimiter):
-    """Applies the rates of `limits`, but not its concurrency (see Slots).
+    """Applies the rates of `limits`, but not its concurrency (see Slots) or `share`.
 
-    limits: a Limits, or the request limit alone, such as "2/1s". For one event loop; for threads,
-    use SyncLimiter.
+    limits: a Limits, or the request limit alone, such as "2/1s". clock: in virtual time, a
+    VirtualClock of the loop. For one event loop; for threads, use SyncLimiter. Raises ConfigError
+    for a text that is not a rate.
 
         async with limiter(tokens=900) as grant:
             reply = await call()
@@ -55,7 +56,7 @@ class Limiter(RateLimiter):
 
         tokens: of the input, or of input and output together; 0 or more. output_tokens: of the
         output alone; 0 if included in `tokens`. priority: lower goes first. Entering raises
-        OverLimit if the call could never be granted.
+        OverLimit if the call could never be granted, and ConfigError for tokens below 0.
         """
         return _Entry(self, self._clock, Cost(tokens, output_tokens), priority)
 
