@@ -42,8 +42,9 @@ class Deadlock(RedlineError):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop that never waits for time to pass. `time()` starts at `start_s` seconds.
 
-    limit_s: the virtual seconds after which the test is considered endless. `run_until_complete`
-    and `run_forever` raise Deadlock.
+    limit_s: the virtual seconds after which the test is considered endless, 7 days by default.
+    `run_until_complete` and `run_forever` raise Deadlock if nothing more can happen, or after that
+    time.
     """
 
     def __init__(self, *, start_s: float = 0.0, limit_s: float = LIMIT_S) -> None:
