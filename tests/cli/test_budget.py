@@ -36,7 +36,7 @@ def numbered(rows: Rows, count: int) -> str:
         (("--budget", "5"), "--budget is not an amount of money: 5", "5usd or 0.50usd"),
         (("--budget", "0usd"), "--budget is zero, too large or too precise: 0usd",
          "5usd or 0.50usd"),
-        (("--budget-tokens", "x"), "--budget-tokens is not a number: x", "1.5m"),
+        (("--budget-tokens", "x"), "--budget-tokens is not a number above 0: x", "1.5m"),
         (("--budget-tokens", "0"), "--budget-tokens must be a whole number", "leave it out"),
         (("--budget", "1usd", "--model", "foo"), "a budget in dollars needs the price of foo",
          'write [prices."foo"] into redline.toml'),

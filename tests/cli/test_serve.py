@@ -179,7 +179,7 @@ def test_flags_that_cannot_be(
         ),
         ("[serve]\ndrain = '-5'", "--drain is not a time: -5", "redline.toml, [serve]"),
         ("[serve]\nbody_size = 'big'", "--body-size is not a size", "redline.toml, [serve]"),
-        ("[serve]\nrpm = 'many'", "--rpm is not a number: many", "redline.toml, [serve]"),
+        ("[serve]\nrpm = 'many'", "--rpm is not a number above 0: many", "redline.toml, [serve]"),
         ("[serve]\nendpoint = []", "a gateway needs an endpoint", ""),
         (
             "[serve.classes.mine]\npriority = 10",

@@ -44,7 +44,7 @@ def key_seen(odd: Any) -> str | None:
          ""),
         ("[run]\nlog = 'xml'\n", "--log must be one of text, json, not xml",
          "redline.toml, [run]", ""),
-        ("[run]\nrpm = 'x'\n", "--rpm is not a number: x", "redline.toml, [run]",
+        ("[run]\nrpm = 'x'\n", "--rpm is not a number above 0: x", "redline.toml, [run]",
          "for example 500, 200k or 1.5m"),
         ("run = 3\n", "run must be a table", "redline.toml", "write [run]"),
         ("[endpoints.sim]\nbase_url = 'http://h/v1'\n",

@@ -45,11 +45,12 @@ def run(rows: object, **options: Unpack[Keywords]) -> Report:
     """Sends every row and returns the report. A failed row is an outcome and raises nothing.
 
     rows: a path, a URL such as s3://bucket/rows.jsonl, or an iterable or async iterable of dicts or
-    strings; a string is a prompt.
+    strings; the string "hello" is the row {"prompt": "hello"}.
     Without `output`, the report holds all outcomes in memory, in input order. Works in scripts and
-    notebooks; in other code with a running event loop, use `await redline.arun(...)`. The first
-    Ctrl-C lets calls in flight finish; the second cancels them. Raises ConfigError or JournalError
-    if the run cannot begin; an error that ends it early is in the report's `stopped`.
+    notebooks; in other code with a running event loop, it raises ConfigError: use
+    `await redline.arun(...)`. The first Ctrl-C lets calls in flight finish; the second cancels
+    them. Raises ConfigError or JournalError if the run cannot begin; an error that ends the run
+    early is in the report's `stopped`.
     """
     _refuse_to_block()
     report = run_job(_job_of(rows, options), display=_display(options))
@@ -65,7 +66,7 @@ async def arun(rows: object, **options: Unpack[Keywords]) -> Report:
 
     Installs no signal handlers. If the awaiting task is cancelled, calls in flight are cancelled
     too. With `output`, finished rows are then on disk, and `arun` with the same arguments resumes
-    the run.
+    the job. Raises as `run` does.
     """
     job = _job_of(rows, options)
     return await _run_in_loop(job, Parts(display=_display(options), on_metrics=_print_metrics))

@@ -20,8 +20,11 @@ from redline.route.pool import Pool
 class EndpointPool(Pool):
     """Several endpoints as one backend: each call goes to the first endpoint that can take it.
 
-    endpoints: settings or base URLs. balance: one of STRATEGIES. Close the pool with `aclose`.
-    Raises ConfigError for indistinguishable endpoints, or none at all.
+    endpoints: Endpoints or base URLs, at least one. balance: p2c, least_tokens, room, prefix,
+    cheapest, round_robin, weighted_score or normalized_score; see docs/fleet.md. Close the pool
+    with `aclose`, or pass it to a Client, which closes it. Raises ConfigError for an unknown
+    `balance`, for indistinguishable endpoints or none at all, and for a model name that only some
+    of the endpoints have in `models`.
     """
 
     def __init__(self, endpoints: Sequence[Endpoint | str], *, balance: str = "p2c") -> None:

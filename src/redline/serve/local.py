@@ -43,7 +43,8 @@ _GPU_S = 1.0
 class LocalEngine:
     """A model in this process, for `redline.run(rows, endpoint=LocalEngine(settings))`.
 
-    It answers requests under any model name.
+    It answers requests under any model name. The model is loaded when the run begins, and the run
+    raises ConfigError if that fails.
     """
 
     def __init__(self, settings: EngineSettings) -> None:

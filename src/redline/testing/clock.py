@@ -10,7 +10,11 @@ WALL_START_S = 1_767_225_600.0  # 2026-01-01 00:00:00 UTC, so that dates in test
 
 
 class ManualClock:
-    """A clock that moves only when `advance` is called; monotonic and wall time move together."""
+    """A clock that moves only when `advance` is called; monotonic and wall time move together.
+
+    now_s: the monotonic time at the beginning, in seconds. wall_s: the wall time at the beginning,
+    in seconds since 1970-01-01 UTC; by default the beginning of 2026.
+    """
 
     def __init__(self, now_s: float = 0.0, wall_s: float = WALL_START_S) -> None:
         self._now_s = now_s
@@ -41,7 +45,8 @@ class ManualClock:
 class VirtualClock:
     """The clock of an event loop, usually a VirtualLoop.
 
-    wall_start_s: the wall time, in seconds since 1970-01-01 UTC, at the loop's time 0.
+    wall_start_s: the wall time, in seconds since 1970-01-01 UTC, at the loop's time 0; by default
+    the beginning of 2026.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wall_start_s: float = WALL_START_S) -> None:

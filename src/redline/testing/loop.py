@@ -42,8 +42,9 @@ class Deadlock(RedlineError):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop that never waits for time to pass. `time()` starts at `start_s` seconds.
 
-    limit_s: the virtual seconds after which the test is considered endless. `run_until_complete`
-    and `run_forever` raise Deadlock.
+    limit_s: the virtual seconds after which the test is considered endless, 7 days by default.
+    `run_until_complete` and `run_forever` raise Deadlock if nothing more can happen, or after that
+    time.
     """
 
     def __init__(self, *, start_s: float = 0.0, limit_s: float = LIMIT_S) -> None:
@@ -82,8 +83,11 @@ def virtual_run(
 ) -> T:
     """Runs `main` to its end in a new VirtualLoop, and returns its result.
 
-    `asyncio.sleep`, `timeout` and `wait_for` take virtual time. When `main` has ended, remaining
-    tasks are cancelled. Raises what `main` raises, and Deadlock.
+    `asyncio.sleep`, `timeout` and `wait_for` take virtual time. An object with a parameter `clock`,
+    such as a Limiter, needs a VirtualClock of the loop, because its default is the machine's clock.
+    start_s: the loop's time at the beginning, in seconds. limit_s: the virtual seconds after which
+    `main` is considered endless, 7 days by default. When `main` has ended, remaining tasks are
+    cancelled. Raises what `main` raises, and Deadlock.
     """
     with asyncio.Runner(
         loop_factory=lambda: VirtualLoop(start_s=start_s, limit_s=limit_s)

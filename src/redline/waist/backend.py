@@ -65,8 +65,9 @@ class _Given(msgspec.Struct, frozen=True, kw_only=True):
 class Request(_Given, frozen=True, kw_only=True, dict=True):
     """One request, in the format of the endpoint's API.
 
-    url: a path such as `/v1/chat/completions`, joined to the endpoint's base URL. method: the HTTP
-    method. headers: HTTP headers, which take precedence over those of the endpoint.
+    url: a path such as `/v1/embeddings`, joined to the endpoint's base URL. method: the HTTP
+    method. headers: HTTP headers, which take precedence over those of the endpoint. Without these
+    fields, the request is the POST of a chat completion.
     body: any value that can be encoded as JSON, or None for no body. A user's own coroutine gets
     the body as its argument. Bytes are sent unchanged, and need a Content-Type in `headers`. Do not
     change the body in place: `with_fields` returns a changed request.

@@ -16,7 +16,9 @@ _OUT_OF_ORDER = frozenset({"server_failed", "disconnected", "timed_out", "bad_re
 class Attempts:
     """Counts the attempts whose requests were written.
 
-    retries: attempts of a request that was written before and failed. failovers: those retries
+    attempts: all of them. in_flight, most_in_flight: those that have not ended, now and at most.
+    input_tokens, output_tokens: of the replies, according to their usage. retries: attempts of a
+    request that was written before and failed. failovers: those retries
     whose request another endpoint may have billed. errors: the number of failed attempts by the
     error's kind, including `cancelled`. ended_s: the monotonic time when an attempt last ended.
     longest_s: the duration of the longest attempt in seconds. failures_in_a_row: the number of
@@ -61,7 +63,11 @@ class Attempts:
         input_tokens: int = 0,
         output_tokens: int = 0,
     ) -> None:
-        """Counts the end of an attempt. error: the kind of its error; None if it succeeded."""
+        """Counts the end of an attempt.
+
+        now_s: monotonic time. latency_s: the attempt's duration in seconds. error: the kind of its
+        error; None if it succeeded.
+        """
         self.in_flight -= 1
         self.input_tokens += input_tokens
         self.output_tokens += output_tokens

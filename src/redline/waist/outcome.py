@@ -105,7 +105,10 @@ class Outcome(msgspec.Struct, kw_only=True):
     """The outcome of a call; every call has exactly one.
 
     status: `succeeded`; `rejected` if the call will never succeed; `exhausted` if its retries or
-    its time ran out.
+    its time ran out. reply: None if no answer was read; a failure has a reply if its answer was
+    rejected, by `fail_on` or by the function `after`. error: None for a success. endpoint: the name
+    of the endpoint of the last attempt, "" without an attempt. attempts: the number of attempts, 0
+    if no request was made.
     latency_s: seconds from the write of the last attempt to the end of its response.
     tried: at most the 32 latest attempts, oldest first; for a row of a task, the attempts of all
     its requests. Empty if no request was made.
@@ -157,7 +160,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     @property
     def output(self) -> Any:
-        """The reply's output; None for a failure."""
+        """The reply's output; None without a reply. A rejected answer is an output, too."""
         return self.reply.output if self.reply is not None else None
 
 

@@ -93,7 +93,7 @@ def test_three_decimals_are_exact(thousandths: int, suffix: tuple[str, int]) -> 
 def test_what_is_no_number_is_named(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_count(text, "--rpm")
-    assert caught.value.what == f"--rpm is not a number: {text}"
+    assert caught.value.what == f"--rpm is not a number above 0: {text}"
     assert caught.value.hint == "for example 500, 200k or 1.5m"
 
 
@@ -108,7 +108,7 @@ def test_a_number_that_cannot_be_a_count_is_named(text: str) -> None:
 def test_a_rate_in_a_rate_text_has_the_same_errors() -> None:
     with pytest.raises(ConfigError, match="--requests must be a whole number"):
         parse_rate("0/1s", "--requests")
-    with pytest.raises(ConfigError, match="--requests is not a number: abc"):
+    with pytest.raises(ConfigError, match="--requests is not a number above 0: abc"):
         parse_rate("abc/1s", "--requests")
 
 
@@ -146,14 +146,14 @@ def test_no_rate_is_written_by_leaving_it_out(value: str | float) -> None:
 def test_what_is_no_number_is_refused_by_name(value: str | float) -> None:
     with pytest.raises(ConfigError) as caught:
         rate_per(value, 60.0, "--rpm")
-    assert caught.value.what == f"--rpm is not a number: {value}"
+    assert caught.value.what == f"--rpm is not a number above 0: {value}"
 
 
 def test_a_text_of_unknown_origin_is_called_what_it_should_be() -> None:
     for read, what in (
         (lambda: parse_rate("x"), "rate is not a rate: x"),
-        (lambda: parse_count("x"), "count is not a number: x"),
-        (lambda: rate_per("x", 1.0), "rate is not a number: x"),
+        (lambda: parse_count("x"), "count is not a number above 0: x"),
+        (lambda: rate_per("x", 1.0), "rate is not a number above 0: x"),
     ):
         with pytest.raises(ConfigError) as caught:
             read()

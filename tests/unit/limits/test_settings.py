@@ -125,7 +125,7 @@ def test_concurrency_has_bounds(concurrency: int) -> None:
 def test_a_bad_rate_says_which_limit() -> None:
     assert refused(requests="2").what == "the request limit is not a rate: 2"
     assert refused(tokens=["200k"]).what == "the token limit is not a rate: 200k"
-    assert refused(input_tokens="x/1s").what == "the input token limit is not a number: x"
+    assert refused(input_tokens="x/1s").what == "the input token limit is not a number above 0: x"
     assert refused(output_tokens="2").what == "the output token limit is not a rate: 2"
 
 

@@ -58,9 +58,11 @@ _MOST_IN_ONE_QUERY = 128
 class Cache(msgspec.Struct, frozen=True):
     """The settings of the answer cache.
 
-    folder: None for the user's cache folder. max_bytes: the largest size of the file in the folder,
-    at least 1,000,000; the least recently used answers are deleted first. includes_sampled: also
-    store answers that were sampled at random, so that identical requests get the same answer.
+    folder: None for redline/answers in XDG_CACHE_HOME, otherwise in ~/.cache. max_bytes: the
+    largest size of the file in the folder, at least 1,000,000, 1 GB by default; the least recently
+    used answers are deleted first. includes_sampled: also store answers that were sampled at
+    random, so that identical requests get the same answer. Raises ConfigError if max_bytes is too
+    small.
     """
 
     folder: str | os.PathLike[str] | None = None

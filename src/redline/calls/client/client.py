@@ -52,7 +52,8 @@ class Client:
         """Makes one call and returns its outcome; a failed call does not raise.
 
         request: a Request, or the body of a chat completion. deadline_s: seconds for the call and
-        its retries; None for no deadline.
+        its retries, from now on; None for no deadline. Raises ConfigError for any other object as
+        `request`.
         """
         call, request = _call(deadline_s), _request(request)
         try:
@@ -68,10 +69,11 @@ class Client:
     ) -> ChunkStream:
         """Returns an async iterator over the answer's chunks. Arguments: as for `call`.
 
-        A failed call is retried only before its first chunk. Its error is raised, even after some
-        chunks, so that an incomplete answer is never mistaken for a complete one. Leaving an
-        `async for` loop early ends the call if nothing else refers to the stream; otherwise call
-        the stream's `aclose`.
+        The first `anext` begins the call and its deadline, and raises the ConfigError for a wrong
+        request. A failed call is retried only before its first chunk. Its error is raised, even
+        after some chunks, so that an incomplete answer is never mistaken for a complete one.
+        Leaving an `async for` loop early ends the call if nothing else refers to the stream;
+        otherwise call the stream's `aclose`.
         """
         return ChunkStream(self._chunks(request, deadline_s))
 

@@ -53,10 +53,12 @@ _NEIGHBOURS_SHARE = 0.9
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The number and the pace of retries.
 
-    max_retries: attempts after the first, 0..100. base_s, cap_s: the longest back-off after the
-    first failure, and after any failure; above 0 and at most 86,400 s. share: the most retries as a
-    share of first attempts, 0..1, in addition to `floor_per_s` retries per second; further retries
-    wait. Raises ConfigError for a value out of range.
+    max_retries: attempts after the first, 0..100; retries after HTTP 429 count separately, up to
+    ten times as many. base_s, cap_s: the longest back-off after the first failure, and after any
+    failure; above 0 and at most 86,400 s. A back-off is uniform in 0..min(cap_s, base_s 2^k) after
+    k retries (full jitter: Brooker, AWS Architecture Blog, 2015). share: the most retries as a
+    share of first attempts, 0..1, in addition to `floor_per_s` retries per second, above 0 and at
+    most 86,400; further retries wait. Raises ConfigError for a value out of range.
     """
 
     max_retries: int = 8

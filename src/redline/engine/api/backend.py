@@ -29,7 +29,11 @@ _STATUS_BUSY = 503
 
 
 class Speaker(NamedTuple):
-    """What turns requests into tokens, and tokens into text. ends: tokens that end an answer."""
+    """What turns requests into tokens, and tokens into text.
+
+    tokenizer: a tokenizer of transformers. vocabulary: the number of token ids. max_model_len: the
+    most tokens of a prompt and its answer together. ends: tokens that end an answer.
+    """
 
     tokenizer: object
     pieces: Pieces
@@ -42,7 +46,8 @@ class Speaker(NamedTuple):
 class EngineBackend:
     """Answers /v1/chat/completions and /v1/completions with the engine in `thread`.
 
-    most_sequences: the size of the queue; a request with more choices is rejected.
+    name: of the model, for clients. most_sequences: the size of the queue; a request with more
+    choices is rejected.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ class Asked(NamedTuple):
 
     form: the other parameters. prompts: the token ids of each prompt. params: as requested;
     max_tokens is None if it was not given. schema: the JSON schema that the answers must follow;
-    None for free text.
+    None for free text. max_model_len: the most tokens of a prompt and its answer together.
     """
 
     form: _Chat | _Completion

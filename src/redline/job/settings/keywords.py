@@ -42,9 +42,9 @@ class Keywords(TypedDict, total=False):
             the API puts it, or the whole of a plain JSON answer.
         constant_prompt: Allow a prompt that uses no column, so that every row sends the
             same request.
-        call: A coroutine function that takes a row and returns the answer, in place of an endpoint.
+        call: A coroutine function that takes a row and returns the output, in place of an endpoint.
         endpoint: A URL, an Endpoint, "sim" (a built-in simulated server), a LocalEngine, or a list
-            of URLs and Endpoints.
+            of URLs and Endpoints. Default: the URL in OPENAI_BASE_URL, otherwise OpenAI.
         balance: Strategy that chooses one of several endpoints for a row. Default: "p2c".
         api_key: API key; "" sends none. Default: the key in OPENAI_API_KEY, sent only to OpenAI, to
             this machine, and to OPENAI_BASE_URL if no endpoint is given.
@@ -55,10 +55,12 @@ class Keywords(TypedDict, total=False):
         rps: Requests per second to each endpoint; may be a fraction: 2.5 becomes 3 per 1.2 s.
         rpm: Requests per minute to each endpoint.
         tpm: Tokens per minute at each endpoint, input and output together; also as text: "200k".
-        concurrency: Maximum requests in flight, at all endpoints together; "auto" searches for the
-            best number for each server.
+        concurrency: Maximum requests in flight, at all endpoints together, 1 to 100,000; "auto"
+            searches for the best number for each server. Default: 64 per endpoint, or more if a
+            request limit needs it.
         rate: "auto" finds the limits that you do not set, from the server's headers or by a search.
         cache: Cache answers, and reuse them for identical requests: True, a folder, or a Cache.
+            Default: no cache.
         output: File or URL for the results; the same call continues an unfinished run.
         format: Format of the result lines: "redline" (the default), or "batch", as the OpenAI
             Batch API writes them.
@@ -77,7 +79,7 @@ class Keywords(TypedDict, total=False):
         timeout_s: Longest time for one attempt, in seconds. Default: 600.
         max_retries: Attempts at a row after the first. Default: 8. Retries after HTTP 429 count
             separately, up to ten times as many.
-        row_deadline_s: Longest time for a row with all its retries, in seconds.
+        row_deadline_s: Longest time for a row with all its retries, in seconds. Default: no limit.
         deadline_s: End the run after this time, in seconds. The same call continues it.
         limit: Send only the first N rows.
         via: "live" (cancels open batches), "batch" (the Batch API), or "auto" (batches while
@@ -87,15 +89,15 @@ class Keywords(TypedDict, total=False):
         fail_on: Answers to count as failures: length, empty, content_filter, refusal.
         strict: End the run at the first row that fails.
         stop_at_error_rate: End the run once this share of the last 1,000 rows has failed, such as
-            "20%"; checked from row 100 on.
+            "20%"; checked from row 100 on. Default: only if the first 100 rows all fail.
         longest_wait_s: End the run rather than wait longer than this, in seconds, for a limit
-            or a Retry-After.
+            or a Retry-After. Default: no limit.
         retry_failed: Send only the rows that failed before.
         restart: Start over; the old files are kept.
         force: Continue an output even if it was begun with a different prompt, model or
             parameter.
-        before: Function that takes the row and returns the row to send.
-        after: Function that takes the output and returns the output to keep.
+        before: Plain function that takes the row and returns the row to send.
+        after: Plain function that takes the output and returns the output to keep.
         executor: Executor that runs `before` and `after`. Default: a thread pool.
         progress: Show progress. Default: only on a terminal or in a notebook.
     """

@@ -19,22 +19,24 @@ class Report(msgspec.Struct, kw_only=True):
     offered: the rows that this run took from the input; always succeeded + failed + unfinished.
     skipped: rows that an earlier run has done; failed_before: those of them that failed. untried:
     rows that no run has tried, which `retry_failed` leaves out. results: the number of successes of
-    all runs of the output; flawed: how many of these answers are cut, empty or refused, by finish
-    reason, a key of FAIL_ON. input: the counts of the whole input, over all runs. is_input_done:
-    whether the input was read to its end, or to the limit. outcomes: in input order; empty for a
-    run with an output, whose file has the results.
+    all runs of the output; flawed: how many of these answers are cut, empty, filtered or refused,
+    by finish reason, a key of FAIL_ON. input: the counts of the whole input, or of its rows up to
+    the option `limit`, over all runs. is_input_done: whether the input was read to its end, or to
+    `limit`. outcomes: in input order; empty for a run with an output, whose file has the results.
 
     stopped: the error that ended the run early, None if none did; interrupted: whether the user
     ended it. abandoned: work that had not ended when the run was abandoned, one line per row.
 
     attempts: the number of requests written; retries: how many of them were written again after a
-    failure. failovers: retries at a different endpoint from the failed attempt, which may have been
-    billed too. repeated: requests written again on a new connection because a reused connection
-    failed; the server may have processed both copies, which count as two requests, but not as a
-    retry. errors_by_kind: failed attempts by kind of error, including those that were retried.
-    outages: when the endpoint accepted no connections; with several endpoints, the outages of the
-    one that was down longest. endpoints: the use of each of several endpoints; empty for a run with
-    one. found_limits: the limits that were searched for and found, such as `20/1s requests` or
+    failure. rate_limited: attempts that ended with RateLimited. most_in_flight: the most calls in
+    flight at once. input_tokens, output_tokens: according to the usage in the replies. failovers:
+    retries at a different endpoint from the failed attempt, which may have been billed too.
+    repeated: requests written again on a new connection because a reused connection failed; the
+    server may have processed both copies, which count as two requests, but not as a retry.
+    errors_by_kind: failed attempts by kind of error, including those that were retried. outages:
+    when the endpoint accepted no connections; with several endpoints, the outages of the one that
+    was down longest. endpoints: the use of each of several endpoints; empty for a run with one.
+    found_limits: the limits that were searched for and found, such as `20/1s requests` or
     `45 in flight`. spent: the amounts that count against the budget, or the cost of the replies if
     prices are known. elapsed_s: the duration of the run in seconds.
 
@@ -124,6 +126,9 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every row of the input has its outcome saved, from this run or an earlier one."""
+        """Whether every row of the input, or up to `limit`, has an outcome, maybe a failure.
+
+        False if an error ended the run early, or if `retry_failed` left rows untried.
+        """
         is_all_tried = self.is_input_done and not self.untried
         return is_all_tried and not self.unfinished and self.stopped is None

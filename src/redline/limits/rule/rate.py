@@ -75,7 +75,9 @@ def parse_count(text: str, what: str = "count") -> int:
     """
     value = _amount(text)
     if value is None:
-        raise ConfigError(f"{what} is not a number: {text}", hint="for example 500, 200k or 1.5m")
+        raise ConfigError(
+            f"{what} is not a number above 0: {text}", hint="for example 500, 200k or 1.5m"
+        )
     if not 1 <= value <= MAX_COUNT or value != int(value):
         raise ConfigError(
             f"{what} must be a whole number from 1 to 10^12, not {text}",

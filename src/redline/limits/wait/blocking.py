@@ -20,8 +20,9 @@ _Ticket = tuple[int, int, threading.Event]
 class SyncLimiter:
     """Applies the rates of `limits` to any number of threads of one process.
 
-    limits: a Limits, or the request limit alone, such as "2/1s". Threads of one priority wait in
-    order of arrival, regardless of the size of their calls.
+    limits: a Limits, whose concurrency and `share` do not apply, or the request limit alone, such
+    as "2/1s". Threads of one priority wait in order of arrival, regardless of the size of their
+    calls. Raises ConfigError for a text that is not a rate.
 
         with limiter(tokens=900) as grant:
             reply = call()

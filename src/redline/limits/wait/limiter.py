@@ -26,10 +26,11 @@ _NOTHING = Cost()
 
 
 class Limiter(RateLimiter):
-    """Applies the rates of `limits`, but not its concurrency (see Slots).
+    """Applies the rates of `limits`, but not its concurrency (see Slots) or `share`.
 
-    limits: a Limits, or the request limit alone, such as "2/1s". For one event loop; for threads,
-    use SyncLimiter.
+    limits: a Limits, or the request limit alone, such as "2/1s". clock: in virtual time, a
+    VirtualClock of the loop. For one event loop; for threads, use SyncLimiter. Raises ConfigError
+    for a text that is not a rate.
 
         async with limiter(tokens=900) as grant:
             reply = await call()
