@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import urllib.request
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,6 +51,18 @@ def test_the_lower_case_name_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://other.invalid:1")
     monkeypatch.setenv("https_proxy", PROXY)
     assert proxy_of(endpoint()) == PROXY
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_the_settings_of_a_system_name_a_proxy_without_any_variable(
+    platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redline.calls.wire.endpoint.sys", SimpleNamespace(platform=platform))
+    monkeypatch.setattr(urllib.request, "getproxies", lambda: {"https": PROXY})
+    monkeypatch.setattr(urllib.request, "proxy_bypass", lambda host: host == "local.invalid")
+    assert proxy_of(endpoint("https://h.invalid/v1")) == PROXY
+    assert proxy_of(endpoint("https://local.invalid/v1")) is None
+    assert proxy_of(endpoint("http://h.invalid/v1")) is None
 
 
 @pytest.mark.parametrize(
