@@ -83,6 +83,12 @@ def test_no_proxy_names_hosts_that_are_reached_directly(
     assert proxy_of(endpoint(base_url)) == (None if is_reached_directly else PROXY)
 
 
+@pytest.mark.parametrize("password", ["a..b", "\u00e4..b", "\u00e4" * 64])
+def test_the_password_of_a_proxy_need_not_have_the_form_of_a_host(password: str) -> None:
+    proxy = f"http://me:{password}@proxy.invalid:3128"
+    assert proxy_of(endpoint(proxy=proxy)) == proxy
+
+
 @pytest.mark.parametrize("name", ["https_proxy", "HTTPS_PROXY"])
 def test_an_unusable_proxy_of_the_environment_is_named_by_its_variable_alone(
     name: str, monkeypatch: pytest.MonkeyPatch

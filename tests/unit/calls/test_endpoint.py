@@ -120,6 +120,7 @@ def test_a_key_that_no_header_can_carry_is_refused_unseen(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Endpoint(base_url="https://h/v1", api_key=key)
     assert SECRET not in str(caught.value)
+    assert "the API key" in caught.value.what
     assert caught.value.hint.startswith("check for a line break or a quotation mark")
 
 
