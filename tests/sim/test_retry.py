@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from redline.calls import Call, Chunk, Outcome, Reply, Request, Retry, RetryPolicy, Sink
+from redline.calls.client import RetryBudget
 from redline.errors import (
     BadReply,
     CallError,
@@ -323,6 +324,30 @@ def test_the_listener_hears_each_wait_begin_and_end() -> None:
     assert (heard.events[2].error, heard.events[2].wait_s) == ("rate_limited", 3.0)
 
 
+def test_the_listener_hears_when_a_wait_begins_and_what_it_is_for() -> None:
+    heard = Heard()
+    full = RateLimited("the endpoint is full", status=429, retry_after_s=3.0)
+    call_once([full, full, OK], latency_s=0.5, listener=heard)
+    waits = [event for event in heard.events if isinstance(event, RetryScheduled)]
+    assert [event.at_s for event in waits] == [0.5, 4.0]
+    assert {event.what for event in waits} == {"the endpoint is full"}
+
+
+def test_the_answer_of_a_retry_goes_to_the_sink_of_its_call() -> None:
+    async def main() -> None:
+        texts: list[str] = []
+
+        class Keeps(Sink):
+            async def put(self, chunk: Chunk) -> None:
+                texts.append(chunk.text)
+
+        retry = retry_of(ScriptedBackend([broken(), OK]))
+        assert (await retry.send(Request(), Call(), Keeps())).is_success
+        assert texts == ["ok"]
+
+    virtual_run(main())
+
+
 def test_a_waiting_row_can_be_cancelled() -> None:
     async def main() -> None:
         heard = Heard()
@@ -463,6 +488,36 @@ def test_retries_stay_a_share_of_traffic_and_all_rows_end() -> None:
         assert max(retries) == pytest.approx((2000 - 100) / 10, rel=0.02)
 
     virtual_run(main())
+
+
+def test_retries_are_earned_at_the_stated_pace() -> None:
+    """Rows that may go elsewhere wait for nothing but the budget."""
+
+    async def main() -> None:
+        backend = ScriptedBackend(lambda send: broken() if send.attempt == 1 else OK)
+        retry = retry_of(backend, floor_per_s=2.0, share=0.0)
+
+        async def fail_once(rows: int) -> list[float]:
+            since_s, before = now_s(), len(backend.sends)
+            calls = [Call(avoid=frozenset({"scripted"})) for _ in range(rows)]
+            await asyncio.gather(*[retry.send(Request(), call) for call in calls])
+            return [send.at_s - since_s for send in backend.sends[before + rows :]]
+
+        # Ten seconds' worth is saved up at first.
+        assert await fail_once(20) == [0.0] * 20
+        await asyncio.sleep(5.0)
+        assert await fail_once(12) == pytest.approx([*[0.0] * 10, 0.5, 1.0])
+
+    virtual_run(main())
+
+
+def test_a_budget_gives_what_is_earned_and_a_refusal_costs_nothing() -> None:
+    budget = RetryBudget(RetryPolicy(floor_per_s=0.5, share=0.25))
+    assert [budget.take(0.0, 0) for _ in range(12)] == [True] * 10 + [False] * 2
+    # A second earns half a retry, and a first attempt a quarter.
+    assert not budget.take(1.0, 1)
+    assert budget.take(1.0, 2)
+    assert not budget.take(1.0, 2)
 
 
 def test_429s_with_a_wish_spend_nothing_of_the_share() -> None:

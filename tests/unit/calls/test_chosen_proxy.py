@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import urllib.request
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +53,18 @@ def test_the_lower_case_name_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert proxy_of(endpoint()) == PROXY
 
 
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_the_settings_of_a_system_name_a_proxy_without_any_variable(
+    platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redline.calls.wire.endpoint.sys", SimpleNamespace(platform=platform))
+    monkeypatch.setattr(urllib.request, "getproxies", lambda: {"https": PROXY})
+    monkeypatch.setattr(urllib.request, "proxy_bypass", lambda host: host == "local.invalid")
+    assert proxy_of(endpoint("https://h.invalid/v1")) == PROXY
+    assert proxy_of(endpoint("https://local.invalid/v1")) is None
+    assert proxy_of(endpoint("http://h.invalid/v1")) is None
+
+
 @pytest.mark.parametrize(
     ("exempt", "base_url", "is_reached_directly"),
     [
@@ -67,6 +81,12 @@ def test_no_proxy_names_hosts_that_are_reached_directly(
     monkeypatch.setenv("https_proxy", PROXY)
     monkeypatch.setenv("no_proxy", exempt)
     assert proxy_of(endpoint(base_url)) == (None if is_reached_directly else PROXY)
+
+
+@pytest.mark.parametrize("password", ["a..b", "\u00e4..b", "\u00e4" * 64])
+def test_the_password_of_a_proxy_need_not_have_the_form_of_a_host(password: str) -> None:
+    proxy = f"http://me:{password}@proxy.invalid:3128"
+    assert proxy_of(endpoint(proxy=proxy)) == proxy
 
 
 @pytest.mark.parametrize("name", ["https_proxy", "HTTPS_PROXY"])

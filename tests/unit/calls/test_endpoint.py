@@ -22,6 +22,7 @@ SECRET = "sk-planted-4711"
         ("https://h/v1", "/v1", "https://h/v1"),
         ("https://h/api/v1", "/v1/embeddings", "https://h/api/v1/embeddings"),
         ("https://h/v1beta/openai", "/v1/embeddings", "https://h/v1beta/openai/embeddings"),
+        ("https://h/v1beta/openai", "/v1", "https://h/v1beta/openai"),
         ("http://h:8000", "/v1/completions", "http://h:8000/completions"),
         ("http://h:8000/v1", "/chat", "http://h:8000/chat"),
         ("http://h:8000/v1", "/v1beta/x", "http://h:8000/v1beta/x"),
@@ -119,6 +120,7 @@ def test_a_key_that_no_header_can_carry_is_refused_unseen(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Endpoint(base_url="https://h/v1", api_key=key)
     assert SECRET not in str(caught.value)
+    assert "the API key" in caught.value.what
     assert caught.value.hint.startswith("check for a line break or a quotation mark")
 
 
@@ -136,7 +138,9 @@ def test_its_label_is_its_name_or_its_host() -> None:
     assert Endpoint(base_url="https://h:8/v1", name="gpu-2").label == "gpu-2"
 
 
-@pytest.mark.parametrize("proxy", ["h:3128", "socks5://h", "http://h:99999", "http://a..b:1"])
+@pytest.mark.parametrize(
+    "proxy", ["h:3128", "socks5://h", "http://h:99999", "http://a..b:1", "http://h:3128?a=b"]
+)
 def test_a_proxy_is_an_http_url(proxy: str) -> None:
     with pytest.raises(ConfigError, match="the proxy is not the URL of an HTTP proxy") as caught:
         Endpoint(base_url="https://h/v1", proxy=proxy)
@@ -187,6 +191,9 @@ def test_the_page_of_a_server_is_a_path_or_a_url_without_a_password(
     with pytest.raises(ConfigError, match=f"{kind} must be true, false, a path or a URL") as caught:
         Endpoint(base_url="https://h/v1", **{kind: page})
     assert f"{kind} = true" in caught.value.hint
+    # The example is the page that servers usually have.
+    usual = {"metrics": "/metrics", "probe": "/health"}[kind]
+    assert f'{kind} = "http://10.0.0.5:9000{usual}"' in caught.value.hint
 
 
 @pytest.mark.parametrize("models", [{"": "m"}, {"fast": ""}, {"fast": 1}, {1: "m"}])
