@@ -43,10 +43,10 @@ class LoadOptions(TypedDict, total=False):
     rate, the most calls in flight, by default 1,000. rate_per_s: the rate at which requests are
     due, regardless of earlier requests; a list is due with its last request. arrivals: "constant"
     (the default) or "poisson"; needs a rate. seed: the seed of the arrivals, 0 by default.
-    warm_up_s: the first part of the duration, which is not measured. limit: the most requests.
-    batch_size: the most requests in a list, for a handler that takes lists. stream: False requests
-    whole answers from an endpoint. slo: objectives such as "ttft<500ms,latency<3s". think_time_s: a
-    user's pause between two requests, for `concurrent_users`.
+    warm_up_s: the first part of the duration, which is not measured, 0 by default. limit: the most
+    requests. batch_size: the most requests in a list, for a handler that takes lists. stream: False
+    requests whole answers from an endpoint. slo: objectives such as "ttft<500ms,latency<3s".
+    think_time_s: a user's pause between two requests, for `concurrent_users` only, 0 by default.
     """
 
     concurrency: int
@@ -76,7 +76,7 @@ class ThroughputMetrics(Figures, frozen=True, kw_only=True):
         duration_s: float = 60.0,
         **options: Unpack[LoadOptions],
     ) -> Self:
-        """Measures the throughput of `handler` over duration_s seconds, above 0.
+        """Measures the throughput of `handler` over duration_s seconds, above 0, at most 31 days.
 
         handler: a Backend, a Client, or a function of one request, async or plain; with
         `batch_size`, of a list of requests, which returns a list of the same length. The items of
@@ -167,7 +167,7 @@ def checked_plan(plan: Plan) -> Plan:
     """Returns the plan unchanged. Raises ConfigError if it is invalid."""
     duration_s, warm_up_s = plan.duration_s, plan.warm_up_s
     if not 0 < duration_s <= _LONGEST_S:
-        raise ConfigError(f"the duration must be above 0 s, not {duration_s:g} s")
+        raise ConfigError(f"the duration must be above 0 s, at most 31 days, not {duration_s:g} s")
     if warm_up_s < 0:
         raise ConfigError(f"the warm-up must be 0 s or more, not {warm_up_s:g} s")
     if warm_up_s >= duration_s:

@@ -9,8 +9,8 @@ input, disk   the observed rate, if one of them binds
 
 A different setting moves one constraint, and then the next one binds. Nothing is predicted for more
 than twice the observed number of calls in flight. The curve needs three levels, the highest at
-least 1.5 times the lowest; levels of earlier runs of the job count as well, and `-c auto` tries
-several in one run.
+least 1.5 times the lowest; levels of earlier runs of the job with the same endpoints and model
+count as well, and `-c auto` tries several in one run.
 """
 
 from __future__ import annotations
