@@ -198,7 +198,7 @@ def test_lines_that_do_not_count_are_told(cli: Cli) -> None:
     assert told.out.startswith("3 rows = 2 succeeded + 1 failed")
     text = " ".join(told.out.split())
     for note in (
-        "1 line is damaged and not counted: redline verify labels.jsonl names missing rows",
+        "1 line is damaged and not counted: redline verify labels.jsonl counts missing rows",
         "the last line is incomplete and is not counted",
         "1 line repeats a row and is not counted: redline repair labels.jsonl",
         "3 older lines of rows that were sent again are not counted",

@@ -131,7 +131,7 @@ def _missing(found: Opened, row: str) -> ConfigError:
     if number is not None and rows is not None and number > rows:
         hint = f"its input has {counted(rows, 'row')}"
     elif found.lines.damaged:
-        hint = "a damaged line may belong to that row: redline verify lists the missing rows"
+        hint = "a damaged line may belong to that row: redline verify counts missing rows"
     elif rows is None or found.lines.rows < rows:
         hint = "it may not be done yet; rows are numbered from 1, as in the input"
     else:
