@@ -57,7 +57,7 @@ _FEW_LEVELS = (
 _NOT_STEADY = "the run was never steady"
 _NOTHING_BINDS = "what binds is not known"
 _NEW_LIMIT = "a limit is new"
-_TOO_FAR = "more than twice the calls in flight seen so far"
+_TOO_FAR = "it needs more than twice the calls in flight seen so far"
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
