@@ -42,7 +42,7 @@ class Tally:
 
     begun_s: when the load began, monotonic. cost_of: returns the cost of an answer in picodollars;
     None if unknown. Including the warm-up: ended, failed, succeeded, which are the numbers of
-    requests; `batch_fill`; and the costs.
+    requests; the used places in lists; the costs.
     """
 
     def __init__(
