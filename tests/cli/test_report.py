@@ -91,7 +91,7 @@ def test_an_output_of_an_older_version_says_what_to_do(cli: Cli, job: Output) ->
     (job.state_path / "timeline.jsonl").unlink()
     told = cli("report", "out.jsonl", "-o", "page.html")
     assert told.status == 2
-    assert "out.jsonl has no timeline: an older version of redline wrote it" in told.err
+    assert "out.jsonl has no timeline: it was removed, or an older redline ran the job" in told.err
     assert "the next run with this output records a timeline" in told.err
 
 

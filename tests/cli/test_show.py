@@ -155,7 +155,7 @@ def test_nothing_of_others_moves_the_cursor(cli: Cli, flags: tuple[str, ...]) ->
 def test_a_job_that_no_run_has_finished_says_so(cli: Cli) -> None:
     labels(result(1), rows=None)
     assert cli("show", "labels.jsonl").out.startswith(
-        "1 row = 1 succeeded + 0 failed so far; no run has finished yet\n"
+        "1 row = 1 succeeded + 0 failed so far; the last run did not finish\n"
     )
     labels(result(1), rows=3)
     assert "1 row = 1 succeeded + 0 failed; of 3 in the input\n" in cli("show", "labels.jsonl").out
@@ -198,7 +198,7 @@ def test_lines_that_do_not_count_are_told(cli: Cli) -> None:
     assert told.out.startswith("3 rows = 2 succeeded + 1 failed")
     text = " ".join(told.out.split())
     for note in (
-        "1 line is damaged and not counted: redline verify labels.jsonl names missing rows",
+        "1 line is damaged and not counted: redline verify labels.jsonl counts missing rows",
         "the last line is incomplete and is not counted",
         "1 line repeats a row and is not counted: redline repair labels.jsonl",
         "3 older lines of rows that were sent again are not counted",
@@ -375,7 +375,7 @@ def test_nothing_is_written_and_a_run_may_hold_the_lock(cli: Cli, rows: Rows) ->
     manifest = Path("labels.redline/manifest.json")
     manifest.write_text(manifest.read_text("utf-8").replace('"rows": 3', '"rows": null'))
     said = "3 rows = 2 succeeded + 1 failed so far; "
-    assert cli("show", "labels.jsonl").out.startswith(said + "no run has finished yet\n")
+    assert cli("show", "labels.jsonl").out.startswith(said + "the last run did not finish\n")
     with OutputLock(Output(path=Path("labels.jsonl"))):
         before = contents()
         assert cli("show", "labels.jsonl").out.startswith(said + "a run is in progress\n")

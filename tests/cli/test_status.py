@@ -240,7 +240,7 @@ def test_it_is_readable_on_60_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch)
         ),
         (
             {"out.redline/manifest.json": "{}"},
-            "an older version of redline wrote it",
+            "it was removed, or an older redline ran the job",
             "the next run with this output",
         ),
         ({"out.redline/timeline.jsonl": ""}, "holds no run", "as soon as it begins"),

@@ -58,18 +58,19 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     succeeded, failed, unsent (never made) and cut (cancelled before their answer). warm_up: the
     requests before the window.
 
-    input_tokens_per_s, output_tokens_per_s, tokens_per_s: None if answers do not report their
-    usage. is_token_count_estimated: the chunks of some answers were counted as tokens, and their
-    input is unknown, so tokens_per_s covers only the output. in_flight: the mean number of requests
-    in flight. latency: from the scheduled time to the end of the answer; from_send: from the write
-    of the request to the end of the answer. ttft: from the scheduled time to the first text.
-    inter_token: between two pieces of text. tpot: the time per token of an answer, after its first.
-    waited: the wait for a slot and for this client's limits. batch_efficiency: the used share of
-    the places in lists of requests, or, without lists, of the places for calls in flight, 0 to 1;
-    None for single requests on a schedule. gpu_utilization: the share of time in which this
-    machine's GPUs were busy, 0 to 1; None without NVML or a GPU. concurrent_users: the number of
-    users that the throughput supports, by Little's law. spent_usd: None if the price of an answer
-    is unknown. ended: why the load ended early; "" if it did not.
+    input_tokens_per_s, output_tokens_per_s, tokens_per_s: None if no tokens are known.
+    is_token_count_estimated: some answers report no usage, so their chunks were counted as tokens;
+    input_tokens_per_s is then None, and tokens_per_s covers only the output. in_flight: the mean
+    number of requests in flight. latency: from the scheduled time to the end of the answer;
+    from_send: from the write of the request to the end of the answer. ttft: from the scheduled time
+    to the first text. inter_token: between two pieces of text. tpot: the time per token of an
+    answer, after its first. waited: the wait for a slot and for this client's limits.
+    batch_efficiency: the used share of the places in lists of requests, or, without lists, of the
+    places for calls in flight, 0 to 1; None for single requests on a schedule. gpu_utilization: the
+    share of time in which this machine's GPUs were busy, 0 to 1; None without NVML or a GPU.
+    concurrent_users: the number of users that the throughput supports, by Little's law. spent_usd:
+    includes the warm-up; None if the price of an answer is unknown. ended: why the load ended
+    early; "" if it did not.
     """
 
     target: str

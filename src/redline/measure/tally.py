@@ -38,10 +38,11 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally:
-    """Adds up calls as they end; leaves calls of the first `warm_up_s` seconds out of the figures.
+    """Adds up calls as they end; leaves calls of the first `warm_up_s` seconds out of most figures.
 
     begun_s: when the load began, monotonic. cost_of: returns the cost of an answer in picodollars;
-    None if unknown. ended, failed, succeeded: the numbers of requests, including the warm-up.
+    None if unknown. Including the warm-up: ended, failed, succeeded, which are the numbers of
+    requests; the used places in lists; the costs.
     """
 
     def __init__(

@@ -44,10 +44,10 @@ class LoadOptions(TypedDict, total=False):
     requests are due, regardless of earlier requests, above 0 and at most 1,000,000; a list is due
     with its last request. arrivals: "constant" (the default) or "poisson"; needs a rate. seed: the
     seed of the arrivals, 0 by default. warm_up_s: the first part of the duration, in seconds, which
-    is not measured. limit: the most requests.
-    batch_size: the most requests in a list, for a handler that takes lists. stream: False requests
-    whole answers from an endpoint. slo: objectives such as "ttft<500ms,latency<3s". think_time_s: a
-    user's pause between two requests, for `concurrent_users`.
+    is not measured, 0 by default. limit: the most requests. batch_size: the most requests in a
+    list, for a handler that takes lists. stream: False requests whole answers from an endpoint.
+    slo: objectives such as "ttft<500ms,latency<3s". think_time_s: a user's pause between two
+    requests, for `concurrent_users` only, 0 by default.
     """
 
     concurrency: int

@@ -11,9 +11,10 @@ rows_per_s        rows/s                                    below     -      60 
 tokens_per_s      tokens/s                                  below     -      60 s
 
 An alert is raised once the figure has been beyond its threshold for the time in the column `for`.
-The figure covers the last seconds, also for that time, but at least 3 s and at most 30 s. A rule
-whose usual threshold is `-` is a target: it applies only to a job that sets a threshold. Only a
-model in the run's own process has figures for `batch_efficiency` and `gpu_utilization`.
+The figure covers the last seconds, as many as in that column, but at least 3 and at most 30;
+`queue_growth` and `budget_burn` have spans of their own. A rule whose usual threshold is `-` is a
+target: it applies only to a job that sets a threshold. Only a model in the run's own process has
+figures for `batch_efficiency` and `gpu_utilization`.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class _Run:
         full = f"{window.in_flight:,.0f} of {calls} {are} in flight"
         if window.waiting >= 0.5:
             waiting = counted(round(window.waiting), "waits for its", "wait for their")
-            full += f", {waiting} turn by a rate limit that is not used up"
+            full += f", {waiting} grant from a rate limit that is not used up"
         later = self._latency_around(index)
         if not self._first.pairs or not later.pairs:
             return _undetermined(
@@ -198,8 +198,8 @@ class _Run:
         evidence = self._saturated(index, later)
         if evidence is None and (before := self._latest_saturated(index)) is not None:
             before_s = window.begin_s - before.begin_s
-            more = f"{before.in_flight:,.0f} of them waited for each other"
-            evidence = f"{before_s:.0f} s before {more} at the endpoint"
+            more = f"{before.in_flight:,.0f} calls waited for each other"
+            evidence = f"{before_s:.0f} s earlier, {more} at the endpoint"
         if evidence is not None:
             return Cause.ENDPOINT, "the endpoint", f"{full}, and {evidence}"
         evidence = f"{full}, rows wait, and answers take no longer than at first"

@@ -9,8 +9,8 @@ input, disk   the observed rate, if one of them binds
 
 A different setting moves one constraint, and then the next one binds. Nothing is predicted for more
 than twice the observed number of calls in flight. The curve needs three levels, the highest at
-least 1.5 times the lowest; levels of earlier runs of the job count as well, and `-c auto` tries
-several in one run.
+least 1.5 times the lowest; levels of earlier runs of the job with the same endpoints and model
+count as well, and `-c auto` tries several in one run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FEW_LEVELS = (
 _NOT_STEADY = "the run was never steady"
 _NOTHING_BINDS = "what binds is not known"
 _NEW_LIMIT = "a limit is new"
-_TOO_FAR = "more than twice the calls in flight seen so far"
+_TOO_FAR = "it needs more than twice the calls in flight seen so far"
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):

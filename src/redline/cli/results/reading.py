@@ -78,7 +78,7 @@ def notes_of(found: Opened, name: str) -> Iterator[str]:
     if lines.damaged:
         yield (
             f"{counted(lines.damaged, 'line is', 'lines are')} damaged and not counted: "
-            f"redline verify {name} names missing rows, redline repair {name} moves the lines out"
+            f"redline verify {name} counts missing rows, redline repair {name} moves the lines out"
         )
     if lines.is_torn:
         yield (

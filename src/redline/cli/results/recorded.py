@@ -65,7 +65,7 @@ def _unknown(output: Output) -> ConfigError:
         results_path(str(output.path))
         return ConfigError(f"{output.name} is not the output of a run", hint=_HINT)
     return ConfigError(
-        f"{output.name} has no timeline: an older version of redline wrote it",
+        f"{output.name} has no timeline: it was removed, or an older redline ran the job",
         hint="redline verify reports whether it is complete; the next run with this output records "
         "a timeline",
     )

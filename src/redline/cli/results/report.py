@@ -45,7 +45,9 @@ PARAMS = (
     ),
     flag("output", "FILE", "The file to write: .html, .md, .json or .svg.", short="-o"),
     flag(
-        "format", "FORMAT", "html, md, json or svg. Default: by the suffix of FILE, otherwise md."
+        "format",
+        "FORMAT",
+        "html, md, json or svg. Default: by the suffix of FILE, or md without -o.",
     ),
 )
 
@@ -53,8 +55,8 @@ PARAMS = (
 def report(ctx: Context, results: Sequence[str] | None) -> None:
     """Report on a job: what limited it, how fast it was, what it cost, and what failed.
 
-    A page is self-contained and can be sent to anyone. It quotes the prompt and a few errors, but
-    no key. If the job is running, the report shows its present state.
+    A page is self-contained and can be sent to anyone. It quotes the prompt, a few errors and the
+    names of some rows, but no key. If the job is running, the report shows its present state.
 
         redline report labels.jsonl -o page.html
         redline report labels.jsonl -o chart.svg

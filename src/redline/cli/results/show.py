@@ -41,11 +41,11 @@ PARAMS = (
     flag(
         "row",
         "N",
-        "Show one row in full, by its number in the input (counting from 1) or its custom_id.",
+        "Show in full the row with this number in the input, counting from 1, or this custom_id.",
     ),
     whole(
         "sample",
-        "Show at most N rows, drawn at random from all, or from those that the other flags select.",
+        "Show at most N rows, drawn at random from all, or from those of --failed and --cut.",
         most=_MOST_SAMPLED,
     ),
     SEED,
@@ -131,7 +131,7 @@ def _missing(found: Opened, row: str) -> ConfigError:
     if number is not None and rows is not None and number > rows:
         hint = f"its input has {counted(rows, 'row')}"
     elif found.lines.damaged:
-        hint = "a damaged line may belong to that row: redline verify lists the missing rows"
+        hint = "a damaged line may belong to that row: redline verify counts missing rows"
     elif rows is None or found.lines.rows < rows:
         hint = "it may not be done yet; rows are numbered from 1, as in the input"
     else:
@@ -183,7 +183,7 @@ def _sum(found: Opened, figures: Figures) -> str:
     if manifest is None:
         return line
     if manifest.rows is None:
-        now = "a run is in progress" if found.is_running else "no run has finished yet"
+        now = "a run is in progress" if found.is_running else "the last run did not finish"
         return f"{line} so far; {now}"
     return f"{line}; of {manifest.rows:,} in the input" if manifest.rows > figures.rows else line
 

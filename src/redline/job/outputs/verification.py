@@ -84,11 +84,7 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
         manifest = _without_folder(output, is_input_named=rows is not None)
     rows = rows if rows is not None else manifest.input
     if not rows or (rows == manifest.input and "\ufffd" in rows and not os.path.exists(rows)):
-        made = (
-            f"from a file whose name is not UTF-8: {rows}"
-            if rows
-            else "from rows that are not in a file"
-        )
+        made = f"from a file whose name is not UTF-8: {rows}" if rows else "from an unknown input"
         raise ConfigError(f"{output.path} was made {made}", hint="pass the input with --input")
     verification = Verification()
     succeeded = _scan(output.path, verification)
