@@ -20,8 +20,10 @@ from redline.route.pool import Pool
 class EndpointPool(Pool):
     """Several endpoints as one backend: each call goes to the first endpoint that can take it.
 
-    endpoints: settings or base URLs. balance: one of STRATEGIES. Close the pool with `aclose`.
-    Raises ConfigError for indistinguishable endpoints, or none at all.
+    endpoints: settings or base URLs. balance: the name of a strategy, one of STRATEGIES. Close the
+    pool with `aclose`. Raises ConfigError for an unknown strategy, for two endpoints with the same
+    name or the same server and key, for a model name that only some endpoints have in `models`, or
+    for no endpoint at all.
     """
 
     def __init__(self, endpoints: Sequence[Endpoint | str], *, balance: str = "p2c") -> None:

@@ -55,8 +55,8 @@ _OWN = (
     flag(
         "replay",
         "TRACE",
-        "Send requests when the last run recorded in TRACE, a file of redline run --trace, made its "
-        "calls; without --rows, prompts and answers also have the recorded lengths.",
+        "Send requests when the last run recorded in TRACE, a file of redline run --trace, made "
+        "its calls; without --rows, prompts and answers also have the recorded lengths.",
     ),
     whole("seed", "Seed for random arrivals and synthetic prompts. Default: 0.", least=0),
     switch(
