@@ -23,8 +23,8 @@ class EndpointPool(Pool):
     endpoints: Endpoints or base URLs, at least one. balance: p2c, least_tokens, room, prefix,
     cheapest, round_robin, weighted_score or normalized_score; see docs/fleet.md. Close the pool
     with `aclose`, or pass it to a Client, which closes it. Raises ConfigError for an unknown
-    `balance`, for indistinguishable endpoints or none at all, and for a model name that only some
-    of the endpoints have in `models`.
+    `balance`, for two endpoints with the same name or the same server and key, for a model name
+    that only some endpoints have in `models`, or for no endpoint at all.
     """
 
     def __init__(self, endpoints: Sequence[Endpoint | str], *, balance: str = "p2c") -> None:

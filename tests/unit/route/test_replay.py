@@ -221,7 +221,7 @@ def test_an_endpoint_with_few_calls_is_taken_to_be_as_the_others(tmp_path: Path)
     path = write(tmp_path / "t", "ab", [*calls(300, "a"), *calls(5, "b")])
     found = replayed(path)
     assert not found.services["b"].is_own
-    assert any("too few calls to estimate how long b takes" in note for note in found.notes)
+    assert any("too few calls to estimate the speed of b" in note for note in found.notes)
     assert recommended(found) is None
 
 

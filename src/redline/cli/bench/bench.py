@@ -33,8 +33,9 @@ _OWN = (
     flag(
         "concurrency",
         "N",
-        "Users, each of whom sends the next request when the last answer is complete. Default: 16. "
-        "With a rate or a trace: maximum requests in flight, default 1000.",
+        "Users, each of whom sends the next request when the last answer is complete. Default: the "
+        "concurrency set for the endpoints, otherwise 16. With a rate or a trace: maximum requests "
+        "in flight, default 1000.",
         short="-c",
         read=users,
     ),
@@ -54,8 +55,8 @@ _OWN = (
     flag(
         "replay",
         "TRACE",
-        "Send requests at the arrival times that redline run --trace TRACE recorded; without "
-        "--rows, prompts and answers also have the recorded lengths.",
+        "Send requests when the last run recorded in TRACE, a file of redline run --trace, made "
+        "its calls; without --rows, prompts and answers also have the recorded lengths.",
     ),
     whole("seed", "Seed for random arrivals and synthetic prompts. Default: 0.", least=0),
     switch(
@@ -67,7 +68,8 @@ _OWN = (
         "slo",
         "LIST",
         "Objectives that a request must meet to count as goodput, such as ttft<500ms,latency<3s. "
-        "The figures are latency, ttft and tpot.",
+        "The figures are latency, ttft (time to the first token) and tpot (time per output token "
+        "after the first).",
     ),
     flag(
         "rows",
@@ -101,7 +103,7 @@ PARAMS = (
         "targets",
         "TARGET",
         "A URL, a name from redline.toml, sim or engine:MODEL; several URLs or names form a pool. "
-        "Or module:name: a function of a row, async or plain, a Backend or a Client.",
+        "Or module:name: a function of a row, async or plain, a Backend, a Client or a Pool.",
         is_many=True,
     ),
     *_OWN,

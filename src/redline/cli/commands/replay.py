@@ -31,7 +31,7 @@ def replay(ctx: Context, trace: str) -> None:
 
         redline route replay calls.trace
 
-    Exit status: 0 done; 2 the trace cannot be used, or bad usage.
+    Exit status: 0 done; 2 the trace cannot be used, or bad usage; 3 a defect in redline.
     """
     given = read_flags(ctx, PARAMS)
     found = replayed(local_path(trace), most=given.get("calls", MOST_CALLS))

@@ -79,8 +79,10 @@ def replay(
 ) -> Replay:
     """Replays the latest `most` calls of the trace at `path` with each strategy.
 
-    strategies: names from STRATEGIES; None for all. The strategy of the record is always included.
-    Raises ConfigError for a file that is not a trace, or a trace that allows no conclusion.
+    Only answered calls are replayed. strategies: names from STRATEGIES; None for all. The strategy
+    of the record is always included. seeds: each strategy is replayed once with each seed.
+    Raises ConfigError for a file that is not a trace, for a trace of one endpoint, or for one with
+    too few answers; KeyError for an unknown strategy.
     """
     trace = read_trace(path, most)
     recorded, notes = _recorded(trace)
@@ -143,7 +145,7 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
     few = [name for name, service in services.items() if not service.is_own]
     if few:
         notes.append(
-            f"too few calls to estimate how long {', '.join(few)} takes (fewer than "
+            f"too few calls to estimate the speed of {', '.join(few)} (fewer than "
             f"{LEAST_CALLS}): "
             "guessed from these and from the other endpoints"
         )

@@ -6,18 +6,20 @@ capacity      calls in flight that one replica can carry; measured, see Capacity
 in a panic    the p95 of the queue wait is above its SLO, or was in the last panic window
 
 the fleet                when, or to how many replicas
-grows, in a panic        to the replicas that carry the load of the last tenth of a panic window at
-                         full utilization, plus those that drain the queue within half a panic
-                         window, less the work that replicas still warming up will have done
+grows, in a panic        to the replicas that carry the latest load at full utilization, plus those
+                         that drain the queue within half a panic window, less the work that
+                         replicas still warming up will have done; the latest load is that of a
+                         tenth of a panic window, or of a longer part if it has few calls
 grows, otherwise         when the demand over half a scale-down window exceeds it by more than the
                          tolerance, and by more than the demand varies by chance
 shrinks                  to the highest demand of a scale-down window, if that is below the fleet by
                          more than the tolerance; never in a panic
 stops                    after `idle_s` without calls, if its minimum is 0; a call starts it again
 
-A fleet that had to grow soon after it shrank waits four times as long before it shrinks again.
-Until then, it shrinks only if half of its replicas would suffice; to the size that was too small
-or a smaller one, only if half of that size would suffice.
+After it has shrunk, a fleet waits a scale-down window before it shrinks again; if it had to grow
+soon, the next wait is four times as long. During a wait, it shrinks only if half of its replicas
+would suffice; to the size that was too small or a smaller one, only if half of that size would
+suffice.
 
 The stable and the panic window are those of the Knative Pod Autoscaler; the tolerance and the
 downscale stabilization are those of the Kubernetes Horizontal Pod Autoscaler.

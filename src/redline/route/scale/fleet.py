@@ -100,7 +100,7 @@ class Fleet:
 
     @property
     def ready(self) -> list[PoolMember]:
-        """Replicas that take calls."""
+        """Replicas that have been ready and are not being stopped."""
         return [one for one in self._pool.members if one.name not in self._stopping]
 
     @property
@@ -109,7 +109,7 @@ class Fleet:
         return [*self._starting]
 
     async def run(self) -> None:
-        """Keeps the fleet at the decided size until cancelled; then stops all replicas."""
+        """Keeps the fleet at the decided size until cancelled; then stops all replicas at once."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:

@@ -71,9 +71,10 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
     and timeouts of a replica; its base URL is not used.
     env: variables added to the environment of this process; values may contain {port} and {slot}.
     cwd: the command's working directory. logs: the folder for the output of replicas, one file
-    each. start_s: the longest time in seconds that a replica may take to be ready.
-    Raises ConfigError for a command that cannot be started, or if neither the command nor a value
-    of env contains {port}.
+    each. start_s: the longest time in seconds that a replica may take to be ready, above 0 and at
+    most 86,400.
+    Raises ConfigError for a command that does not exist, if neither the command nor a value of env
+    contains {port}, or for any other value that cannot work.
     """
 
     command: Sequence[str]

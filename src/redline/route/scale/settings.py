@@ -19,15 +19,16 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
     min_replicas, max_replicas: bounds. With a minimum of 0, a fleet without calls is stopped.
     target_utilization: the share of its capacity that a fleet should use at a steady load.
     queue_wait_slo_s: the target for the p95 of the time that calls wait for a replica.
-    capacity: calls that one replica carries at once, until measured; 0 for the concurrency of its
-        endpoint, or 1 if the endpoint has none.
+    capacity: calls that one replica carries at once, until measured; 0 for the number that its
+        endpoint takes at once, or 1 if that is unknown.
     tolerance: a demand that differs from the fleet's size by less than this share changes nothing.
     panic_window_s: a fleet whose queue wait exceeds its SLO grows at once to drain its queue in
         half of this time, and does not shrink for this time.
     scale_down_window_s: a fleet shrinks to the highest demand of this window.
     warm_up_s: the time from the start of a replica to its first answer, until measured.
     idle_s: a fleet with a minimum of 0 is stopped after this time without calls.
-    tick_s: the time between two samples.
+    tick_s: the time between two samples; at most a tenth of panic_window_s.
+    Times are in seconds.
     Raises ConfigError for a value that cannot work.
     """
 
