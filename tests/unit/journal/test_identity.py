@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from array import array
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -370,3 +373,140 @@ def test_a_message_is_known_by_its_stream_and_its_content() -> None:
     done.add_all([found.keys[0], found.keys[2]])
     assert keys.keys(rows).undone == [1]
     assert MessageKeys(b"other", done).keys(rows).undone == [0, 1, 2, 3]
+
+
+# The first ten are the input of an output that commit 4294e90 began, and end with what is written
+# there of the first five; the last three are in docs/results.md.
+WRITTEN: list[tuple[str, str, int]] = [
+    ('{"prompt": "Ticket 1."}', "537f9e60a855c8e5", 0),
+    ('{"prompt": "Ticket 2."}', "8951d622c81f8dba", 0),
+    ('{"prompt": "Ticket 1."}', "7997bf014e6e2ffa", 0),
+    ('{"prompt": "Ticket 3."}', "77e023eeaaf50487", 0),
+    ('{"prompt": "Ticket 4."}', "61cfa8e79f3211f5", 0),
+    ('{"prompt": "Ticket 2."}', "7857384ecee6aecd", 0),
+    ('{"prompt": "Ticket 5."}', "d42814faa07f78e4", 0),
+    ('{"prompt": "Ticket 6."}', "24b64f5b19502c64", 0),
+    ('{"prompt": "Ticket 1."}', "94410f9283d011fe", 0),
+    ('{"prompt": "Ticket 7."}', "ad75f86ab4b2722d", 0),
+    ('{"custom_id": "greet", "prompt": "Say hello."}', "f16c07d3622cad32", 0x1178E8B1),
+    (
+        '{"custom_id": "long", "prompt": "Count from one to a hundred.", "max_tokens": 5}',
+        "714993be5e362e35",
+        0xFBD973CE,
+    ),
+    (
+        '{"custom_id": "wrong", "prompt": "Say goodbye.", "max_tokens": 0}',
+        "46aa964f84b4e91b",
+        0x76B4613B,
+    ),
+]
+
+
+@pytest.mark.parametrize("part", [slice(10), slice(10, None), slice(None)])
+def test_rows_have_the_keys_and_marks_that_lines_of_earlier_versions_have(part: slice) -> None:
+    """With other ones, all rows of an output that is continued would be sent again."""
+    written = WRITTEN[part]
+    rows = [Row(1, 1, json.loads(text), text.encode()) for text, *_ in written]
+    found = Identifier().keys(rows)
+    assert [f"{number:016x}" for number in found.keys] == [hashed for _, hashed, _ in written]
+    assert marks_of(rows) == [mark for *_, mark in written]
+
+
+def test_a_named_row_whose_hash_happens_to_be_0_has_the_mark_1() -> None:
+    """A mark of 0 would be an unknown one: a change of the row would go unnoticed."""
+    zero, other, unnamed = asked(1, "a", "hjrchmjq"), asked(2, "b", "x"), asked(3, None, "x")
+    assert mark_of(zero) == 1
+    assert marks_of([zero, other]) == [1, mark_of(other)]
+    assert marks_of([unnamed, zero, other]) == [0, 1, mark_of(other)]
+    assert marks_of([zero, unnamed]) == [1, 0]
+
+
+def test_a_row_that_is_nested_too_deeply_has_no_mark_and_the_others_keep_theirs() -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    deep = Row(1, 1, {"custom_id": "deep", "prompt": nested}, b"deep")
+    rows = [asked(2, "a", "x"), deep, asked(3, None, "y"), asked(4, "b", "z")]
+    first, last = mark_of(rows[0]), mark_of(rows[3])
+    assert first
+    assert last
+    assert mark_of(deep) == 0
+    assert marks_of(rows) == [first, 0, 0, last]
+
+
+def test_the_largest_mark_stays_when_the_set_grows() -> None:
+    found = KeySet()
+    assert found.add_marked([5, 6], [2**32 - 1, 2**31]) == ([], [])
+    found.add_all(range(100, 1100))
+    assert (found.mark_of(5), found.mark_of(6)) == (2**32 - 1, 2**31)
+
+
+def steps_of(work: Callable[[], object], event: str) -> int:
+    """How many calls of Python functions, or lines, the work takes."""
+    steps = 0
+
+    def count(frame: FrameType, happened: str, _: object) -> Any:
+        nonlocal steps
+        steps += happened == event
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def test_what_is_done_with_a_key_takes_a_few_steps_however_many_there_are() -> None:
+    chance = random.Random(3)
+
+    def work(count: int) -> Callable[[], object]:
+        keys = [chance.getrandbits(64) for _ in range(count)]
+        found = KeySet()
+
+        def fill() -> None:
+            """Half fills the slots, and then has them doubled."""
+            found.add_all(keys)
+            found.mark(keys, range(1, count + 1))
+            assert all(found.mark_of(key) for key in keys)
+            assert all(key in found for key in keys)
+            found.add_all([chance.getrandbits(64) for _ in range(count // 10)])
+
+        return fill
+
+    assert steps_of(work(1000), "line") < 2.5 * steps_of(work(500), "line")
+
+
+@pytest.mark.parametrize("name", ["r{}", None])
+def test_rows_that_come_at_once_take_no_call_each(name: str | None) -> None:
+    """Millions of rows are identified before the first is sent."""
+
+    def work(count: int) -> Callable[[], object]:
+        rows = [asked(n, name and name.format(n), str(n)) for n in range(count)]
+
+        def identify() -> None:
+            assert len(set(Identifier().keys(rows).keys)) == count
+            assert any(marks_of(rows)) == (name is not None)
+
+        return identify
+
+    assert steps_of(work(2000), "call") < steps_of(work(500), "call") + 100
+
+
+@pytest.mark.parametrize("name", ["r{}", None])
+@pytest.mark.parametrize("share", [1, 2])
+def test_many_rows_that_are_done_are_all_known_and_no_others(name: str | None, share: int) -> None:
+    """So many that a key often begins at a slot that another one has."""
+    rows = [asked(n, name and name.format(n), str(n)) for n in range(500)]
+    done = KeySet()
+    done.add_all(Identifier().keys(rows).keys[::share])
+    found = Identifier(done).keys(rows)
+    assert list(found.undone) == [n for n in range(500) if n % share]
+    assert found.duplicates == []
+    identifier = Identifier(done)
+    twice = identified(identifier, rows + rows, 300)
+    assert twice[0][:500] == list(found.keys)
+    assert twice[1] == ([] if name is None else list(range(500, 1000)))
+    assert twice[2] == [*found.undone, *range(500, 1000)]
