@@ -303,5 +303,5 @@ def test_a_budget_counts_copies_as_lenient_servers_do(
     given = rows(*[{"prompt": f"row {n}", field: four} for n in range(20)])
     flags = ("--max-tokens", "100", "--budget-tokens", "3000", "-c", "8", "-o", "o.jsonl")
     told, server = asked(cli, script, given, *flags)
-    assert "the budget is spent" in told.err
+    assert "the budget does not allow the next call" in told.err
     assert 0 < tokens * len(server.asked) <= 3000

@@ -58,8 +58,10 @@ def test_a_run_ends_where_its_budget_does_and_a_higher_one_goes_on(cli: Cli, row
     command = ("run", numbered(rows, 30), *MINI, "-o", "out.jsonl", "--budget-tokens")
     told = cli(*command, str(WORST_TOKENS + 40))
     assert told.status == 2
-    assert "error: the budget is spent: " in told.err
-    assert f"and the next call may cost {WORST_TOKENS} tokens" in told.err
+    assert (
+        f"error: the budget does not allow the next call: it may cost {WORST_TOKENS} tokens, with "
+        in told.err
+    )
     assert "hint: raise --budget-tokens, then run the same command again" in told.err
     assert re.search(r"^saved: \d+ of 30 results", told.err, re.M)
     assert "continue with: redline run" in told.err
@@ -78,6 +80,13 @@ def test_a_row_too_dear_for_all_of_it_is_not_sent(cli: Cli, rows: Rows) -> None:
     assert told.status == 2
     assert "1 row = 0 succeeded + 0 failed + 1 unfinished" in told.err
     assert "spent: $0.00 of $0.000001\n" in told.err
+    flags = ("--budget", "1usd", "--budget-tokens", "30")
+    told = cli("run", rows({"text": "a"}), *MINI, "-o", "t.jsonl", *flags)
+    assert re.search(
+        r"error: the budget does not allow the next call: it may cost \$0\.\d+ and "
+        r"\d+ tokens, with \$0\.00 of \$1\.00 and 0 of 30 tokens spent\n",
+        told.err,
+    )
 
 
 def test_what_all_rows_will_have_cost(cli: Cli, rows: Rows) -> None:

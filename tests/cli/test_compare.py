@@ -203,6 +203,11 @@ def test_a_text_fits_its_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
         (["a.jsonl"], "B is missing", ""),
         (["a.jsonl", "b.failed.jsonl"], "b.failed.jsonl holds the failures of b.jsonl", "b.jsonl"),
         (["a.jsonl", "b.jsonl", "-o", "c.jsonl"], "c.jsonl exists and is not a page", "another -o"),
+        (
+            ["a.jsonl", "b.jsonl", "-o", "own.html"],
+            "own.html exists and is not a page",
+            "away first",
+        ),
         (["a.jsonl", "b.jsonl", "-o", "."], "the page . is a folder", "-o page.html"),
         (["a.jsonl", "b.jsonl", "-o", "no/p.html"], "a folder that does not exist", "-o page.html"),
         (["a.jsonl", "b.jsonl", "-o", "/dev/zero"], "/dev/zero exists and is not a page", "-o"),
@@ -220,6 +225,7 @@ def test_a_mistake_is_named_with_its_remedy(
     write_output(Path("c.jsonl"), [result(5)])
     write_output(Path("e.jsonl"), [result(5)], samples=3)
     Path("link.jsonl").symlink_to("a.jsonl")
+    Path("own.html").write_text("<!doctype html>\n<title>Mine</title>\n", "utf-8")
     before = contents()
     told = cli("compare", *argv)
     assert (told.status, told.out) == (2, "")

@@ -77,7 +77,7 @@ def test_equal_samples_prove_no_more_than_one(cli: Cli, data: str) -> None:
     once, often = (evaluated(cli, "two", data, samples) for samples in (1, 8))
     assert interval(often, "accuracy") == interval(once, "accuracy")
     assert interval(often, "strict") == interval(once, "strict")
-    assert "72 of 96 to 12 questions" in often.out
+    assert "72 of 96 answers to 12 questions" in often.out
     assert often.out.splitlines()[-1] == "accuracy: 72/96"
 
 

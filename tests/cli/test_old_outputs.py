@@ -206,7 +206,7 @@ def test_the_budget_counts_what_was_spent_before(
     at = arguments.index("--budget-tokens") + 1
     told = cli(*arguments[:at], str(spent["tokens"]), *arguments[at + 1 :])
     assert told.status == 2
-    assert "budget is spent" in told.err
+    assert "the budget does not allow the next call" in told.err
     assert asked(sim) == begun
 
     told = cli(*arguments, "--log", "json")

@@ -27,7 +27,7 @@ def test_it_is_told_on_stdout_without_o(cli: Cli) -> None:
     told = cli("report", "out.jsonl")
     assert (told.status, told.err) == (0, "")
     lines = told.out.splitlines()
-    assert lines[0] == "# Report of out.jsonl"
+    assert lines[0] == "# redline report of out.jsonl"
     assert lines[2] == "**Bound by 200k tokens/min for 100 % of the time**"
     assert lines[4] == "died 2026-09-21 14:13 UTC, after 5.0 s: its process was killed"
     found = json.loads(cli("report", "out.jsonl", "--format", "json").out)
@@ -44,7 +44,7 @@ def test_a_job_that_runs_is_reported_as_it_is_now(cli: Cli, job: Output) -> None
     ("name", "begin"),
     [
         ("page.html", "<!doctype html>"),
-        ("report.md", "# Report of "),
+        ("report.md", "# redline report of "),
         ("report.json", '{"report":1,'),
         ("chart.svg", "<svg "),
     ],
@@ -69,7 +69,7 @@ def test_the_suffix_chooses_the_format_and_a_report_may_be_replaced(
         (("out.jsonl", "-o", "page.pdf"), "no report format has the suffix of page.pdf"),
         (("out.jsonl", "--format", "htm"), "did you mean html?"),
         (("out.jsonl", "-o", "no/page.html"), "is in a folder that does not exist"),
-        (("out.jsonl", "-o", "notes.md"), "notes.md exists and is not a report of this format"),
+        (("out.jsonl", "-o", "notes.md"), "notes.md exists and is not a report that"),
         (("out.jsonl", "-o", "kept.jsonl", "--format", "json"), "choose another -o"),
         (("out.jsonl", "-o", "out.jsonl", "--format", "json"), "choose another -o"),
         (("out.jsonl", "out.jsonl", "--format", "svg"), "a chart shows one job"),
@@ -85,6 +85,24 @@ def test_a_mistake_is_named_and_replaces_nothing(
     assert (told.status, told.out) == (2, "")
     assert words in told.err
     assert {Path(name).read_text("utf-8") for name in ("notes.md", "kept.jsonl")} == {"mine\n"}
+
+
+@pytest.mark.parametrize(
+    ("name", "mine"),
+    [
+        ("page.html", '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'),
+        ("chart.svg", '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"></svg>\n'),
+        ("report.md", "# Report of a long journey\n"),
+        ("report.json", '{"report":1,"pages":[]}\n'),
+    ],
+)
+def test_a_file_of_another_program_is_never_replaced(cli: Cli, name: str, mine: str) -> None:
+    Path(name).write_text(mine, "utf-8")
+    told = cli("report", "out.jsonl", "-o", name)
+    assert told.status == 2
+    assert f"{name} exists and is not a report that redline wrote" in told.err
+    assert "hint: choose another -o, or move the file away first; a report of an older" in told.err
+    assert Path(name).read_text("utf-8") == mine
 
 
 def test_an_output_of_an_older_version_says_what_to_do(cli: Cli, job: Output) -> None:
@@ -110,7 +128,7 @@ def test_without_plotly_the_command_that_installs_it_is_named(
 def test_several_outputs_are_one_table(cli: Cli, tmp_path: Path) -> None:
     output_of(tmp_path / "b.jsonl", [([window(n, rows=80) for n in range(5)], FINISHED)])
     told = cli("report", "out.jsonl", "b.jsonl")
-    assert told.out.startswith("# Report of 2 outputs")
+    assert told.out.startswith("# redline report of 2 outputs")
     assert "| rows done | 200 | 400 |" in told.out
 
 

@@ -217,6 +217,13 @@ def test_values_of_the_file_that_cannot_be_are_named_with_their_table(
     assert "Traceback" not in told.err
 
 
+def test_hints_name_the_file_of_config(cli: Cli) -> None:
+    Path("mine.toml").write_text("[serve]\n", "utf-8")
+    command = ("serve", "--check", "--config", "mine.toml")
+    assert "or [endpoints.NAME] in mine.toml; to try things out" in cli(*command).err
+    assert "a name from mine.toml, sim, or" in cli(*command, "--endpoint", "gpu:8000").err
+
+
 def test_a_value_of_the_command_line_is_not_blamed_on_the_file(cli: Cli) -> None:
     Path("redline.toml").write_text("[serve]\nport = 1\n", "utf-8")
     told = cli("serve", "--check", "--endpoint", "sim", "--port", "x")

@@ -100,6 +100,18 @@ def test_a_dotenv_file_that_is_not_text(cli: Cli, rows: Rows) -> None:
     )
 
 
+def test_a_line_of_a_dotenv_file_that_cannot_be_read_is_named(
+    cli: Cli, rows: Rows, odd: Any
+) -> None:
+    Path(".env").write_text(f"A B=3\n\nOPENAI_API_KEY={KEY}\n\nC D=3 # E\n", "utf-8")
+    told = cli("run", rows({"prompt": "a"}), "--base-url", f"{odd.url}/v1", "--model", "m")
+    lines = told.err.splitlines()
+    ends = "is skipped, as it does not have the form NAME=VALUE"
+    assert lines[:2] == [f"note: {Path.cwd() / '.env'}: line {n} {ends}" for n in (1, 5)]
+    assert "python-dotenv" not in told.err
+    assert key_seen(odd) == f"Bearer {KEY}"
+
+
 def test_flags_under_run_hold_unless_the_command_line_says_otherwise(
     cli: Cli, rows: Rows, odd: Any
 ) -> None:

@@ -361,7 +361,7 @@ def test_a_budget_reserves_what_the_dearest_endpoint_takes(cli: Cli, rows: Rows)
         given = ["--model", "m", *flags, "--max-tokens", "5", "-o", "out.jsonl"]
         # Five tokens of output cost $0.05 at b.
         told = cli("run", prompts(rows, 1), *given, "--budget", "0.04usd")
-        assert "the next call may cost $0.0501" in told.err
+        assert "the next call: it may cost $0.0501" in told.err
         assert [server.asked for server in servers] == [[], []]
         assert cli("run", prompts(rows, 1), *given, "--budget", "0.06usd").status == 0
 

@@ -303,7 +303,10 @@ def test_embeddings_are_short_and_batch_lines_have_their_answer(cli: Cli, rows: 
     assert cli("show", "batch.jsonl", "--row", "long").out.endswith(
         "answer\nYou said: Count from\n"
     )
-    assert fields(cli, "batch.jsonl")["finish_reasons"] == {"stop": 1, "length": 1}
+    found = fields(cli, "batch.jsonl")
+    assert found["finish_reasons"] == {"stop": 1, "length": 1}
+    # The lines do not name the endpoint, but the run's record does: the simulated one is free.
+    assert (found["cost_usd"], found["priced"], found["unpriced"]) == (None, 0, {})
 
 
 def test_answers_of_a_plain_endpoint_and_of_odd_ones(cli: Cli, rows: Rows, odd: Odd) -> None:

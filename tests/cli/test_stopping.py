@@ -37,8 +37,7 @@ def test_a_share_of_failures_ends_the_run_and_the_command_goes_on_behind_them(
         "the row's columns are: txt\n"
         "where: in.jsonl:100\n"
         "saved: 66 results in out.jsonl, failures beside it\n\n"
-        "hint: the same command resumes with the remaining rows; --retry-failed sends only the "
-        "failed rows again\n"
+        "hint: the same command resumes with the remaining rows\n"
     )
     assert failed == 34
     assert f"continue with: redline run {name}" in told.err

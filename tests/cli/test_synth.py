@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -259,6 +260,31 @@ def test_a_schema_is_in_the_prompt_and_in_the_best_format_that_is_taken(
     plain = {"name": "tag", "schema": SCHEMA}
     tried: list[Any] = [strict, plain, None][: ["strict", "plain", "none"].index(taken) + 1]
     assert forms == [*tried, *[tried[-1]] * 3]
+
+
+def test_a_dry_run_shows_the_first_request_of_a_task_as_it_is_sent(cli: Cli, rows: Rows) -> None:
+    Path("schema.json").write_text(json.dumps(SCHEMA))
+    own = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A person."}]
+    asked = {"messages": own, "question": "1 + 1?", "answer": "2"}
+    given = rows(asked, {**asked, "messages": own[1:], "question": "2 + 2?"})
+    vary = ("--vary", "temperature=0.5", "--vary", "top_p=0.9", "--vary", "of=Ada")
+    for command in (
+        ("synth", "--prompt", "About {{ of }}.", "--count", "2", *vary, "--schema", "schema.json"),
+        ("tag", given, "--schema", "schema.json", "--prompt", "A {{ question }}"),
+        ("tag", rows({"messages": own}, name="own.jsonl"), "--schema", "schema.json"),
+        ("eval", "gsm8k", "--data", given),
+    ):
+        with scripted(model(lambda body: '{"name": "Ada"}')) as server:
+            flags = ("--base-url", server.base_url, "--model", "m", "-c", "1")
+            shown = cli(*command, *flags, "--dry-run").out
+            assert server.asked == []
+            cli(*command, *flags, *OUT, "--restart")
+        request = json.loads(shown[shown.index("the first request:\n") :].partition("\n")[2])
+        assert request["body"] == server.bodies[0], command
+        # The task's fields are counted: with a schema, they are most of the input.
+        tokens = re.search(r": ([\d,]+) in", shown)
+        assert tokens is not None
+        assert ("--schema" not in command) or int(tokens[1].replace(",", "")) > 50
 
 
 @pytest.mark.parametrize("command", ["synth", "tag"])

@@ -226,8 +226,8 @@ def test_what_a_request_without_a_body_cannot_carry_is_refused(
         "",
         "put columns into the path: --url '/chat?q={{ text | urlencode }}'",
     )
-    told = cli(*common, "--param", "seed=1")
-    assert "so params would not be sent" in told.err
+    for flags, what in (("--param", "seed=1"), "params"), (("--model", "m"), "model"):
+        assert f"so {what} would not be sent" in cli(*common, *flags).err
 
 
 def test_a_system_message_needs_a_place(cli: Cli, rows: Rows) -> None:

@@ -98,7 +98,7 @@ def spend_until_done(plan: Plan, folder: Path) -> Figures:
     figures.duration_s = round(time.monotonic() - begun_s, 2)
     assert billed <= counted <= budget, figures
     if figures.has_ended:
-        assert "error: the budget is spent" in ended.stderr
+        assert "error: the budget does not allow the next call" in ended.stderr
         assert figures.counted >= 0.95, figures
     return figures
 

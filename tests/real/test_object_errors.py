@@ -309,3 +309,23 @@ def test_a_driver_that_is_not_installed(
         f"reading {url} needs a driver, but {package} is not installed",
         f"pip install '{package}'",
     )
+
+
+@pytest.mark.parametrize(
+    ("scheme", "package", "hint"),
+    [
+        ("https", "fsspec[http]", "pip install 'fsspec[http]'"),
+        ("http", "fsspec[http]", "pip install 'fsspec[http]'"),
+        ("sftp", "its package", 'SFTPFileSystem requires "paramiko" to be installed'),
+    ],
+)
+def test_if_fsspec_is_there_the_package_that_its_driver_needs_is_named(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, scheme: str, package: str, hint: str
+) -> None:
+    known = sys.modules["fsspec.registry"]._registry  # type: ignore[attr-defined]
+    monkeypatch.delitem(known, scheme, raising=False)
+    # As without aiohttp or paramiko, which these modules import.
+    without(monkeypatch, f"fsspec.implementations.{scheme.removesuffix('s')}")
+    url = f"{scheme}://host/rows.jsonl"
+    told = cli("run", url, *ASK)
+    assert told == error(f"reading {url} needs a driver, but {package} is not installed", hint)

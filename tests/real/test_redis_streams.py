@@ -130,6 +130,22 @@ def test_failures_stay_when_a_wrong_setting_is_corrected(world: World) -> None:
     assert len(failures(world)) == 2
 
 
+def test_the_summary_says_how_failed_messages_are_tried_again(world: World) -> None:
+    world.redis.xadd("tickets", {"json": "{broken}"})
+    flags = ("--endpoint", "sim", "--until-empty", "-o", "a.jsonl")
+    done = command("run", world.url(), *flags, cwd=world.folder)
+    assert done.returncode == 1
+    assert "1 row = 0 succeeded + 1 failed" in done.stderr
+    assert (
+        "failures: a.failed.jsonl (to try them again, run the rows in their `input` with another "
+        "-o)\n"
+    ) in done.stderr
+    # The flag that tries failed rows of a file again is refused.
+    assert "--retry-failed" not in done.stderr
+    refused = command("run", world.url(), *flags, "--retry-failed", cwd=world.folder)
+    assert refused.returncode == 2
+
+
 def test_another_field_may_hold_the_row(world: World) -> None:
     world.redis.xadd("tickets", {"payload": '{"text": "one"}'})
     world.run(answer, url=world.url(field="payload"))

@@ -12,6 +12,7 @@ from redline.errors import ConfigError
 from redline.job.show import InputCounts, Report, View
 from redline.journal import Journal, Manifest
 from redline.process import in_thread
+from redline.sources import stream_of
 from redline.timeline import Ending, Totals
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class Run(View, frozen=True, kw_only=True):
             elapsed_s=elapsed_s,
             input=self.counts(),
             is_input_done=self.feed.is_input_done,
+            is_of_stream=stream_of(self.job.rows) is not None,
             interrupted=runner.is_draining and runner.stopped is None,
             stopped=runner.stopped,
             errors_by_kind=tally.failures,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -10,7 +12,7 @@ import msgspec
 from redline.calls import TokenEstimator
 from redline.errors import BadRow, ConfigError, JournalError, OverLimit, Rejected
 from redline.job.outputs import fetched
-from redline.job.settings import BATCHING, Job
+from redline.job.settings import BATCHING, Job, first_request
 from redline.job.work import Renderer, fate
 from redline.journal import KeySet, Output, keyed_rows, mark_of, read_keys
 from redline.journal import manifest as manifests
@@ -34,8 +36,8 @@ class Plan(msgspec.Struct, kw_only=True):
     limit_s: seconds from the start until the limits allow the last row to be sent; 0 if no limit
     delays it. bound: the limit that determines limit_s; None without limits. least_s: what limit_s
     would be if answers had no tokens. is_batched: rows are sent in batches, to which limits do not
-    apply. first_request: the method, URL and body of the first row to send; None without such a
-    row.
+    apply. first_request: the method, URL and body of the first row's first request; None without a
+    row to send. A task's later requests for a row, such as a judge's, are not estimated.
     """
 
     rows: int = 0
@@ -67,8 +69,11 @@ def plan(job: Job) -> Plan:
         raise ConfigError("a dry run cannot read an async iterable", hint="pass a file")
     made = Plan(is_batched=job.via in BATCHING)
     # Of a file that the run would follow, only the present content is read.
-    with opened_source(job.rows, job.samples) as source:
-        _survey(job, source, made)
+    with (
+        opened_source(job.rows, job.samples) as source,
+        closing(asyncio.new_event_loop()) as loop,
+    ):
+        _survey(job, source, loop, made)
     if not made.is_batched:
         made.limit_s, made.bound = _time(made, job.call_limits)
         without_output = msgspec.structs.replace(made, output_tokens=0)
@@ -76,8 +81,11 @@ def plan(job: Job) -> Plan:
     return made
 
 
-def _survey(job: Job, source: Source, made: Plan) -> None:
-    """Counts each row in `made`, by what the run would do with it, and adds up the tokens."""
+def _survey(job: Job, source: Source, loop: asyncio.AbstractEventLoop, made: Plan) -> None:
+    """Counts each row in `made`, by what the run would do with it, and adds up the tokens.
+
+    loop: runs the job's task until its first request for a row.
+    """
     renderer, estimator = Renderer(job.prompting), TokenEstimator(may_block=True)
     rules = [] if job.via == "batch" else [Rules(limits) for limits in job.call_limits]
     succeeded, failed = _done(job)
@@ -95,6 +103,8 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
             if is_duplicate:
                 raise BadRow("an earlier row has the same custom_id")
             request = renderer.request(row.data)
+            if job.task is not None:
+                request = loop.run_until_complete(first_request(job.task, row.data, request))
             # As in a run: an estimate may be too high, so a row is refused only if even its least
             # possible cost exceeds a limit.
             _check_any(rules, Cost(estimator.least(request)))

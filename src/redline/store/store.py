@@ -19,6 +19,7 @@ from redline.store.url import ObjectUrl
 
 _PACKAGES = {"s3": "redline[s3]", "s3a": "redline[s3]", "gs": "gcsfs", "gcs": "gcsfs"}
 _PACKAGES |= dict.fromkeys(("az", "abfs", "abfss"), "adlfs")
+_PACKAGES |= dict.fromkeys(("http", "https"), "fsspec[http]")
 # Properties that change with the content of an object, the most reliable first. Each driver reports
 # only some of them.
 _IDENTITIES = (
@@ -222,10 +223,11 @@ def _driver(url: ObjectUrl, purpose: str) -> Any:
         # the store.
         fsspec.get_filesystem_class(url.scheme)
     except ImportError as error:
-        package = _PACKAGES.get(url.scheme, "fsspec")
+        package = _PACKAGES.get(url.scheme, "fsspec" if error.name == "fsspec" else None)
         raise ConfigError(
-            f"{purpose} needs a driver, but {package} is not installed",
-            hint=f"pip install '{package}'",
+            f"{purpose} needs a driver, but {package or 'its package'} is not installed",
+            # For other schemes, fsspec's own message names the package.
+            hint=str(error) if package is None else f"pip install '{package}'",
         ) from error
     with Asking(url):
         fs, _ = fsspec.core.url_to_fs(url.text, skip_instance_cache=True)

@@ -27,6 +27,7 @@ from redline.calls.cost.spending import NOTHING, Amount, Spending, dollars_text
 from redline.calls.tokens import TokenEstimator, Worst, worst_of
 from redline.clock import SYSTEM, Clock
 from redline.errors import BadRow, BudgetSpent, CallError, Unpriced
+from redline.process import counted
 from redline.waist import Around, Backend, Call, Load, Outcome, Reply, Request, Sink, failed
 
 _FREE = Price(input=0, cached_input=0, output=0)
@@ -282,21 +283,20 @@ class Metered(Around):
     def spent(self, worst: Amount) -> BudgetSpent:
         """Returns the error of a call that is not sent because it may cost `worst`."""
         spending = self.spending
-        allowance, spent, parts, flags = spending.allowance, spending.spent, [], []
+        allowance, spent = spending.allowance, spending.spent
+        costs, parts, flags = list[str](), list[str](), list[str]()
         if allowance.picodollars is not None:
+            costs.append(dollars_text(worst.picodollars))
             most = dollars_text(allowance.picodollars)
             parts.append(f"{dollars_text(spent.picodollars)} of {most}")
             flags.append("--budget")
         if allowance.tokens is not None:
-            parts.append(f"{spent.tokens:,} of {allowance.tokens:,} tokens")
+            costs.append(counted(worst.tokens, "token"))
+            parts.append(f"{spent.tokens:,} of {counted(allowance.tokens, 'token')}")
             flags.append("--budget-tokens")
-        may_cost = (
-            dollars_text(worst.picodollars)
-            if allowance.picodollars is not None
-            else f"{worst.tokens:,} tokens"
-        )
         return BudgetSpent(
-            f"the budget is spent: {' and '.join(parts)}, and the next call may cost {may_cost}",
+            f"the budget does not allow the next call: it may cost {' and '.join(costs)}, with "
+            f"{' and '.join(parts)} spent",
             hint=f"raise {' or '.join(flags)}, then run the same command again",
         )
 

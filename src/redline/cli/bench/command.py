@@ -175,6 +175,8 @@ def _bench(folder: Path, targets: list[str], options: Flags, flags: Flags) -> _B
     per_s = options[kind] if kind in ("constant", "poisson") else None
     calls = recorded_calls(options[kind]) if kind == "replay" else None
     configuration = load(folder)
+    for note in configuration.notes:
+        tell_line(f"note: {note}")
     chosen = [*targets, *(flags.get("endpoint") or [])]
     rows: object = options.get("rows", [{"prompt": "synthetic"}])
     target = target_of(chosen, rows, flags, configuration)

@@ -231,6 +231,8 @@ def _configuration(given: Flags) -> Configuration:
             f"there is no file {path}", where="--config", hint="docs/serve.md shows an example"
         )
     configuration = load(path.parent, file=path.name)
+    for note in configuration.notes:
+        tell_line(f"note: {note}")
     kinds = kinds_of(option for option in PARAMS if option.key not in _ONLY_FLAGS)
     stated = {key: value for key, value in configuration.serve.items() if key not in _TABLES}
     run = settings_in(stated, kinds, f"{path.name}, [serve]")

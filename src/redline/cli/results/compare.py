@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 from click import Context
@@ -15,11 +14,10 @@ from redline.cli.results.reading import SEED, new_file, notes_of, open_results, 
 from redline.cli.results.show import seconds
 from redline.cli.session import aligned, folded, say_json, say_lines, screen_width
 from redline.errors import ConfigError
-from redline.job.inspect import KINDS, Comparison, Figures, Opened, compare_outputs, page_of
+from redline.job.inspect import KINDS, PAGE, Comparison, Figures, Opened, compare_outputs, page_of
 from redline.process import counted, write_file
 
 _USUAL_SAMPLE, _MOST_SAMPLED = 10, 1000
-_PAGE = b"<!doctype html>"
 # Columns of a table are at least this wide.
 _NARROW = 10
 
@@ -53,7 +51,9 @@ def compare(ctx: Context, first: str, second: str) -> None:
     Exit status: 0 compared; 2 no such file, no row in common, or bad usage.
     """
     given = read_flags(ctx, PARAMS)
-    page = None if "output" not in given else _page_path(given["output"])
+    page = None
+    if "output" in given:
+        page = new_file(given["output"], "page", PAGE, "choose a file, such as -o page.html")
     sample, seed = given.get("sample", _USUAL_SAMPLE), given.get("seed", 0)
     if page is None and ("sample" in given or "seed" in given):
         raise ConfigError("--sample and --seed need a page", hint="add -o page.html")
@@ -72,26 +72,6 @@ def compare(ctx: Context, first: str, second: str) -> None:
         if page is not None:
             notes.append(f"page: {page}")
         say_lines(_lines(found, (one, two), scores, notes))
-
-
-def _page_path(text: str) -> Path:
-    """Returns the path of the page. Raises ConfigError if it would replace anything but a page."""
-    path = new_file(text, "the page", "choose a file, such as -o page.html")
-    if path.exists() and not _is_page(path):
-        raise ConfigError(
-            f"{text} exists and is not a page", hint="choose another -o, such as page.html"
-        )
-    return path
-
-
-def _is_page(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_PAGE)).lower() == _PAGE
-    except OSError:
-        return False
 
 
 def _notes(found: Opened, name: str) -> list[str]:

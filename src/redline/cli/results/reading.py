@@ -39,16 +39,33 @@ def priced() -> tuple[Tariff, list[str]]:
     return Tariff(own=settings.prices, models=models, tariffs=settings.tariffs), []
 
 
-def new_file(text: str, named: str, hint: str) -> Path:
-    """Returns the path of a file to be written.
+def new_file(text: str, kind: str, beginning: str, hint: str) -> Path:
+    """Returns the path of a page or report to be written.
 
-    named: what the file is, for errors. Raises ConfigError if no file can be at that path.
+    kind: what the file is, for errors. beginning: how it begins. hint: a remedy for a path at which
+    no file can be. Raises ConfigError for such a path, and if it would replace another file.
     """
     path = local_path(text)
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
-        raise ConfigError(f"{named} {text} {what}", hint=hint)
+        raise ConfigError(f"the {kind} {text} {what}", hint=hint)
+    if path.exists() and not _begins_with(path, beginning.encode()):
+        raise ConfigError(
+            f"{text} exists and is not a {kind} that redline wrote",
+            hint=f"choose another -o, or move the file away first; a {kind} of an older version or "
+            "in another format is not replaced either",
+        )
     return path
+
+
+def _begins_with(path: Path, beginning: bytes) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(beginning)) == beginning
+    except OSError:
+        return False
 
 
 @contextmanager

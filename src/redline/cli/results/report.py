@@ -79,7 +79,9 @@ def report(ctx: Context, results: Sequence[str] | None) -> None:
         raise ConfigError(
             "a chart shows one job", hint="pass one file, or make a page: -o page.html"
         )
-    path = None if "output" not in given else _checked_path(given["output"], form)
+    path = None
+    if "output" in given:
+        path = new_file(given["output"], "report", BEGINNINGS[form], _HINT)
     reports = [_read(Output.at(name), points_each(len(results))) for name in results]
     text = _FORMATS[form](reports)
     if path is None:
@@ -108,23 +110,6 @@ def _format(stated_format: str | None, output: str | None) -> str:
             f"no report format has the suffix of {output}", hint=f"{_HINT}, or add --format"
         )
     return form
-
-
-def _checked_path(text: str, form: str) -> Path:
-    """Returns the report's path. Raises ConfigError if it would replace anything but a report."""
-    path = new_file(text, "-o", _HINT)
-    if path.exists():
-        begin = BEGINNINGS[form].encode()
-        try:
-            with path.open("rb") as file:
-                is_ours = file.read(len(begin)) == begin
-        except OSError as error:
-            raise ConfigError(f"{text} cannot be read: {error.strerror}", hint=_HINT) from error
-        if not is_ours:
-            raise ConfigError(
-                f"{text} exists and is not a report of this format", hint="choose another -o"
-            )
-    return path
 
 
 def _size_text(size_bytes: int) -> str:

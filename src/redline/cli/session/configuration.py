@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,6 +31,9 @@ from redline.job.settings import (
     table_in,
 )
 from redline.observe import AlertSettings
+
+if TYPE_CHECKING:
+    from dotenv.parser import Original
 
 FILE = "redline.toml"
 _TABLES = ("alerts", "endpoints", "otel", "prices", "run", "serve", "tenants")
@@ -63,6 +67,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     serve, tenants: the tables as they are in the file. prices: by model. tariffs: the endpoints'
     own prices, by endpoint and model. alerts, otel: None if the file has no such table. environ:
     the environment, completed by the `.env` file. dotenv: the variables that only `.env` sets.
+    notes: the lines of `.env` that are skipped, as sentences for the user.
     """
 
     file: str = FILE
@@ -77,6 +82,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     tariffs: dict[str, dict[str, Price]] = {}
     environ: Mapping[str, str] = {}
     dotenv: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
 
     @property
     def environment(self) -> Environment:
@@ -115,7 +121,7 @@ def load(
     Raises a ConfigError that names an unknown key and the nearest known one, or a value of the
     wrong kind.
     """
-    from_file = _dotenv(folder / ".env")
+    from_file, notes = _dotenv(folder / ".env")
     tables = {}
     with suppress(FileNotFoundError):
         tables = read_toml(folder / file)
@@ -147,6 +153,7 @@ def load(
         tariffs=tariffs,
         environ={**from_file, **os.environ},
         dotenv=frozenset(from_file.keys() - os.environ.keys()),
+        notes=notes,
     )
 
 
@@ -154,17 +161,33 @@ def _where(table: str, file: str) -> str:
     return f"{file}, [{table}]"
 
 
-def _dotenv(path: Path) -> dict[str, str]:
-    if not os.path.exists(path):
-        return {}
+def _dotenv(path: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Returns the variables in the file, and notes on its lines that cannot be parsed."""
+    if not path.exists() or path.is_dir():
+        return {}, ()
     # Imported here: most folders have no `.env` file.
     from dotenv import dotenv_values
+    from dotenv.parser import parse_stream
 
     try:
-        values = dotenv_values(path)
+        with path.open(encoding="utf-8") as file:
+            parsed = list(parse_stream(file))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {reason_of(error)}") from error
-    return {name: value for name, value in values.items() if value is not None}
+    notes = [
+        f"{path}: line {_line(each.original)} is skipped, as it does not have the form NAME=VALUE"
+        for each in parsed
+        if each.error
+    ]
+    valid = StringIO("".join(each.original.string for each in parsed if not each.error))
+    values = dotenv_values(stream=valid)
+    return {name: value for name, value in values.items() if value is not None}, tuple(notes)
+
+
+def _line(found: Original) -> int:
+    """Returns the number of the line with the statement, which may follow empty lines."""
+    text = found.string
+    return found.line + text[: len(text) - len(text.lstrip())].count("\n")
 
 
 def _endpoint(name: str, table: dict[str, Any], file: str) -> dict[str, Any]:

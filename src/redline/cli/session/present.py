@@ -33,6 +33,9 @@ _ADDED = (
     *("outages", "endpoints", "abandoned", "not_traced", "not_recorded"),
     *("not_exported", "batches"),
 )
+# How to try failed rows again.
+_AGAIN = "--retry-failed tries them again"
+_AGAIN_OF_STREAM = "to try them again, run the rows in their `input` with another -o"
 _CREDENTIALS = re.compile("//.*@")
 # A parameter that Redis reads from a URL.
 _PASSWORD = re.compile("([?&]password=)[^&]*")
@@ -299,7 +302,7 @@ def _files(report: Report, output: Output, notes: Notes) -> Iterator[str]:
         yield f"not uploaded: {output.name}{why}"
     if output.failed_path.exists():
         name = output.failed_path if lost is not None else output.failed_name
-        yield f"failures: {name} (--retry-failed tries them again)"
+        yield f"failures: {name} ({_AGAIN_OF_STREAM if report.is_of_stream else _AGAIN})"
     # The error that stopped the run is shown below in full.
     if notes.first_failure is not None and report.stopped is None:
         yield f"first failure: {notes.first_failure}"

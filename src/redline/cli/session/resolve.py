@@ -128,8 +128,8 @@ def resolve_endpoints(
     if not chosen.get("endpoint"):
         raise ConfigError(
             "a gateway needs an endpoint",
-            hint="--endpoint http://10.0.0.5:8000/v1, or [endpoints.NAME] in the settings file; to "
-            "try things out, --endpoint sim",
+            hint="--endpoint http://10.0.0.5:8000/v1, or [endpoints.NAME] in "
+            f"{configuration.file}; to try things out, --endpoint sim",
         )
     servers = _servers(chosen, configuration)
     endpoints = tuple(settings.one_of_several(server)[1] for server in servers)
@@ -316,8 +316,8 @@ def _server(name: str, configuration: Configuration) -> _Server:
         raise ConfigError(
             f"unknown endpoint: {name}",
             hint=nearest(name, (*configuration.endpoints, SIM))
-            or "use a URL such as http://127.0.0.1:8000/v1, a name from the settings file, sim, "
-            "or engine:MODEL",
+            or f"use a URL such as http://127.0.0.1:8000/v1, a name from {configuration.file}, "
+            "sim, or engine:MODEL",
         )
     origin = configuration.where_endpoint(name)
     return _Server(base_url=table["base_url"], origin=origin, name=name, table=table)

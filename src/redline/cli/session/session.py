@@ -55,6 +55,8 @@ class Session:
         with self.configuration.located(self.given):
             log = values.choice(settings.get("log", "text"), "--log", LOGS)
         self._notes = Notes(is_json=log == "json")
+        for note in self.configuration.notes:
+            self._notes.tell("note", f"note: {note}", text=note)
         self._is_quiet = settings.get("quiet") is True
 
     def resolved(self, rows: object, flags: values.Flags) -> Resolved:

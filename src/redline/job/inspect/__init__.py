@@ -11,6 +11,6 @@ from redline.job.inspect.figures import Ending, Figures
 from redline.job.inspect.lines import Line, read_line
 from redline.job.inspect.opening import Opened, opened
 from redline.job.inspect.page import page_of
-from redline.job.inspect.rendering import rendered
+from redline.job.inspect.rendering import PAGE, rendered
 from redline.job.inspect.sampling import Sample
 from redline.job.inspect.selection import Found, Selection, figures_of, row_number, select

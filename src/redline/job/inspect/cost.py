@@ -32,7 +32,8 @@ class Cost:
     """Adds up the cost of an output's answers.
 
     asked_model: the model that the job requests. judge: the model that judges the answers if it is
-    a different one, otherwise empty. is_free: whether no answer costs anything.
+    a different one, otherwise empty. endpoint: that of answers whose lines do not name theirs, as
+    in the batch format; empty if unknown. is_free: whether no answer costs anything.
 
     picodollars: the total cost of the `priced` answers. unpriced: the number of answers without a
     known price, by the model whose price is unknown: the answer's own or the judge. unstated: the
@@ -41,12 +42,18 @@ class Cost:
     """
 
     def __init__(
-        self, tariff: Tariff, asked_model: str | None, *, judge: str, is_free: bool
+        self,
+        tariff: Tariff,
+        asked_model: str | None,
+        *,
+        judge: str,
+        endpoint: str,
+        is_free: bool,
     ) -> None:
         self.picodollars = self.priced = self.unstated = 0
         self.unpriced: dict[str, int] = {}
         self._asked_model, self._judge = asked_model, judge
-        self._is_free = is_free
+        self._endpoint, self._is_free = endpoint, is_free
         self._prices = Prices(tariff.own)
         # An endpoint's own names or prices do not affect the cost of answers of other endpoints.
         models = {name: tariff.models.get(name, {}) for name in {*tariff.models, *tariff.tariffs}}
@@ -54,7 +61,7 @@ class Cost:
 
     def add(self, line: Line) -> None:
         """Adds the cost of an answer."""
-        endpoint = line.endpoint
+        endpoint = line.endpoint or self._endpoint
         if self._is_free or line.cached or endpoint == _SIM or endpoint.startswith(_ENGINE):
             return
         prices = self._own_prices.get(endpoint, self._prices)

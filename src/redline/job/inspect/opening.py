@@ -18,6 +18,7 @@ from redline.job.outputs import near, read_spent
 from redline.journal import Manifest, Output, has_sound_line, is_held, is_other, keyed_rows, mark_of
 from redline.journal import manifest as manifests
 from redline.sources import opened_source
+from redline.timeline import NAME, read_timeline
 
 # The first bytes of gzip, zstd and zip files.
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
@@ -72,9 +73,20 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
             # There is no lock file: the results may be a copy.
             return False
 
+    @property
+    def endpoint(self) -> str:
+        """The endpoint of all recorded runs; empty if they had several, or if it is unknown."""
+        try:
+            runs = read_timeline(self.output.state_path / NAME).runs
+        except (ConfigError, FileNotFoundError):
+            return ""
+        names = {name for run in runs for name in run.facts.endpoints}
+        return names.pop() if len(names) == 1 else ""
+
     def cost(self, tariff: Tariff) -> Cost:
         """Returns a `Cost` to add the answers to; answers of a user's own function are free."""
-        return Cost(tariff, self.model, judge=self.judge, is_free="call" in self.settings)
+        is_free = "call" in self.settings
+        return Cost(tariff, self.model, judge=self.judge, endpoint=self.endpoint, is_free=is_free)
 
     def rows_asked(self, keys: Iterable[int]) -> Iterator[tuple[int, msgspec.Raw]]:
         """Yields each of these keys with its row as JSON, in the order of the input.

@@ -8,6 +8,11 @@ from typing import Any
 
 from redline.process import printable
 
+# How every page begins. The generator distinguishes redline's pages from others.
+PAGE = (
+    '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    '<meta name="generator" content="redline">\n'
+)
 # A space between a number and its unit.
 _IN_QUANTITY = re.compile(r"(?<=\d) (?=(?:%|ms|s|m|h|d|min)(?!\w))")
 
@@ -18,7 +23,7 @@ def unbroken(text: str) -> str:
 
 
 def rendered(template: Path, **values: Any) -> str:
-    """Renders a template, and returns the page. All values are escaped.
+    """Returns a page: `PAGE`, and the rendered template. All values are escaped.
 
     Templates have two filters: `shown` removes unprintable characters, and `unbroken` keeps numbers
     and their units on one line.
@@ -31,4 +36,4 @@ def rendered(template: Path, **values: Any) -> str:
     )
     environment.filters["shown"] = printable
     environment.filters["unbroken"] = unbroken
-    return environment.from_string(template.read_text("utf-8")).render(**values)
+    return PAGE + environment.from_string(template.read_text("utf-8")).render(**values)

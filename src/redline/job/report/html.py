@@ -13,18 +13,17 @@ from typing import Any
 import msgspec
 
 from redline.errors import ConfigError
-from redline.job.inspect import rendered
-from redline.job.report import colours, words
+from redline.job.inspect import PAGE, rendered
+from redline.job.report import colours, markdown, svg, words
 from redline.job.report.data import VERSION, JobReport
-from redline.job.report.svg import unit_of
 from redline.process import counted
 
-# How a file in each format begins.
+# How a report in each format begins, and no file of another program.
 BEGINNINGS = {
-    "html": "<!doctype html>",
-    "md": "# Report of ",
-    "json": f'{{"report":{VERSION},',
-    "svg": "<svg ",
+    "html": PAGE,
+    "md": markdown.BEGINNING,
+    "json": f'{{"report":{VERSION},"jobs":[{{"name":"',
+    "svg": svg.BEGINNING,
 }
 _TEMPLATE = "page.html.jinja"
 # The most characters of an output's name: in a legend or the head of a column, and on an axis.
@@ -68,7 +67,7 @@ def _plotly() -> str:
 def chart_data(reports: Sequence[JobReport]) -> dict[str, Any]:
     """Returns the data from which the page's script draws the charts."""
     ends_s = [end_s for report in reports for end_s in report.series.end_s[-1:]]
-    unit_s, unit = unit_of(max(ends_s, default=0.0))
+    unit_s, unit = svg.unit_of(max(ends_s, default=0.0))
     return {
         "unit_s": unit_s,
         "unit": unit,

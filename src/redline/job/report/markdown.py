@@ -23,6 +23,8 @@ from redline.job.report.words import (
 )
 from redline.process import duration
 
+# How every report in Markdown begins.
+BEGINNING = "# redline report of "
 # Characters that Markdown or HTML would interpret.
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#~&$!])")
 
@@ -35,7 +37,7 @@ def markdown_of(reports: Sequence[JobReport]) -> str:
 
 def _one(report: JobReport) -> Iterator[str]:
     figures = report.figures
-    yield f"# Report of {_text(report.name)}"
+    yield f"{BEGINNING}{_text(report.name)}"
     yield from ("", f"**{_text(headline(report))}**", "", f"{_text(state_text(report))}")
     for note in report.notes:
         yield from ("", f"Note: {_text(note)}.")
@@ -88,7 +90,7 @@ def _one(report: JobReport) -> Iterator[str]:
 
 
 def _several(reports: Sequence[JobReport]) -> Iterator[str]:
-    yield f"# Report of {len(reports)} outputs"
+    yield f"{BEGINNING}{len(reports)} outputs"
     yield ""
     yield from (f"- {_text(one.name)}: {_text(one.sentence)}" for one in reports)
     facts = facts_of(*(one.figures for one in reports))

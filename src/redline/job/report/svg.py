@@ -12,6 +12,8 @@ from redline.job.report.series import Column
 from redline.job.report.words import CAUSES, headline, percent, state_text
 from redline.process import clipped
 
+# How every chart begins.
+BEGINNING = '<svg data-generator="redline" '
 _WIDTH, _LEFT, _RIGHT = 960, 64, 24
 _PANEL, _TOP, _GAP, _BAND = 150, 96, 44, 18
 _LEGEND_LINE = 20
@@ -29,7 +31,7 @@ def svg_of(report: JobReport) -> str:
     height = axis_y + 40 + _LEGEND_LINE * max(1, len(report.shares[:_MOST_SHARES]))
     subtitle = f"{report.name}: {state_text(report)}"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'{BEGINNING}xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         f'width="{_WIDTH}" height="{height}" role="img" aria-label="{_text(headline(report))}">',
         f"<style>{_style()}</style>",
         f'<rect class="background" width="{_WIDTH}" height="{height}"/>',

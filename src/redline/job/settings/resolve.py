@@ -18,7 +18,7 @@ from redline.job.settings.embedded import UNKNOWN_URL, Embedded, EmbeddedSim
 from redline.job.settings.keywords import options_of
 from redline.job.settings.options import TABLE, Options
 from redline.job.settings.otel_settings import with_secrets
-from redline.job.settings.settings import Hooks, Job, Prompting
+from redline.job.settings.settings import BODILESS, Hooks, Job, Prompting
 from redline.journal import Output
 from redline.limits import Limits
 from redline.store import local_path, url_of
@@ -101,7 +101,7 @@ def _given(options: Options, *names: str) -> dict[str, Any]:
 
 def _prompting(options: Options, embedded: Embedded | None) -> Prompting:
     fields = _given(options, *_PROMPTING)
-    if embedded is not None:
+    if embedded is not None and fields.get("method", "POST").upper() not in BODILESS:
         # An embedded server has only one model, so no option has to choose it.
         fields.setdefault("model", embedded.model)
     fields["params"] = {**(options.params or {}), **_given(options, "temperature", "max_tokens")}

@@ -79,7 +79,7 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
                 hint=nearest(method, METHODS) or f"one of {', '.join(METHODS)}",
             )
         if method in BODILESS:
-            for name in ("prompt", "system", "body", "params"):
+            for name in ("prompt", "system", "body", "model", "params"):
                 if getattr(self, name):
                     raise ConfigError(
                         f"a {method} request has no body, so {name} would not be sent",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from redline.calls import Backend, Call, Load, Outcome, Request, Sink, failed
-from redline.errors import TimedOut
+from redline.errors import Rejected, TimedOut
 from redline.waist import MOST_TRIED, Attempt
 
 # The deadline of a row that sends no further request, because the run is ending.
@@ -85,6 +85,16 @@ class Remembering(Protocol):
         ...
 
 
+async def first_request(task: Task, row: dict[str, Any], request: Request) -> Request:
+    """Returns the first request that the task would send for a row, without sending it.
+
+    request: as for `Task.do`. Raises what `do` raises, such as Rejected for an unsuitable row.
+    """
+    noted = unsent()
+    await task.do(row, request, Ask(noted, Call()))
+    return noted.request or request
+
+
 @dataclass(eq=False, repr=False)
 class Answered:
     """Stub backend that returns an existing outcome and records the first request."""
@@ -101,3 +111,8 @@ class Answered:
 
     async def aclose(self) -> None:
         pass
+
+
+def unsent() -> Answered:
+    """Returns a stub backend for a row of which only the first request is wanted."""
+    return Answered(failed(Rejected("the row is not sent here")))

@@ -22,7 +22,8 @@ class Report(msgspec.Struct, kw_only=True):
     all runs of the output; flawed: how many of these answers are cut, empty, filtered or refused,
     by finish reason, a key of FAIL_ON. input: the counts of the whole input, or of its rows up to
     the option `limit`, over all runs. is_input_done: whether the input was read to its end, or to
-    `limit`. outcomes: in input order; empty for a run with an output, whose file has the results.
+    `limit`. is_of_stream: whether the input is a stream, which delivers no failed row again.
+    outcomes: in input order; empty for a run with an output, whose file has the results.
 
     stopped: the error that ended the run early, None if none did; interrupted: whether the user
     ended it. abandoned: work that had not ended when the run was abandoned, one line per row.
@@ -68,6 +69,7 @@ class Report(msgspec.Struct, kw_only=True):
     output_tokens: int = 0
     elapsed_s: float = 0.0
     is_input_done: bool = False
+    is_of_stream: bool = False
     interrupted: bool = False
     stopped: RedlineError | None = None
     errors_by_kind: dict[str, int] = {}

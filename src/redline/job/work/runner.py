@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from redline.calls import Backend, Call, Outcome, Reply, Request, failed
+from redline.calls import Backend, Call, Outcome, Reply, Request
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
     BadRow,
@@ -41,7 +41,7 @@ from redline.errors import (
     Rejected,
     TimedOut,
 )
-from redline.job.settings import NO_MORE_S, Answered, Ask, Job
+from redline.job.settings import NO_MORE_S, Answered, Ask, Job, unsent
 from redline.job.work.backpressure import LARGE_ROW_BYTES, Backpressure
 from redline.job.work.bill import Bill
 from redline.job.work.feed import Picked, Supply
@@ -333,7 +333,7 @@ class Runner:
     async def request_of(self, picked: Picked) -> Request | Outcome:
         """Returns the row's request, which is not sent; if making it fails, the row's outcome."""
         # Only the request that this stub backend keeps is used.
-        noted = Answered(failed(Rejected("the row is not sent here")))
+        noted = unsent()
         outcome = await self._elsewhere(picked, Call(), noted)
         return outcome if noted.request is None else noted.request
 

@@ -82,9 +82,7 @@ class Failures:
             f"{len(lately):,} of the last {rows:,} rows failed, and --stop-at-error-rate is "
             f"{most * 100:g} %; the last with: {error.what}",
             where=error.where,
-            hint=error.hint
-            or "the same command resumes with the remaining rows; --retry-failed sends only the "
-            "failed rows again",
+            hint=error.hint or "the same command resumes with the remaining rows",
         )
 
 

@@ -128,11 +128,11 @@ class Scores:
                 for question, found in self._questions.items()
             ]
         )
-        over = f" to {counted(len(self._questions), 'question')}" if self.samples > 1 else ""
-        return (
-            f"{name:10} {count / self.total:6.1%}  {count:,} of {self.total:,}{over}"
-            f"  {interval.text()}"
-        )
+        of = f"{self.total:,}"
+        if self.samples > 1:
+            questions = counted(len(self._questions), "question")
+            of = f"{counted(self.total, 'answer')} to {questions}"
+        return f"{name:10} {count / self.total:6.1%}  {count:,} of {of}  {interval.text()}"
 
     def _of_questions(self) -> list[str]:
         """Returns the lines of pass@k for k = 1, 2, 4, ..., `samples`, and of the majority vote."""

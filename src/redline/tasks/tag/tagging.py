@@ -141,5 +141,5 @@ def _no_answer(problem: str, tries: int, finish_reason: str | None) -> Rejected:
         f"no valid answer in {counted(tries, 'try', 'tries')}; the last: {problem}",
         hint="raise --max-tokens"
         if finish_reason == "length"
-        else "the failures file has the last answer; --retry-failed asks again",
+        else "the failures file has the last answer",
     )
