@@ -342,7 +342,7 @@ def _flags() -> set[str]:
 def test_every_flag_in_the_pages_exists() -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", _prose()))
     # Flags of other programs.
-    assert named - {"--foreground", "--instructions"} <= _flags()
+    assert named - {"--foreground", "--instructions", "--times", "--top"} <= _flags()
 
 
 def test_every_flag_is_in_the_pages() -> None:
