@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from redline.errors import ConfigError
+from redline.structs import check_types
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # The minimum of each numeric setting.
@@ -72,6 +73,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         return folder.name if folder.name not in ("", "..") else folder.resolve().name
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype}")
         for name, least in LEAST.items():

@@ -79,7 +79,7 @@ def test_a_fraction_of_a_rate_is_kept_and_means_what_its_flag_means(
 def test_a_number_that_cannot_be_kept_is_refused_and_not_rounded() -> None:
     with pytest.raises(ConfigError, match=r"whole requests or tokens, not 2\.5"):
         Rate(2.5, 1.0)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"concurrency must be a whole number, not 2\.5"):
+    with pytest.raises(ConfigError, match="concurrency must be int or str or None, not float"):
         Limits(concurrency=2.5)  # type: ignore[arg-type]
 
 
@@ -191,7 +191,7 @@ def test_endpoints_that_make_no_job(endpoints: Any, options: dict[str, Any], wha
 
 @pytest.mark.parametrize("name", ["metrics", "probe"])
 @pytest.mark.parametrize(
-    "stated", ["", "x", "x/y", "//host/x", "ftp://host/x", "http://", "http://u:p@h/x", "/a#b", 1]
+    "stated", ["", "x", "x/y", "//host/x", "ftp://host/x", "http://", "http://u:p@h/x", "/a#b"]
 )
 def test_a_page_of_a_server_is_a_path_or_a_url(name: str, stated: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be true, false, a path or a URL, not"):

@@ -35,6 +35,7 @@ from redline.errors import (
     Withdrawn,
 )
 from redline.events import SILENCE, Listener, RetryScheduled, RetryStarted
+from redline.structs import check_types
 from redline.waist import MOST_TRIED, Around, Attempt, Backend, Call, Outcome, Request, Sink, failed
 
 _BAD_REPLY_RETRIES = 2
@@ -68,6 +69,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     floor_per_s: float = 10.0
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not 0 <= self.max_retries <= 100:
             raise ConfigError(f"max_retries must be 0 to 100, not {self.max_retries}")
         for name in ("base_s", "cap_s", "floor_per_s"):

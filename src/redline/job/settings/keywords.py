@@ -9,8 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cache
-from types import UnionType
-from typing import Any, TypedDict, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypedDict, TypeVar, get_type_hints
 
 import msgspec
 
@@ -23,6 +22,7 @@ from redline.job.settings.option_hints import meant
 from redline.job.settings.options import TABLE, Options
 from redline.limits import Limits, as_rates
 from redline.limits.rule import KINDS
+from redline.structs import check_type, classes_in
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -217,13 +217,8 @@ def _with_type(named: re.Match[str]) -> str:
 def _check_types(given: Mapping[str, Any]) -> None:
     """Raises ConfigError for a value whose type its option cannot use."""
     for name, value in given.items():
-        kinds = _kinds()[name]
-        # To Python, True is an int; here it is accepted only by a keyword of type bool.
-        is_flag = isinstance(value, bool)
-        if kinds and (is_flag != (kinds == (bool,)) or not isinstance(value, kinds)):
-            names = " or ".join(kind.__name__ for kind in kinds)
-            shown = "" if name in _SECRET else f": {value!r}"
-            raise ConfigError(f"{name} must be {names}, not {type(value).__name__}{shown}")
+        if name not in _UNCHECKED:
+            check_type(name, value, _kinds()[name], "" if name in _SECRET else f": {value!r}")
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{name} must be a finite number, not {value}")
         if name in ("before", "after") and inspect.iscoroutinefunction(value):
@@ -236,15 +231,8 @@ def _check_types(given: Mapping[str, Any]) -> None:
 
 @cache
 def _kinds() -> dict[str, tuple[type, ...]]:
-    """Returns the classes that each keyword's annotation names; () for an unchecked keyword."""
-    found: dict[str, tuple[type, ...]] = {}
-    for name, hint in get_type_hints(Keywords).items():
-        parts = get_args(hint) if get_origin(hint) is UnionType else (hint,)
-        kinds = [get_origin(part) or part for part in parts]
-        # An int is accepted for a float.
-        wider = [each for kind in kinds for each in ((int, float) if kind is float else (kind,))]
-        found[name] = () if name in _UNCHECKED else tuple(wider)
-    return found
+    """Returns the classes that each keyword's annotation names."""
+    return {name: classes_in(hint) for name, hint in get_type_hints(Keywords).items()}
 
 
 def _check_rivals(given: Mapping[str, Any]) -> None:
