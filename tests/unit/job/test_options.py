@@ -322,6 +322,7 @@ def test_a_folder_is_no_output(name: str) -> None:
         ),
         ("headers", {1: (2,)}, "names and values of headers must be text, not int and tuple"),
         ("headers", {"a": 2}, "names and values of headers must be text, not str and int"),
+        ("headers", {"a b": "c"}, "not a header: 'a b'"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused_by_name(name: str, value: object, what: str) -> None:

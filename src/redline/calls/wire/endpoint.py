@@ -15,7 +15,7 @@ import msgspec
 from redline.calls.cost import Price, parse_price
 from redline.calls.wire.exchange import Timeouts
 from redline.calls.wire.proxy import ascii_name
-from redline.calls.wire.request_head import FRAMING_HINT, is_framing
+from redline.calls.wire.request_head import FRAMING_HINT, is_framing, is_token
 from redline.errors import ConfigError
 from redline.limits import Limits
 from redline.structs import check_types
@@ -81,8 +81,12 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
                 # The value is not shown: it may be a secret.
                 kinds = f"{type(name).__name__} and {type(value).__name__}"
                 raise ConfigError(f"names and values of headers must be text, not {kinds}")
-            if not name or not (name + value).isprintable() or ":" in name:
-                raise ConfigError(f"not a header: {name!r}")
+            if not is_token(name) or not value.isprintable():
+                raise ConfigError(
+                    f"not a header: {name!r}",
+                    hint="a name has only letters, digits and signs such as -, and a value has no "
+                    "control characters",
+                )
             if is_framing(name):
                 raise ConfigError(f"the header {name} cannot be set", hint=FRAMING_HINT)
         if self.proxy and not is_proxy_url(self.proxy):

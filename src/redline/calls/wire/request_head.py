@@ -19,6 +19,11 @@ _FRAMING = frozenset(
 FRAMING_HINT = "redline frames requests itself: leave the header out"
 
 
+def is_token(name: str) -> bool:
+    """Whether a header may have this name."""
+    return _TOKEN.fullmatch(name) is not None
+
+
 def is_framing(name: str) -> bool:
     """Whether a header of this name frames the message."""
     return name.lower() in _FRAMING
@@ -33,7 +38,7 @@ def request_head(method: str, target: str, host: str, headers: Mapping[str, str]
     if not method.isascii() or not method.isalpha() or method == "CONNECT":
         raise BadRow(f"the request cannot be sent: invalid method: {method}", hint="GET or POST")
     for name, value in headers.items():
-        if not _TOKEN.fullmatch(name) or _UNSENDABLE.search(value):
+        if not is_token(name) or _UNSENDABLE.search(value):
             raise BadRow(
                 f"the request cannot be sent: invalid header: {name!r}",
                 hint="check its method and headers",
