@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from redline import EngineSettings, LocalEngine, Pool
 from redline.calls import Endpoint, Timeouts
 from redline.errors import ConfigError
 from redline.job.settings import FLAGS, EmbeddedSim, Job, make_job
@@ -157,6 +158,12 @@ def test_a_list_of_one_endpoint_is_bounded_like_any_list(
     ("endpoints", "options", "what"),
     [
         (["http://a.example/v1", "sim"], {}, "sim is started for one run"),
+        (
+            ["http://a.example/v1", LocalEngine(EngineSettings(model="tiny"))],
+            {},
+            "engine:tiny is started for one run",
+        ),
+        (Pool(["http://a.example/v1"]), {}, "several endpoints are a list here, not a Pool"),
         ([], {}, "endpoint is an empty list"),
         ([3], {}, "endpoint must be a list of URLs and Endpoints, not of int"),
         (["http://a.example/v1", "http://a.example/v1"], {}, "two endpoints are named a.example"),
@@ -301,7 +308,8 @@ def test_a_folder_is_no_output(name: str) -> None:
         (
             "endpoint",
             {"base_url": "http://h/v1", "api_key": "sk-1"},
-            "endpoint must be Endpoint or str or Embedded or Sequence, not dict",
+            "endpoint must be a URL, an Endpoint, a LocalEngine, or a list of URLs and Endpoints, "
+            "not dict",
         ),
         (
             "endpoint",

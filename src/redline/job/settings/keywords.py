@@ -172,7 +172,7 @@ _NOT_WITH_ENDPOINT = (
 # Options whose values may contain a key or a password, so errors do not show them.
 _SECRET = ("endpoint", "api_key", "headers", "proxy", "limits", "alerts", "otel")
 # Options whose values are checked elsewhere.
-_UNCHECKED = ("cache", "fail_on")
+_UNCHECKED = ("cache", "endpoint", "fail_on")
 
 
 def options_of(keywords: Mapping[str, Any]) -> Options:
@@ -256,8 +256,14 @@ def _check_rivals(given: Mapping[str, Any]) -> None:
 
 def _endpoint(stated: Any) -> _Fields:
     """Returns the option for one endpoint or several; an empty string counts as not given."""
-    if isinstance(stated, str) or not isinstance(stated, Sequence):
+    if isinstance(stated, (str, Endpoint, Embedded)):
         return {"endpoint": stated or None}
+    if not isinstance(stated, Sequence):
+        raise ConfigError(
+            "endpoint must be a URL, an Endpoint, a LocalEngine, or a list of URLs and Endpoints, "
+            f"not {type(stated).__name__}",
+            hint="several endpoints are a list here, not a Pool: endpoint=[...]",
+        )
     for one in stated:
         if not isinstance(one, (str, Endpoint, Embedded)):
             raise ConfigError(
