@@ -194,6 +194,8 @@ class TimedOut(Retryable):
         self.after_s = after_s
 
 
+# What to do if the phase is `row`: a row of a run, or a single call, ran out of time.
+MORE_TIME = "raise --row-deadline, or in Python row_deadline_s or the call's deadline_s"
 _AWAITED = {
     "connect": "no connection",
     "first_byte": "no first byte",

@@ -665,11 +665,15 @@ async def test_client_calls_and_returns_errors_as_data() -> None:
             )
         async with redline.Client(wrong) as client:
             refused = await client.call(CHAT)
+            late = await client.call(CHAT, deadline_s=0)
     assert outcome.output == "You said: count to three"
     assert outcome.reply is not None
     assert outcome.reply.finish_reason == "stop"
     assert len(vector.output) == 8
     assert isinstance(refused.error, redline.errors.Refused)
+    assert "in Python api_key" in refused.error.hint
+    assert isinstance(late.error, redline.errors.TimedOut)
+    assert "the call's deadline_s" in late.error.hint
 
 
 @pytest.mark.parametrize("is_pool", [False, True])

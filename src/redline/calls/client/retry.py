@@ -25,6 +25,7 @@ import msgspec
 from redline.calls.http import Wait, is_unreachable, wait_of_this_task
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
+    MORE_TIME,
     BadReply,
     ConfigError,
     RateLimited,
@@ -288,13 +289,12 @@ class Retry(Around):
 
     def _out_of_time(self, outcome: Outcome, error: Retryable, call: Call) -> Outcome:
         if isinstance(error, TimedOut) and error.phase == "row":
-            error.hint = error.hint or "raise --row-deadline"
+            error.hint = error.hint or MORE_TIME
             return outcome
         late = TimedOut(
             "row",
             where=error.where,
-            hint=f"raise --row-deadline; attempt {call.attempts}, the last, ended with: "
-            f"{error.what}",
+            hint=f"{MORE_TIME}; attempt {call.attempts}, the last, ended with: {error.what}",
         )
         ended = failed(late, endpoint=outcome.endpoint, latency_s=outcome.latency_s)
         ended.attempts, ended.tried = call.attempts, outcome.tried
