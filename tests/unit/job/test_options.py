@@ -337,3 +337,22 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(name: str, value: object, 
     with pytest.raises(ConfigError) as caught:
         make_job([], {name: value}, {})  # type: ignore[misc]
     assert caught.value.what == what
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("headers", {"X-Team": "a"}, "leave one out"),
+        *(
+            (name, "{{ text }}", "the function gets the row")
+            for name in ("prompt", "system", "body", "url", "method", "model", "output_path")
+        ),
+        ("params", {"temperature": 0}, "the function gets the row"),
+        ("constant_prompt", True, "the function gets the row"),
+        ("prices", {"m": {"input": 1, "output": 1}}, "a function reports no usage"),
+        ("fail_on", "empty", "an output has no finish reason"),
+    ],
+)
+def test_what_a_function_cannot_use_is_refused(name: str, value: object, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"call and {name} cannot be combined: {why}"):
+        job(call=answer, **{name: value})

@@ -163,8 +163,18 @@ _NAMED = [
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
     for name in Keywords.__annotations__
 ]
-# The first group cannot be combined with `call`; the second is set inside an `Endpoint`.
-_NOT_WITH_CALL = ("endpoint", "balance", "api_key", "headers", "proxy")
+# Options that cannot be combined with `call`, each with a hint.
+_NOT_WITH_CALL = {
+    **dict.fromkeys(("endpoint", "balance", "api_key", "headers", "proxy"), "leave one out"),
+    **dict.fromkeys(
+        ("prompt", "system", "body", "url", "method", "model", "params", "output_path"),
+        "the function gets the row, and redline makes no request: do it in the function",
+    ),
+    "constant_prompt": "the function gets the row, and redline makes no prompt",
+    "prices": "a function reports no usage, so its cost is unknown",
+    "fail_on": "an output has no finish reason: raise redline.errors.Rejected in the function",
+}
+# Options that are set inside an `Endpoint`.
 _NOT_WITH_ENDPOINT = (
     *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),
     *("api_key", "headers", "proxy", "timeout_s"),
@@ -237,9 +247,9 @@ def _kinds() -> dict[str, tuple[type, ...]]:
 
 def _check_rivals(given: Mapping[str, Any]) -> None:
     if "call" in given:
-        for name in _NOT_WITH_CALL:
+        for name, hint in _NOT_WITH_CALL.items():
             if name in given:
-                raise ConfigError(f"call and {name} cannot be combined", hint="leave one out")
+                raise ConfigError(f"call and {name} cannot be combined", hint=hint)
     stated = given.get("endpoint")
     is_one = isinstance(stated, Endpoint)
     is_list = isinstance(stated, Sequence) and any(isinstance(one, Endpoint) for one in stated)
