@@ -38,7 +38,7 @@ def request_head(method: str, target: str, host: str, headers: Mapping[str, str]
     if not method.isascii() or not method.isalpha() or method == "CONNECT":
         raise BadRow(f"the request cannot be sent: invalid method: {method}", hint="GET or POST")
     for name, value in headers.items():
-        if not is_token(name) or _UNSENDABLE.search(value):
+        if not _TOKEN.fullmatch(name) or _UNSENDABLE.search(value):
             raise BadRow(
                 f"the request cannot be sent: invalid header: {name!r}",
                 hint="check its method and headers",
