@@ -502,6 +502,14 @@ def test_a_pool_is_a_backend_and_a_client_takes_it() -> None:
         redline.Pool([servers[0].url], balance="rr")
     with pytest.raises(redline.ConfigError, match="a pool needs an endpoint"):
         redline.Pool([])
+    only: Any = redline.Endpoint(base_url=servers[0].url)
+    for wrong, what in (
+        (servers[0].url, "a pool needs a list of URLs and Endpoints, not str"),
+        (only, "a pool needs a list of URLs and Endpoints, not Endpoint"),
+        ([only, 5], "an endpoint of a pool must be Endpoint or str, not int"),
+    ):
+        with pytest.raises(redline.ConfigError, match=what):
+            redline.Pool(wrong)
 
 
 def test_python_takes_a_list_of_endpoints() -> None:

@@ -29,16 +29,27 @@ class Bench:
         self.bad: set[str] = set()
 
     async def answer(self, row: dict[str, Any]) -> str:
+        return f"answer to {self.note(row)['text']}"
+
+    def note(self, row: dict[str, Any]) -> dict[str, Any]:
         self.asked.append(row["text"])
         if row["text"] in self.bad:
             raise Rejected("told to fail")
-        return f"answer to {row['text']}"
+        return row
 
     def work(self, rows: object, **options: Any) -> list[str]:
-        """Runs to the end; the texts that were asked."""
+        """Runs to the end with a function; the texts that were asked."""
+        return self._run(rows, call=self.answer, **options)
+
+    def send(self, rows: object, **options: Any) -> list[str]:
+        """Runs to the end with requests to a server; the texts that were asked."""
+        options = {"prompt": "{{ text }}", "model": "m", **options}
+        return self._run(rows, endpoint="sim", before=self.note, **options)
+
+    def _run(self, rows: object, **options: Any) -> list[str]:
         self.asked = []
         options = {"concurrency": 4, "progress": False, "output": self.output, **options}
-        report = redline.run(rows, call=self.answer, **options)
+        report = redline.run(rows, **options)
         assert report.is_complete or report.untried, report
         return sorted(self.asked)
 
@@ -198,34 +209,34 @@ CHANGES = [
 def test_a_changed_setting_is_refused_and_says_what_changed_and_how_to_go_on(
     bench: Bench, old: dict[str, Any], new: dict[str, Any], said: str
 ) -> None:
-    bench.work(named("a"), **old)
+    bench.send(named("a"), **old)
     before = bench.output.read_bytes()
     with pytest.raises(ConfigError) as caught:
-        bench.work(named("a", "b"), **new)
+        bench.send(named("a", "b"), **new)
     assert f"{bench.output} was begun with different settings: {said}" in caught.value.what
     assert "--restart" in caught.value.hint
     assert "--force" in caught.value.hint
     assert bench.asked == []
     assert bench.output.read_bytes() == before
     # The refusal has left everything as it was for the old settings.
-    assert bench.work(named("a", "b"), **old) == ["b"]
+    assert bench.send(named("a", "b"), **old) == ["b"]
 
 
 def test_force_goes_on_in_the_same_file(bench: Bench) -> None:
-    bench.work(named("a"), model="one")
+    bench.send(named("a"), model="one")
     before = bench.output.read_bytes()
-    assert bench.work(named("a", "b"), model="two", force=True) == ["b"]
+    assert bench.send(named("a", "b"), model="two", force=True) == ["b"]
     assert bench.output.read_bytes().startswith(before)
     # From now on the new settings are those of the output.
-    assert bench.work(named("a", "b", "c"), model="two") == ["c"]
+    assert bench.send(named("a", "b", "c"), model="two") == ["c"]
 
 
 def test_failures_under_a_wrong_model_are_kept_for_an_input_that_is_gone(bench: Bench) -> None:
     bench.bad = {"a", "b"}
-    bench.work(iter(named("a", "b")), model="wrong")
+    bench.send(iter(named("a", "b")), model="wrong")
     failures = bench.failed.read_bytes()
     bench.bad = set()
-    assert bench.work(iter(named("b", "c")), model="right") == ["b", "c"]
+    assert bench.send(iter(named("b", "c")), model="right") == ["b", "c"]
     assert not bench.failed.exists()
     aside = bench.output.parent / "labels.redline" / "labels.failed.outdated-1.jsonl"
     assert aside.read_bytes() == failures
@@ -273,16 +284,16 @@ def test_a_change_of_the_working_folder_takes_no_file_elsewhere(
 
 def test_restart_keeps_the_old_files_aside_each_time(bench: Bench) -> None:
     bench.bad = {"b"}
-    bench.work(named("a", "b"), model="one")
+    bench.send(named("a", "b"), model="one")
     first = bench.output.read_bytes(), bench.failed.read_bytes()
-    bench.work(named("a", "b"), model="two", restart=True)
+    bench.send(named("a", "b"), model="two", restart=True)
     second = bench.output.read_bytes()
-    assert bench.work(named("a", "b"), model="three", restart=True) == ["a", "b"]
+    assert bench.send(named("a", "b"), model="three", restart=True) == ["a", "b"]
     folder = bench.output.parent
     kept = [folder / "labels.old-1.jsonl", folder / "labels.old-1.failed.jsonl"]
     assert tuple(path.read_bytes() for path in kept) == first
     assert (folder / "labels.old-2.jsonl").read_bytes() == second
-    assert bench.work(named("a", "b"), model="three") == []
+    assert bench.send(named("a", "b"), model="three") == []
 
 
 def test_restart_puts_a_foreign_file_aside(bench: Bench) -> None:

@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import pydoc
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -281,6 +282,48 @@ def test_a_run_ends_although_the_threads_of_its_calls_do_not() -> None:
         may_end.set()
     assert report.failed == 60
     assert time.monotonic() - begun_s < 20
+
+
+async def block_at_once(row: int) -> int:
+    time.sleep(0.1)
+    return row
+
+
+async def block_and_wait(row: int) -> int:
+    time.sleep(0.1)
+    await asyncio.sleep(0.001)
+    return row
+
+
+def block_without_await(row: int) -> int:
+    time.sleep(0.1)
+    return row
+
+
+@pytest.mark.parametrize("call", [block_at_once, block_and_wait, block_without_await])
+@pytest.mark.parametrize("settings", [{}, {"concurrency": 1}, {"rps": 1_000}])
+def test_the_deadline_ends_a_run_whose_calls_block_the_event_loop(
+    call: Any, settings: dict[str, Any]
+) -> None:
+    report = redline.run(ROWS, call=call, deadline_s=0.15, **settings)
+    assert report.succeeded + report.failed <= 2
+    assert "did not end within 0.15 s" in str(report.stopped)
+
+
+@pytest.mark.parametrize("settings", [{}, {"concurrency": 1}])
+def test_the_first_interrupt_ends_a_run_whose_calls_block_the_event_loop(
+    settings: dict[str, Any],
+) -> None:
+    asked: list[dict[str, str]] = []
+
+    async def call(row: dict[str, str]) -> None:
+        asked.append(row)
+        if len(asked) == 3:
+            signal.raise_signal(signal.SIGINT)
+        time.sleep(0.1)
+
+    report = redline.run(ROWS, call=call, **settings)
+    assert (len(asked), report.succeeded, report.interrupted) == (3, 3, True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked")
@@ -622,11 +665,15 @@ async def test_client_calls_and_returns_errors_as_data() -> None:
             )
         async with redline.Client(wrong) as client:
             refused = await client.call(CHAT)
+            late = await client.call(CHAT, deadline_s=0)
     assert outcome.output == "You said: count to three"
     assert outcome.reply is not None
     assert outcome.reply.finish_reason == "stop"
     assert len(vector.output) == 8
     assert isinstance(refused.error, redline.errors.Refused)
+    assert "in Python api_key" in refused.error.hint
+    assert isinstance(late.error, redline.errors.TimedOut)
+    assert "the call's deadline_s" in late.error.hint
 
 
 @pytest.mark.parametrize("is_pool", [False, True])

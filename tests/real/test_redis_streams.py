@@ -122,9 +122,9 @@ def test_failures_stay_when_a_wrong_setting_is_corrected(world: World) -> None:
         raise Rejected("no such model")
 
     world.fill(2)
-    assert world.run(refuse, model="wrong").failed == 2
+    assert world.run(refuse).failed == 2
     world.fill(1)
-    report = world.run(answer, model="right")
+    report = world.run(answer)
     assert (report.offered, report.succeeded) == (1, 1)
     # They are acknowledged, so nothing would bring them again.
     assert len(failures(world)) == 2

@@ -216,8 +216,8 @@ def test_the_rows_deadline_is_kept_and_named() -> None:
     assert outcome.error.phase == "row"
     assert backend.sends[-1].at_s < 5.0
     assert outcome.error.hint == (
-        f"raise --row-deadline; attempt {len(backend.sends)}, the last, ended with: "
-        "the server failed: HTTP 500"
+        "raise --row-deadline, or in Python row_deadline_s or the call's deadline_s; "
+        f"attempt {len(backend.sends)}, the last, ended with: the server failed: HTTP 500"
     )
     assert (outcome.status, outcome.attempts) == ("exhausted", len(backend.sends))
 

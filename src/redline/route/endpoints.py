@@ -15,6 +15,7 @@ from redline.route.balance import STRATEGIES, strategy_of
 from redline.route.member import Seat
 from redline.route.pages import Pages
 from redline.route.pool import Pool
+from redline.structs import check_type
 
 
 class EndpointPool(Pool):
@@ -23,11 +24,19 @@ class EndpointPool(Pool):
     endpoints: Endpoints or base URLs, at least one. balance: p2c, least_tokens, room, prefix,
     cheapest, round_robin, weighted_score or normalized_score; see docs/fleet.md. Close the pool
     with `aclose`, or pass it to a Client, which closes it. Raises ConfigError for an unknown
-    `balance`, for two endpoints with the same name or the same server and key, for a model name
-    that only some endpoints have in `models`, or for no endpoint at all.
+    `balance`, for anything but a list of endpoints, for an empty one, for two endpoints with the
+    same name or the same server and key, and for a model name that only some endpoints have in
+    `models`.
     """
 
     def __init__(self, endpoints: Sequence[Endpoint | str], *, balance: str = "p2c") -> None:
+        if isinstance(endpoints, str) or not isinstance(endpoints, Sequence):
+            raise ConfigError(
+                f"a pool needs a list of URLs and Endpoints, not {type(endpoints).__name__}",
+                hint='for example Pool(["http://10.0.0.5:8000/v1", "http://10.0.0.6:8000/v1"])',
+            )
+        for one in endpoints:
+            check_type("an endpoint of a pool", one, (Endpoint, str))
         stated = [Endpoint(base_url=one) if isinstance(one, str) else one for one in endpoints]
         check_balance(balance)
         check_endpoints(stated)

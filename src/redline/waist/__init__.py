@@ -2,6 +2,7 @@
 
 from redline.waist.backend import (
     COUNTED,
+    MORE_TIME,
     Around,
     Backend,
     Call,

@@ -20,6 +20,9 @@ from redline.waist.surrogates import replacing_halves
 
 T = TypeVar("T")
 
+# What to do if a row of a run, or a single call, has run out of time.
+MORE_TIME = "raise --row-deadline, or in Python row_deadline_s or the call's deadline_s"
+
 
 class _Counts(TypedDict, total=False):
     """The fields of a body that determine how many answers it requests; all others are ignored."""

@@ -93,6 +93,16 @@ def test_the_line_of_json(tmp_path: Path) -> None:
     assert json.loads(summary_line(report(offered=1), ARGV, Notes()))["continue_with"] is None
 
 
+@pytest.mark.parametrize(
+    "name", ["not_traced", "not_recorded", "not_notified", "not_exported", "abandoned"]
+)
+def test_what_is_incomplete_is_in_both_summaries(name: str) -> None:
+    reason = "2 alerts did not arrive"
+    found = report(offered=1, **{name: [reason] if name == "abandoned" else reason})
+    assert reason in summary_text(found, ARGV, Notes())
+    assert reason in json.loads(summary_line(found, ARGV, Notes()))[name]
+
+
 def test_the_command_that_continues_shows_no_secret(tmp_path: Path) -> None:
     argv = [
         *("run", "a", "--header", "Authorization: Bearer sk-1", "--header=X-Key:sk-2"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from redline import EngineSettings, LocalEngine, Pool
 from redline.calls import Endpoint, Timeouts
 from redline.errors import ConfigError
 from redline.job.settings import FLAGS, EmbeddedSim, Job, make_job
@@ -79,7 +80,7 @@ def test_a_fraction_of_a_rate_is_kept_and_means_what_its_flag_means(
 def test_a_number_that_cannot_be_kept_is_refused_and_not_rounded() -> None:
     with pytest.raises(ConfigError, match=r"whole requests or tokens, not 2\.5"):
         Rate(2.5, 1.0)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"concurrency must be a whole number, not 2\.5"):
+    with pytest.raises(ConfigError, match="concurrency must be int or str or None, not float"):
         Limits(concurrency=2.5)  # type: ignore[arg-type]
 
 
@@ -157,6 +158,12 @@ def test_a_list_of_one_endpoint_is_bounded_like_any_list(
     ("endpoints", "options", "what"),
     [
         (["http://a.example/v1", "sim"], {}, "sim is started for one run"),
+        (
+            ["http://a.example/v1", LocalEngine(EngineSettings(model="tiny"))],
+            {},
+            "engine:tiny is started for one run",
+        ),
+        (Pool(["http://a.example/v1"]), {}, "several endpoints are a list here, not a Pool"),
         ([], {}, "endpoint is an empty list"),
         ([3], {}, "endpoint must be a list of URLs and Endpoints, not of int"),
         (["http://a.example/v1", "http://a.example/v1"], {}, "two endpoints are named a.example"),
@@ -191,7 +198,7 @@ def test_endpoints_that_make_no_job(endpoints: Any, options: dict[str, Any], wha
 
 @pytest.mark.parametrize("name", ["metrics", "probe"])
 @pytest.mark.parametrize(
-    "stated", ["", "x", "x/y", "//host/x", "ftp://host/x", "http://", "http://u:p@h/x", "/a#b", 1]
+    "stated", ["", "x", "x/y", "//host/x", "ftp://host/x", "http://", "http://u:p@h/x", "/a#b"]
 )
 def test_a_page_of_a_server_is_a_path_or_a_url(name: str, stated: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be true, false, a path or a URL, not"):
@@ -301,7 +308,8 @@ def test_a_folder_is_no_output(name: str) -> None:
         (
             "endpoint",
             {"base_url": "http://h/v1", "api_key": "sk-1"},
-            "endpoint must be Endpoint or str or Embedded or Sequence, not dict",
+            "endpoint must be a URL, an Endpoint, a LocalEngine, or a list of URLs and Endpoints, "
+            "not dict",
         ),
         (
             "endpoint",
@@ -322,9 +330,29 @@ def test_a_folder_is_no_output(name: str) -> None:
         ),
         ("headers", {1: (2,)}, "names and values of headers must be text, not int and tuple"),
         ("headers", {"a": 2}, "names and values of headers must be text, not str and int"),
+        ("headers", {"a b": "c"}, "not a header: 'a b'"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused_by_name(name: str, value: object, what: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_job([], {name: value}, {})  # type: ignore[misc]
     assert caught.value.what == what
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("headers", {"X-Team": "a"}, "leave one out"),
+        *(
+            (name, "{{ text }}", "the function gets the row")
+            for name in ("prompt", "system", "body", "url", "method", "model", "output_path")
+        ),
+        ("params", {"temperature": 0}, "the function gets the row"),
+        ("constant_prompt", True, "the function gets the row"),
+        ("prices", {"m": {"input": 1, "output": 1}}, "a function reports no usage"),
+        ("fail_on", "empty", "an output has no finish reason"),
+    ],
+)
+def test_what_a_function_cannot_use_is_refused(name: str, value: object, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"call and {name} cannot be combined: {why}"):
+        job(call=answer, **{name: value})

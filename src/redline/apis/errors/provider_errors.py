@@ -40,7 +40,9 @@ class _Row(NamedTuple):
 
 _AGAIN = "then run the same command again"
 _REFUSED = Meaning(
-    Refused, "the endpoint refused the key", f"set OPENAI_API_KEY or --api-key-env, {_AGAIN}"
+    Refused,
+    "the endpoint refused the key",
+    f"set OPENAI_API_KEY or --api-key-env, or in Python api_key, {_AGAIN}",
 )
 _NO_CREDIT = Meaning(
     Unpaid, "the account has no credit left", f"add credit or use another key, {_AGAIN}"

@@ -24,6 +24,7 @@ import msgspec
 
 from redline.calls.batching.parts import Member
 from redline.errors import ConfigError
+from redline.structs import check_type, check_types
 
 Why = Literal["full", "waited", "idle"]
 
@@ -52,6 +53,7 @@ class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
     call_s: float = 600.0
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in self.__struct_fields__:
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be above 0, not {getattr(self, name):g}")
@@ -69,6 +71,8 @@ class Rule(msgspec.Struct, frozen=True):
     most_bytes: int
 
     def __post_init__(self) -> None:
+        check_type("max_batch_size", self.size, (int,))
+        check_type("max_wait_s", self.wait_s, (int, float))
         if not 1 <= self.size <= _MOST_SIZE:
             raise ConfigError(f"max_batch_size must be 1 to {_MOST_SIZE:,}, not {self.size}")
         if not 0 <= self.wait_s <= _MOST_WAIT_S:

@@ -27,9 +27,19 @@ from redline.calls.cache.key import is_determined, key_of, only_asks
 from redline.calls.cache.store import AnswerStore
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, NoEndpoint, TimedOut
-from redline.waist import Around, Backend, CacheUse, Call, Outcome, Reply, Request, Sink, failed
+from redline.waist import (
+    MORE_TIME,
+    Around,
+    Backend,
+    CacheUse,
+    Call,
+    Outcome,
+    Reply,
+    Request,
+    Sink,
+    failed,
+)
 
-_LATE = "raise --row-deadline"
 # Finish reasons of a complete answer. Answers with any other finish reason, such as length,
 # content_filter, refusal, empty or a server's own word for a failure, are not stored.
 _WHOLE = frozenset({"stop", "tool_calls", "function_call", "eos_token", "stop_sequence"})
@@ -96,7 +106,7 @@ class Cached(Around):
         try:
             while (flight := self._flights.get((call.priority, key))) is not None:
                 # Shielded: cancelling a task also cancels the future that it waits for.
-                found = await call.in_time(asyncio.shield(flight), self._clock, _LATE)
+                found = await call.in_time(asyncio.shield(flight), self._clock, MORE_TIME)
                 if found is _NONE_FOR_ALL:
                     # One at a time, each would begin to queue only after the one before has failed.
                     return (await self._ask(key, request, call))[0]
@@ -134,7 +144,7 @@ class Cached(Around):
         self._flights[call.priority, key] = flight
         found: _Found | None = None
         try:
-            value = await call.in_time(self._store.look_up(key), self._clock, _LATE)
+            value = await call.in_time(self._store.look_up(key), self._clock, MORE_TIME)
             if value is not None and (outcome := self._stored(request, value)) is not None:
                 found = _Found(value, "hit")
                 self._use.count("hit")

@@ -28,6 +28,7 @@ from redline.calls.cache.file import Database, Files, number_of, try_out
 from redline.calls.cache.key import KEY_BYTES
 from redline.clock import SYSTEM, Clock
 from redline.errors import ConfigError
+from redline.structs import check_types
 
 if TYPE_CHECKING:
     import sqlite3
@@ -70,6 +71,7 @@ class Cache(msgspec.Struct, frozen=True):
     includes_sampled: bool = False
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.max_bytes < LEAST_BYTES:
             raise ConfigError(
                 f"a cache needs at least {LEAST_BYTES:,} bytes, not {self.max_bytes:,}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import math
@@ -30,6 +31,10 @@ from redline.waist import (
 )
 
 _NO_COST = Cost()
+# If calls keep one turn of the event loop going for longer, the next call waits for _PAUSE_S.
+_LONGEST_TURN_S = 0.05
+# Timers that are due fire before the end of a pause. uvloop's timers count whole milliseconds.
+_PAUSE_S = 0.001
 
 
 class _Waits(msgspec.Struct):
@@ -45,9 +50,10 @@ class FunctionBackend:
 
     If the function raises a CallError, this error determines whether the row is retried. A
     TimeoutError or ConnectionError is retried. Any other exception rejects the row and is quoted in
-    the outcome's error. timeout_s: the timeout of one call, above 0 and at most 86,400 s. shared:
-    the limiter, and the store of its sends. before_write: called before each call begins. attempts:
-    counts the attempts.
+    the outcome's error. If it blocks the event loop, the loop still gets a turn between the calls.
+
+    timeout_s: the timeout of one call, above 0 and at most 86,400 s. shared: the limiter, and the
+    store of its sends. before_write: called before each call begins. attempts: counts the attempts.
     """
 
     def __init__(
@@ -75,6 +81,9 @@ class FunctionBackend:
         self._stops = Stops(clock)
         self._before_write = before_write
         self._attempts = attempts or Attempts()
+        # When the first call began in this turn of the event loop; None if none has begun in it.
+        self._turn_s: float | None = None
+        self._turn_ended = asyncio.Event()
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         limiter, slots = self.limiter, self.slots
@@ -127,6 +136,9 @@ class FunctionBackend:
 
     async def _granted(self, request: Request, call: Call, grant: Grant, waits: _Waits) -> Outcome:
         try:
+            while self._is_turn_long():
+                self._turn_ended.clear()
+                await call.in_time(self._turn_ended.wait(), self._clock)
             self._before_write()
             while grant.until_s < self._clock.now_s():
                 # Saving results took so long that the grant of a shared limit has expired.
@@ -156,6 +168,24 @@ class FunctionBackend:
             call.sent_s = None
             self._tell_end(sent_s, outcome, waits)
         return outcome
+
+    def _is_turn_long(self) -> bool:
+        """Whether calls have blocked the event loop, which has not run what was due since then."""
+        now_s = self._clock.now_s()
+        if self._turn_s is None:
+            self._turn_s = now_s
+            asyncio.get_running_loop().call_soon(self._after_turn)
+        return now_s - self._turn_s > _LONGEST_TURN_S
+
+    def _after_turn(self) -> None:
+        if self._is_turn_long():
+            asyncio.get_running_loop().call_later(_PAUSE_S, self._end_turn)
+        else:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        self._turn_s = None
+        self._turn_ended.set()
 
     async def _call(self, request: Request, call: Call) -> Outcome:
         until_s = min(self._timeout_s, call.deadline_s - self._clock.now_s())

@@ -35,7 +35,19 @@ from redline.errors import (
     Withdrawn,
 )
 from redline.events import SILENCE, Listener, RetryScheduled, RetryStarted
-from redline.waist import MOST_TRIED, Around, Attempt, Backend, Call, Outcome, Request, Sink, failed
+from redline.structs import check_types
+from redline.waist import (
+    MORE_TIME,
+    MOST_TRIED,
+    Around,
+    Attempt,
+    Backend,
+    Call,
+    Outcome,
+    Request,
+    Sink,
+    failed,
+)
 
 _BAD_REPLY_RETRIES = 2
 # If all endpoints of a pool fail for a moment, a row must not use up its retries in that moment.
@@ -68,6 +80,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     floor_per_s: float = 10.0
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not 0 <= self.max_retries <= 100:
             raise ConfigError(f"max_retries must be 0 to 100, not {self.max_retries}")
         for name in ("base_s", "cap_s", "floor_per_s"):
@@ -286,13 +299,12 @@ class Retry(Around):
 
     def _out_of_time(self, outcome: Outcome, error: Retryable, call: Call) -> Outcome:
         if isinstance(error, TimedOut) and error.phase == "row":
-            error.hint = error.hint or "raise --row-deadline"
+            error.hint = error.hint or MORE_TIME
             return outcome
         late = TimedOut(
             "row",
             where=error.where,
-            hint=f"raise --row-deadline; attempt {call.attempts}, the last, ended with: "
-            f"{error.what}",
+            hint=f"{MORE_TIME}; attempt {call.attempts}, the last, ended with: {error.what}",
         )
         ended = failed(late, endpoint=outcome.endpoint, latency_s=outcome.latency_s)
         ended.attempts, ended.tried = call.attempts, outcome.tried

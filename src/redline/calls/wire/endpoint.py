@@ -15,9 +15,10 @@ import msgspec
 from redline.calls.cost import Price, parse_price
 from redline.calls.wire.exchange import Timeouts
 from redline.calls.wire.proxy import ascii_name
-from redline.calls.wire.request_head import FRAMING_HINT, is_framing
+from redline.calls.wire.request_head import FRAMING_HINT, is_framing, is_token
 from redline.errors import ConfigError
 from redline.limits import Limits
+from redline.structs import check_types
 
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 # The query and the fragment of a URL.
@@ -59,6 +60,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     prices: Mapping[str, Price | Mapping[str, float | str]] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not is_http_url(self.base_url):
             raise ConfigError(
                 f"not a base URL: {_shown(self.base_url)}",
@@ -79,8 +81,12 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
                 # The value is not shown: it may be a secret.
                 kinds = f"{type(name).__name__} and {type(value).__name__}"
                 raise ConfigError(f"names and values of headers must be text, not {kinds}")
-            if not name or not (name + value).isprintable() or ":" in name:
-                raise ConfigError(f"not a header: {name!r}")
+            if not is_token(name) or not value.isprintable():
+                raise ConfigError(
+                    f"not a header: {name!r}",
+                    hint="a name has only letters, digits and signs such as -, and a value has no "
+                    "control characters",
+                )
             if is_framing(name):
                 raise ConfigError(f"the header {name} cannot be set", hint=FRAMING_HINT)
         if self.proxy and not is_proxy_url(self.proxy):
@@ -160,17 +166,16 @@ def check_path(path: str) -> None:
         )
 
 
-def _check_page(name: str, stated: object) -> None:
+def _check_page(name: str, stated: bool | str) -> None:
     """Raises ConfigError unless the setting `name` is true, false, a path or a URL."""
     if isinstance(stated, bool):
         return
-    if isinstance(stated, str) and stated.isprintable() and "#" not in stated:
+    if stated.isprintable() and "#" not in stated:
         is_path = stated.startswith("/") and not stated.startswith("//")
         if is_path or (is_http_url(stated) and "@" not in urlsplit(stated).netloc):
             return
-    shown = _shown(stated) if isinstance(stated, str) else stated
     raise ConfigError(
-        f"{name} must be true, false, a path or a URL, not {shown}",
+        f"{name} must be true, false, a path or a URL, not {_shown(stated)}",
         hint=f"for example {name} = true, or {name} = "
         f'"http://10.0.0.5:9000/{"metrics" if name == "metrics" else "health"}"',
     )

@@ -18,7 +18,7 @@ import msgspec
 from redline.clock import Clock
 from redline.errors import CallError, ConfigError, TimedOut
 from redline.limits import Grant
-from redline.structs import mutable
+from redline.structs import check_types, mutable
 
 # The media type of a stream of events: a response of this type is streamed.
 EVENTS = "text/event-stream"
@@ -42,6 +42,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     attempt_s: float = 600.0
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if not 0 < value <= 86_400:

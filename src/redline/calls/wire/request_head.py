@@ -19,6 +19,11 @@ _FRAMING = frozenset(
 FRAMING_HINT = "redline frames requests itself: leave the header out"
 
 
+def is_token(name: str) -> bool:
+    """Whether a header may have this name."""
+    return _TOKEN.fullmatch(name) is not None
+
+
 def is_framing(name: str) -> bool:
     """Whether a header of this name frames the message."""
     return name.lower() in _FRAMING

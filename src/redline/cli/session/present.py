@@ -31,7 +31,7 @@ _TOLD = (
 _REPEATED = ("repeated", "failovers")
 _ADDED = (
     *("outages", "endpoints", "abandoned", "not_traced", "not_recorded"),
-    *("not_exported", "batches"),
+    *("not_notified", "not_exported", "batches"),
 )
 # How to try failed rows again.
 _AGAIN = "--retry-failed tries them again"

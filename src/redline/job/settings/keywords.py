@@ -9,8 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cache
-from types import UnionType
-from typing import Any, TypedDict, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypedDict, TypeVar, get_type_hints
 
 import msgspec
 
@@ -23,6 +22,7 @@ from redline.job.settings.option_hints import meant
 from redline.job.settings.options import TABLE, Options
 from redline.limits import Limits, as_rates
 from redline.limits.rule import KINDS
+from redline.structs import check_type, classes_in
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -163,8 +163,18 @@ _NAMED = [
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
     for name in Keywords.__annotations__
 ]
-# The first group cannot be combined with `call`; the second is set inside an `Endpoint`.
-_NOT_WITH_CALL = ("endpoint", "balance", "api_key", "headers", "proxy")
+# Options that cannot be combined with `call`, each with a hint.
+_NOT_WITH_CALL = {
+    **dict.fromkeys(("endpoint", "balance", "api_key", "headers", "proxy"), "leave one out"),
+    **dict.fromkeys(
+        ("prompt", "system", "body", "url", "method", "model", "params", "output_path"),
+        "the function gets the row, and redline makes no request: do it in the function",
+    ),
+    "constant_prompt": "the function gets the row, and redline makes no prompt",
+    "prices": "a function reports no usage, so its cost is unknown",
+    "fail_on": "an output has no finish reason: raise redline.errors.Rejected in the function",
+}
+# Options that are set inside an `Endpoint`.
 _NOT_WITH_ENDPOINT = (
     *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),
     *("api_key", "headers", "proxy", "timeout_s"),
@@ -172,7 +182,7 @@ _NOT_WITH_ENDPOINT = (
 # Options whose values may contain a key or a password, so errors do not show them.
 _SECRET = ("endpoint", "api_key", "headers", "proxy", "limits", "alerts", "otel")
 # Options whose values are checked elsewhere.
-_UNCHECKED = ("cache", "fail_on")
+_UNCHECKED = ("cache", "endpoint", "fail_on")
 
 
 def options_of(keywords: Mapping[str, Any]) -> Options:
@@ -217,13 +227,8 @@ def _with_type(named: re.Match[str]) -> str:
 def _check_types(given: Mapping[str, Any]) -> None:
     """Raises ConfigError for a value whose type its option cannot use."""
     for name, value in given.items():
-        kinds = _kinds()[name]
-        # To Python, True is an int; here it is accepted only by a keyword of type bool.
-        is_flag = isinstance(value, bool)
-        if kinds and (is_flag != (kinds == (bool,)) or not isinstance(value, kinds)):
-            names = " or ".join(kind.__name__ for kind in kinds)
-            shown = "" if name in _SECRET else f": {value!r}"
-            raise ConfigError(f"{name} must be {names}, not {type(value).__name__}{shown}")
+        if name not in _UNCHECKED:
+            check_type(name, value, _kinds()[name], "" if name in _SECRET else f": {value!r}")
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{name} must be a finite number, not {value}")
         if name in ("before", "after") and inspect.iscoroutinefunction(value):
@@ -236,22 +241,15 @@ def _check_types(given: Mapping[str, Any]) -> None:
 
 @cache
 def _kinds() -> dict[str, tuple[type, ...]]:
-    """Returns the classes that each keyword's annotation names; () for an unchecked keyword."""
-    found: dict[str, tuple[type, ...]] = {}
-    for name, hint in get_type_hints(Keywords).items():
-        parts = get_args(hint) if get_origin(hint) is UnionType else (hint,)
-        kinds = [get_origin(part) or part for part in parts]
-        # An int is accepted for a float.
-        wider = [each for kind in kinds for each in ((int, float) if kind is float else (kind,))]
-        found[name] = () if name in _UNCHECKED else tuple(wider)
-    return found
+    """Returns the classes that each keyword's annotation names."""
+    return {name: classes_in(hint) for name, hint in get_type_hints(Keywords).items()}
 
 
 def _check_rivals(given: Mapping[str, Any]) -> None:
     if "call" in given:
-        for name in _NOT_WITH_CALL:
+        for name, hint in _NOT_WITH_CALL.items():
             if name in given:
-                raise ConfigError(f"call and {name} cannot be combined", hint="leave one out")
+                raise ConfigError(f"call and {name} cannot be combined", hint=hint)
     stated = given.get("endpoint")
     is_one = isinstance(stated, Endpoint)
     is_list = isinstance(stated, Sequence) and any(isinstance(one, Endpoint) for one in stated)
@@ -268,8 +266,14 @@ def _check_rivals(given: Mapping[str, Any]) -> None:
 
 def _endpoint(stated: Any) -> _Fields:
     """Returns the option for one endpoint or several; an empty string counts as not given."""
-    if isinstance(stated, str) or not isinstance(stated, Sequence):
+    if isinstance(stated, (str, Endpoint, Embedded)):
         return {"endpoint": stated or None}
+    if not isinstance(stated, Sequence):
+        raise ConfigError(
+            "endpoint must be a URL, an Endpoint, a LocalEngine, or a list of URLs and Endpoints, "
+            f"not {type(stated).__name__}",
+            hint="several endpoints are a list here, not a Pool: endpoint=[...]",
+        )
     for one in stated:
         if not isinstance(one, (str, Endpoint, Embedded)):
             raise ConfigError(

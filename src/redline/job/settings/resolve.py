@@ -125,8 +125,8 @@ def endpoints_of(options: Options, environment: Environment) -> tuple[Endpoint, 
     if stated is None or isinstance(stated, str) or not isinstance(stated, Sequence):
         return (endpoint_of(options, environment),)
     for one in stated:
-        if embedded_in(one) is not None:
-            raise no_embedded(str(one))
+        if (embedded := embedded_in(one)) is not None:
+            raise no_embedded(embedded.place)
     each = (dataclasses.replace(options, endpoint=one) for one in stated)
     return tuple(endpoint_of(one, environment) for one in each)
 

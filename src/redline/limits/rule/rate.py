@@ -9,6 +9,7 @@ from decimal import Decimal
 import msgspec
 
 from redline.errors import ConfigError
+from redline.structs import check_types
 
 _RATE = re.compile(r"\s*([^\s/]+)\s*/\s*(\d+(?:\.\d+)?|\.\d+)?\s*(ms|s|sec|m|min|h|hour|d|day)\s*")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)([kKmM]?)")
@@ -42,11 +43,12 @@ class Rate(msgspec.Struct, frozen=True):
     window_s: float
 
     def __post_init__(self) -> None:
-        if self.count % 1 != 0:
+        if isinstance(self.count, float):
             raise ConfigError(
-                f"a rate counts whole requests or tokens, not {self.count:g}",
+                f"a rate counts whole requests or tokens, not {self.count}",
                 hint="widen the window: Rate(5, 2.0) is 2.5 a second",
             )
+        check_types(self)
         if not 1 <= self.count <= MAX_COUNT:
             raise ConfigError(
                 f"a rate must allow from 1 to 10^12 per window, not {self.count}",

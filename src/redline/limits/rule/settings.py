@@ -13,6 +13,7 @@ from redline.limits.rule.cost import KINDS, Kind
 from redline.limits.rule.guard import FIRST_GUARD_S
 from redline.limits.rule.rate import MAX_WINDOW_S, Rate, parse_rate
 from redline.limits.rule.shape import shape_of
+from redline.structs import check_type, check_types
 
 PROFILES = ("any", "fixed", "moving", "counter", "bucket")
 AUTO = "auto"
@@ -67,6 +68,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     share: str = ""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _one_of("limit profile", self.profile, PROFILES)
         _one_of("charge", self.charge, CHARGES)
         _one_of("rate", self.rate, RATES)
@@ -83,8 +85,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"concurrency must be 1 to {MAX_CONCURRENCY:,}, not {self.concurrency}"
             )
-        elif self.concurrency is not None and self.concurrency % 1 != 0:
-            raise ConfigError(f"concurrency must be a whole number, not {self.concurrency:g}")
         for kind in KINDS:
             self.rates(kind)
         if self.share and self.rate == AUTO:
@@ -180,6 +180,8 @@ def usable(rate: Rate, share: float) -> Rate:
 def as_rates(value: Rates, what: str) -> tuple[Rate, ...]:
     """Converts one or more rates, each a Rate or text. Raises ConfigError, which names `what`."""
     parts = (value,) if isinstance(value, (Rate, str)) else value
+    for part in parts:
+        check_type(what, part, (Rate, str))
     return tuple(parse_rate(part, what) if isinstance(part, str) else part for part in parts)
 
 
