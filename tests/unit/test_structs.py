@@ -16,7 +16,6 @@ from redline import (
     ConfigError,
     DynamicBatcher,
     Endpoint,
-    EngineSettings,
     Limiter,
     Limits,
     Rate,
