@@ -218,7 +218,7 @@ def test_hangup_reaches_all_workers_and_sigterm_drains_all(tmp_path: Path) -> No
             assert set(load.statuses) == {200, 0}
             assert load.statuses[0] == 16
         assert sim.stats()["answered"] == sim.stats()["received"]
-        assert err.count("settings read: ") == 2
+        assert err.count("settings read: ") == err.count("changed endpoints: one") == 1
 
 
 def test_a_hangup_while_workers_start_ends_none_of_them(tmp_path: Path) -> None:
@@ -269,6 +269,35 @@ def test_the_bound_of_a_pool_holds_while_endpoints_join_and_leave(tmp_path: Path
             # Four at once take 0.1 s each.
             assert 20 <= rate <= 42
             assert serve.end()[0] == 0
+
+
+def test_hangup_changes_the_bound_that_workers_share(tmp_path: Path) -> None:
+    with SimProcess("--latency", "0.1") as sim:
+
+        def toml(most: int) -> str:
+            # The endpoint's own settings do not change.
+            endpoint = f'[endpoints.one]\nbase_url = "{sim.base_url}"\nconcurrency = 40\n'
+            return f"[serve]\nworkers = 2\nconcurrency = {most}\n{endpoint}"
+
+        with Serve(tmp_path, toml=toml(8)) as serve, Load(spread(serve.url, 8)) as load:
+            wait_until(lambda: sim.stats()["in_flight"] == 8)
+            serve.write(toml(3))
+            serve.process.send_signal(signal.SIGHUP)
+            # The calls in flight end first.
+            wait_until(lambda: sim.stats()["in_flight"] <= 3)
+            seen = 0
+            until_s = time.monotonic() + 2.0
+            while time.monotonic() < until_s:
+                seen = max(seen, sim.stats()["in_flight"])
+                time.sleep(0.01)
+            assert seen in (2, 3)
+            serve.write(toml(8))
+            serve.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: sim.stats()["in_flight"] > 3)
+            assert set(load.statuses) == {200}
+            status, err = serve.end()
+    assert status == 0
+    assert err.count("settings read: concurrency changed") == 2
 
 
 def test_files_and_batches_are_one_shelf_whichever_worker_is_asked(tmp_path: Path) -> None:
