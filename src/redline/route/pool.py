@@ -50,6 +50,7 @@ from redline.errors import (
     Withdrawn,
 )
 from redline.events import SILENCE, EndpointDegraded, EndpointOut, EndpointRecovered, Listener
+from redline.process import counted
 from redline.route.balance import (
     REVIEW_S,
     Asked,
@@ -286,6 +287,7 @@ class Pool:
         slots = [one.slots for one in loads]
         states = (one.health(now_s, load_of.get(one)) for one in self._members)
         least_s = math.ulp(0.0) if self.queued or self.is_full else 0.0
+        binds = f"{counted(int(self._most), 'call')} in flight" if self.is_full else nearest.binds
         return Load(
             state=min(states, key=_STATES.index),
             in_flight=sum(one.in_flight for one in self._members),
@@ -297,7 +299,7 @@ class Pool:
             parked_until_s=min(one.parked_until_s for one in reachable),
             next_s=min(one.next_s for one in reachable),
             tokens_out=sum(one.tokens_out for one in loads),
-            binds=f"{self._most} calls in flight" if self.is_full else nearest.binds,
+            binds=binds,
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 from redline.errors import ConfigError, nearest
 from redline.limits.shared import Flights
+from redline.process import counted
 from redline.route import Pool
 from redline.serve.admission.drain import Drain
 from redline.serve.admission.errors import Overloaded, QueueFull
@@ -386,8 +387,9 @@ class Admission:
             return
         line.refuse(reason)
         wait_s = self._wait_s(line, waiter, now_s)
+        calls = counted(waiting, f"call of {reason} {name} is", f"calls of {reason} {name} are")
         raise QueueFull(
-            f"{waiting} calls of {reason} {name} are waiting, the most allowed",
+            f"{calls} waiting, the most allowed",
             hint="send fewer calls at once",
             status=429,
             retry_after_s=self._again_s(line, waiter, wait_s, now_s),

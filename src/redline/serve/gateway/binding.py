@@ -27,7 +27,7 @@ BUSY = 0.9
 # Calls that would wait longer may be refused at once; then no call waits, although room is missing.
 _SOON_S = 1.0
 # The end of `Load.binds` if slots hold the next call back.
-_SLOTS = "calls in flight"
+_SLOTS = " in flight"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,9 +46,10 @@ def test_an_endpoint_that_is_down_is_not_called_a_limit() -> None:
         assert cause_and_text(down, PARKED) == cause_and_text(PARKED)
         assert cause_and_text(down, READY)[0] == "endpoints"
         assert cause_and_text(down)[0] == "down"
-        full = Load(binds="8 calls in flight")
-        cause, text = cause_and_text(down, READY, loads=[down, full], is_full=True)
-        assert (cause, "allows: 8 calls in flight." in text) == ("concurrency", True)
+        for binds in ("8 calls in flight", "1 call in flight"):
+            loads = [down, Load(binds=binds)]
+            cause, text = cause_and_text(down, READY, loads=loads, is_full=True)
+            assert (cause, f"allows: {binds}." in text) == ("concurrency", True)
         cause, text = cause_and_text(READY, is_full=True)
         assert (cause, "allows. 20 calls wait" in text) == ("concurrency", True)
 
