@@ -271,6 +271,26 @@ def test_the_bound_of_a_pool_holds_while_endpoints_join_and_leave(tmp_path: Path
             assert serve.end()[0] == 0
 
 
+def test_of_the_bound_of_a_pool_some_is_kept_free_of_lower_classes(tmp_path: Path) -> None:
+    with SimProcess("--latency", "0.2") as sim:
+        # Two endpoints, so that the bound is below the sum of their slots.
+        urls = (sim.base_url, sim.base_url.replace("127.0.0.1", "localhost"))
+        flags = [flag for url in urls for flag in ("--endpoint", url)]
+        toml = '[tenants.default]\nclasses = ["high"]\n'
+        with Serve(tmp_path, "--workers", "2", "-c", "10", *flags, toml=toml) as serve:
+            lines = spread(serve.url, 12)
+            # Slots are kept free of lower classes once a class has been used.
+            for line in lines:
+                assert line.ask(service_tier="priority") == 200
+            with Load(lines) as load:
+                wait_until(lambda: serve.page("/status")[1]["waiting"] > 8)
+                wait_until(lambda: sum(load.statuses.values()) > 100)
+                binding = serve.page("/status")[1]["binding"]
+            assert sim.stats()["most_in_flight"] == 9
+    assert binding["cause"] == "concurrency"
+    assert "-c allows 10 calls in flight." in binding["sentence"]
+
+
 def test_hangup_changes_the_bound_that_workers_share(tmp_path: Path) -> None:
     with SimProcess("--latency", "0.1") as sim:
 

@@ -201,8 +201,8 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Whether the maximum number of calls is in flight and further calls are waiting."""
-        return self.waiting > 0 and self._in_flight_in_all() >= self._slots
+        """Whether a call is waiting because no slot is free for its class."""
+        return any(line.queue.waiting and not self._is_free(line) for line in self._lines)
 
     def first(self, endpoint: str) -> tuple[int, float] | None:
         """Returns the highest class with a waiting call that may use this endpoint.

@@ -261,8 +261,7 @@ class Lineup:
             for group, old in followed
         ]
         for way in self.ways:
-            # Workers count together what they send to a pool, in the slots of its endpoints.
-            way.pool.most = most if self._sharer is None else None
+            way.pool.most = most
         new_of = {way.pool: way.group for way in self.ways}
         for way in before:
             new = new_of.get(way.pool)
