@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import tomllib
 from collections.abc import Callable
@@ -11,6 +12,9 @@ from typing import Any
 
 import jsonschema
 import pytest
+
+from redline.job.settings import values
+from redline.serve.gateway import GatewaySettings
 
 Cli = Callable[..., Any]
 
@@ -123,6 +127,18 @@ def test_limits_that_apply_to_no_call_are_refused(
     assert cli("serve", "--endpoint", "sim", "--check").status == 0
 
 
+def test_the_default_size_of_a_body_is_what_the_help_says(cli: Cli) -> None:
+    stated = re.search(r"request's body. Default: (\S+)\.", cli("serve", "--help").out)
+    assert stated is not None
+    assert GatewaySettings(endpoints=()).most_body_bytes == values.size(stated[1], "--body-size")
+
+
+def test_a_check_names_no_address_of_an_endpoint_that_has_not_started(cli: Cli) -> None:
+    told = cli("serve", "--endpoint", "sim", "--check")
+    endpoints = ["1 endpoint:", "  sim: starts with the gateway"]
+    assert told.out.splitlines() == [*endpoints, "address: http://127.0.0.1:8080/v1"]
+
+
 @pytest.mark.parametrize(
     ("flags", "what"),
     [
@@ -137,7 +153,7 @@ def test_limits_that_apply_to_no_call_are_refused(
         (["--balance", "p3c"], "did you mean p2c?"),
         (["--drain", "48h"], "--drain must be above 0 s and at most 24 h"),
         (["--endpoint", "sim", "--body-size", "0"], "body size must be above 0"),
-        (["--endpoint", "sim", "--body-size", "2g"], "body size must be above 0 and at most 1g"),
+        (["--endpoint", "sim", "--body-size", "1.01g"], "size must be above 0 and at most 1g"),
         (["--endpoint", "sim", "--keys", "none.jsonl"], "redline keys add TENANT creates it"),
         (["--endpoint", "sim", "--keys", "junk"], "line 1 is not a key"),
         (["--endpoint", "sim", "--state", "junk/state"], "junk is not a folder"),

@@ -503,6 +503,29 @@ def test_settings_that_need_a_restart_are_named_and_so_are_other_prices() -> Non
     asyncio.run(main())
 
 
+def test_another_bound_of_all_calls_applies_at_once() -> None:
+    async def main() -> None:
+        one, two = Server(("m",)), Server(("m",))
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "m"), two.named("B", "m"), most=3) as front,
+        ):
+            asked = front.begin("m", 8)
+            await until(lambda: one.in_flight + two.in_flight == 3)
+            narrow = msgspec.structs.replace(front.settings, most=1)
+            assert front.served.change(narrow) == ["concurrency changed"]
+            await until(lambda: one.in_flight + two.in_flight == 0)
+            one.most_in_flight = two.most_in_flight = 0
+            assert await statuses(asked) == {200: 8}
+            assert one.most_in_flight + two.most_in_flight <= 2
+            front.served.change(msgspec.structs.replace(front.settings, most=None))
+            asked = front.begin("m", 8)
+            await until(lambda: one.in_flight + two.in_flight == 2 * SLOTS)
+            assert await statuses(asked) == {200: 8}
+
+    asyncio.run(main())
+
+
 def test_counters_do_not_fall_when_a_pool_ends() -> None:
     async def main() -> None:
         one = Server(("m",), statuses=[500], latency_s=0.01)

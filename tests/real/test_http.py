@@ -1027,7 +1027,7 @@ def test_a_cancelled_call_gives_everything_back(run: Run, place: str) -> None:
                 calls.append(asyncio.create_task(backend.send(ASK, Call())))
                 await asyncio.sleep(0)
                 load = backend.load(SYSTEM.now_s())
-                assert (load.in_flight, load.waiting, load.binds) == (1, 1, "1 calls in flight")
+                assert (load.in_flight, load.waiting, load.binds) == (1, 1, "1 call in flight")
                 assert load.room_s > 0
             for call in reversed(calls):
                 call.cancel()

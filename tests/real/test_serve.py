@@ -369,6 +369,34 @@ def test_an_endpoint_comes_back_though_its_calls_have_not_ended(tmp_path: Path) 
                 one.result()
 
 
+def test_hangup_changes_the_limits_of_a_simulated_provider(tmp_path: Path) -> None:
+    head = '[serve]\nendpoint = "sim"\nconcurrency = 50\n'
+    with Serve(tmp_path, toml=head) as serve:
+        client = client_of(serve)
+
+        def slots() -> int:
+            client.chat.completions.create(model="m", messages=HELLO)
+            return int(serve.page("/status")[1]["endpoints"][0]["slots"])
+
+        assert slots() == 50
+        serve.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "nothing has changed" in str(serve.page("/status")[1]))
+        serve.write(head.replace("50", "3"))
+        serve.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: slots() == 3)
+        serve.write('[serve]\nendpoint = "http://127.0.0.1:9/v1"\nconcurrency = 4\n')
+        serve.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "restart" in str(serve.page("/status")[1]))
+        assert slots() == 3
+        _, err = serve.end()
+    assert err.splitlines() == [
+        "settings read: nothing has changed",
+        "settings read: changed endpoints: sim",
+        "settings read: concurrency changed",
+        "settings read: endpoint: a change needs a restart",
+    ]
+
+
 def test_a_class_that_comes_only_at_a_start_is_refused_on_sighup(tmp_path: Path) -> None:
     with SimProcess() as sim:
         toml = f"""

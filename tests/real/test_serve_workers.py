@@ -218,7 +218,7 @@ def test_hangup_reaches_all_workers_and_sigterm_drains_all(tmp_path: Path) -> No
             assert set(load.statuses) == {200, 0}
             assert load.statuses[0] == 16
         assert sim.stats()["answered"] == sim.stats()["received"]
-        assert err.count("settings read: ") == 2
+        assert err.count("settings read: ") == err.count("changed endpoints: one") == 1
 
 
 def test_a_hangup_while_workers_start_ends_none_of_them(tmp_path: Path) -> None:
@@ -269,6 +269,55 @@ def test_the_bound_of_a_pool_holds_while_endpoints_join_and_leave(tmp_path: Path
             # Four at once take 0.1 s each.
             assert 20 <= rate <= 42
             assert serve.end()[0] == 0
+
+
+def test_of_the_bound_of_a_pool_some_is_kept_free_of_lower_classes(tmp_path: Path) -> None:
+    with SimProcess("--latency", "0.2") as sim:
+        # Two endpoints, so that the bound is below the sum of their slots.
+        urls = (sim.base_url, sim.base_url.replace("127.0.0.1", "localhost"))
+        flags = [flag for url in urls for flag in ("--endpoint", url)]
+        toml = '[tenants.default]\nclasses = ["high"]\n'
+        with Serve(tmp_path, "--workers", "2", "-c", "10", *flags, toml=toml) as serve:
+            lines = spread(serve.url, 12)
+            # Slots are kept free of lower classes once a class has been used.
+            for line in lines:
+                assert line.ask(service_tier="priority") == 200
+            with Load(lines) as load:
+                wait_until(lambda: serve.page("/status")[1]["waiting"] > 8)
+                wait_until(lambda: sum(load.statuses.values()) > 100)
+                binding = serve.page("/status")[1]["binding"]
+            assert sim.stats()["most_in_flight"] == 9
+    assert binding["cause"] == "concurrency"
+    assert "-c allows 10 calls in flight." in binding["sentence"]
+
+
+def test_hangup_changes_the_bound_that_workers_share(tmp_path: Path) -> None:
+    with SimProcess("--latency", "0.1") as sim:
+
+        def toml(most: int) -> str:
+            # The endpoint's own settings do not change.
+            endpoint = f'[endpoints.one]\nbase_url = "{sim.base_url}"\nconcurrency = 40\n'
+            return f"[serve]\nworkers = 2\nconcurrency = {most}\n{endpoint}"
+
+        with Serve(tmp_path, toml=toml(8)) as serve, Load(spread(serve.url, 8)) as load:
+            wait_until(lambda: sim.stats()["in_flight"] == 8)
+            serve.write(toml(3))
+            serve.process.send_signal(signal.SIGHUP)
+            # The calls in flight end first.
+            wait_until(lambda: sim.stats()["in_flight"] <= 3)
+            seen = 0
+            until_s = time.monotonic() + 2.0
+            while time.monotonic() < until_s:
+                seen = max(seen, sim.stats()["in_flight"])
+                time.sleep(0.01)
+            assert seen in (2, 3)
+            serve.write(toml(8))
+            serve.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: sim.stats()["in_flight"] > 3)
+            assert set(load.statuses) == {200}
+            status, err = serve.end()
+    assert status == 0
+    assert err.count("settings read: concurrency changed") == 2
 
 
 def test_files_and_batches_are_one_shelf_whichever_worker_is_asked(tmp_path: Path) -> None:

@@ -383,6 +383,18 @@ def test_no_more_calls_are_in_flight_than_are_allowed_together() -> None:
     virtual_run(main())
 
 
+def test_a_pool_that_may_send_one_call_at_a_time_says_so() -> None:
+    async def main() -> None:
+        seat = Seat(name="s", make=lambda _: ModelServer("s", slots=8, bound=8))
+        pool = Pool([seat], strategy_of("p2c", random.Random(1)), most=1)
+        sending = asyncio.create_task(pool.send(Request(body={"work": 1.0}), Call()))
+        await asyncio.sleep(0.5)
+        assert pool.load(asyncio.get_running_loop().time()).binds == "1 call in flight"
+        await sending
+
+    virtual_run(main())
+
+
 def ended_s(outcome: Outcome) -> float:
     return outcome.tried[-1].complete_s
 

@@ -50,6 +50,7 @@ from redline.errors import (
     Withdrawn,
 )
 from redline.events import SILENCE, EndpointDegraded, EndpointOut, EndpointRecovered, Listener
+from redline.process import counted
 from redline.route.balance import (
     REVIEW_S,
     Asked,
@@ -107,9 +108,8 @@ class Pool:
         self._facts = CallFacts(strategy.needs) if strategy.needs else None
         self._asks_room = "room" in strategy.needs
         self._goes_by_soonest = isinstance(strategy, PowerOfTwo)
-        self.most = most
         self._most = math.inf if most is None else most
-        self._spare = self._most
+        self._taken = 0  # calls at all endpoints together, of `most`
         self._clock, self._now_s = clock, clock.now_s
         self._listener = listener
         self._random = random.Random(seed).random
@@ -165,9 +165,22 @@ class Pool:
         return len(self._queue.tickets)
 
     @property
+    def most(self) -> int | None:
+        """The most calls at all endpoints together; None for the sum of what each allows.
+
+        Once it is lowered, no call begins until fewer than the new number are in flight.
+        """
+        return None if self._most == math.inf else int(self._most)
+
+    @most.setter
+    def most(self, most: int | None) -> None:
+        self._most = math.inf if most is None else most
+        self._dispatch()
+
+    @property
     def is_full(self) -> bool:
         """Whether `most` calls are in flight at all endpoints together."""
-        return not self._spare
+        return self._taken >= self._most
 
     def held_by(self, on_room: Callable[[], None]) -> None:
         """Sets the callback for when there may be room again after `has_room` returned False.
@@ -190,7 +203,7 @@ class Pool:
         if self._unwatched:
             self._watch()
         left, members = coming, self._open
-        if self._spare > coming and len(self._queue.tickets) < LOOKED_AT:
+        if self._most - self._taken > coming and len(self._queue.tickets) < LOOKED_AT:
             for name, member in [*members.items()]:
                 if name in avoid:
                     continue
@@ -274,6 +287,7 @@ class Pool:
         slots = [one.slots for one in loads]
         states = (one.health(now_s, load_of.get(one)) for one in self._members)
         least_s = math.ulp(0.0) if self.queued or self.is_full else 0.0
+        binds = f"{counted(int(self._most), 'call')} in flight" if self.is_full else nearest.binds
         return Load(
             state=min(states, key=_STATES.index),
             in_flight=sum(one.in_flight for one in self._members),
@@ -285,7 +299,7 @@ class Pool:
             parked_until_s=min(one.parked_until_s for one in reachable),
             next_s=min(one.next_s for one in reachable),
             tokens_out=sum(one.tokens_out for one in loads),
-            binds=f"{self._most} calls in flight" if self.is_full else nearest.binds,
+            binds=binds,
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
@@ -293,8 +307,8 @@ class Pool:
         loop = self._loop
         if loop is None or not loop.is_running():
             self._enter_loop()
-        usual, spare, moves = self._usual, self._spare, self.moves
-        if usual is None or call.avoid or not spare:
+        usual, taken, moves = self._usual, self._taken, self.moves
+        if usual is None or call.avoid or taken >= self._most:
             return await self._send(request, call, sink, moves)
         # The fast path of nearly all calls: an endpoint that certainly has room is not asked, and
         # of its answer, only the arrival and the latency are recorded.
@@ -302,7 +316,7 @@ class Pool:
         in_flight = member.in_flight
         if in_flight >= member.steady:
             return await self._send(request, call, sink, moves, member)
-        self._spare = spare - 1
+        self._taken = taken + 1
         member.in_flight = in_flight + 1
         member.expected_s += member.call_s
         epoch = member.breaker.epoch
@@ -312,7 +326,7 @@ class Pool:
             self._cancelled(member, call, epoch)
             raise
         if outcome.error is None and usual is self._usual:
-            self._spare += 1
+            self._taken -= 1
             member.in_flight -= 1
             member.expected_s -= member.call_s
             member.fresh_s.append(outcome.latency_s)
@@ -360,12 +374,12 @@ class Pool:
         while True:
             if moves != self.moves:
                 return failed(Withdrawn(MOVED))
-            if self._queue.tickets or not self._spare:
+            if self._queue.tickets or self.is_full:
                 member = None
             elif member is None or not member.is_open(self._now_s()):
                 member = self._chosen(call, asked)
             if member is not None:
-                self._spare -= 1
+                self._taken += 1
                 member.began()
             else:
                 if ticket is None:
@@ -417,7 +431,7 @@ class Pool:
             self._unanswered(member)
             self._traffic.unanswered += is_over
             return is_over
-        self._spare += 1
+        self._taken -= 1
         if epoch == breaker.epoch:
             member.answered(outcome.latency_s, self._now_s())
         else:
@@ -531,7 +545,7 @@ class Pool:
     def _dispatch(self) -> None:
         """Assigns waiting calls to endpoints that can take them, then notifies the holder."""
         self._give_turns()
-        if self._is_awaited and self._open and self._spare:
+        if self._is_awaited and self._open and not self.is_full:
             self._tell_holder()
 
     def _tell_holder(self) -> None:
@@ -542,7 +556,7 @@ class Pool:
     def _give_turns(self) -> None:
         """Assigns waiting calls, in order, to endpoints that can take them."""
         queue = self._queue
-        while queue.tickets and self._open and self._spare:
+        while queue.tickets and self._open and not self.is_full:
             tickets = queue.first() if self._ordering is None else self._ordered(self._ordering)
             for ticket in tickets:
                 member = self._chosen(ticket.call, ticket.asked)
@@ -556,7 +570,7 @@ class Pool:
             if ticket.turn is None or ticket.turn.done():
                 # The call was cancelled in this iteration of the event loop.
                 continue
-            self._spare -= 1
+            self._taken += 1
             member.comes()
             ticket.turn.set_result(member)
 
@@ -574,7 +588,7 @@ class Pool:
 
     def _unanswered(self, member: PoolMember) -> None:
         """Counts the end of a call that the endpoint did not answer."""
-        self._spare += 1
+        self._taken -= 1
         member.ended()
         self._look(member)
 

@@ -86,6 +86,29 @@ def test_the_holder_is_told_when_a_call_has_ended(most: int | None, is_cancelled
     virtual_run(main())
 
 
+def test_another_bound_counts_the_calls_in_flight() -> None:
+    async def main() -> None:
+        pool = pool_of(servers(1, slots=9), most=4)
+        holder = Holder(pool)
+        sends = [send(pool, 2.0), send(pool, 2.0), send(pool, 4.0)]
+        await asyncio.sleep(1.0)
+        pool.most = 2
+        assert (pool.is_full, room_of(pool), pool.slots(now_s())) == (True, 0, 2)
+        waiting = send(pool, 1.0)
+        await asyncio.sleep(2.0)
+        # One of the three is left, and the call that waited has come.
+        assert (pool.load(now_s()).in_flight, pool.queued) == (2, 0)
+        assert room_of(pool) == 0
+        begun_s = now_s()
+        pool.most = 4
+        assert (holder.told_s[-1], room_of(pool)) == (begun_s, 2)
+        pool.most = None
+        assert (room_of(pool), pool.slots(now_s())) == (7, 9)
+        await asyncio.wait([*sends, waiting])
+
+    virtual_run(main())
+
+
 def test_the_holder_is_told_of_the_first_end_after_calls_that_were_coming_took_all_room() -> None:
     async def main() -> None:
         pool = pool_of(servers(1, slots=2))

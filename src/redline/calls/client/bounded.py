@@ -9,6 +9,7 @@ import msgspec
 from redline.clock import SYSTEM, Clock
 from redline.errors import TimedOut
 from redline.limits import Slots
+from redline.process import counted
 from redline.waist import Around, Backend, Call, Load, Outcome, Request, Sink, failed
 
 
@@ -30,7 +31,7 @@ class Bounded(Around):
             queued=load.queued + slots.waiting,
             slots=slots.count,
             room_s=max(load.room_s, math.ulp(0.0)),
-            binds=f"{slots.count} calls in flight",
+            binds=f"{counted(slots.count, 'call')} in flight",
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:

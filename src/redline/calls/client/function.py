@@ -18,6 +18,7 @@ from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, NoEndpoint, Rejected, TimedOut
 from redline.limits import Cost, Grant, Limits, RateLimiter, Slots, open_limiter
 from redline.limits.rule import AUTO
+from redline.process import counted
 from redline.waist import (
     Attempt,
     Attempts,
@@ -89,7 +90,7 @@ class FunctionBackend:
         limiter, slots = self.limiter, self.slots
         room_s, binds = limiter.room_s(_NO_COST, now_s), ""
         if not slots.is_free:
-            room_s, binds = max(room_s, math.ulp(0.0)), f"{slots.count} calls in flight"
+            room_s, binds = max(room_s, math.ulp(0.0)), f"{counted(slots.count, 'call')} in flight"
         elif room_s > 0:
             binds = limiter.binds(_NO_COST, now_s)
         return Load(

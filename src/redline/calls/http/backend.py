@@ -54,6 +54,7 @@ from redline.events import (
     RequestRepeated,
 )
 from redline.limits import Cost, Grant
+from redline.process import counted
 from redline.structs import mutable
 from redline.waist import (
     Attempt,
@@ -260,7 +261,7 @@ class HttpBackend:
         elif parked_until_s > now_s:
             binds = "the endpoint asked redline to wait"
         elif not slots.is_free:
-            binds = f"{slots.count} calls in flight"
+            binds = f"{counted(slots.count, 'call')} in flight"
         elif room_s > 0 and not never:
             binds = limiter.binds(cost, now_s)
         # Limits that are not shared are parked only by an error, which the caller sees. How many

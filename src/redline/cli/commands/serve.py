@@ -81,7 +81,7 @@ _OWN = (
     flag(
         "body_size",
         "SIZE",
-        "Maximum size of a request's body. Default: 32 MiB.",
+        "Maximum size of a request's body. Default: 32m.",
         field="most_body_bytes",
         read=values.size,
     ),
@@ -304,7 +304,8 @@ def _summary(settings: GatewaySettings) -> Iterator[str]:
         yield f"{counted(len(settings.endpoints), 'endpoint')}:"
     for endpoint in settings.endpoints:
         models = f", models {', '.join(endpoint.models)}" if endpoint.models else ""
-        yield f"  {endpoint.label}: {endpoint.base_url}{models}"
+        place = endpoint.base_url if settings.embedded is None else "starts with the gateway"
+        yield f"  {endpoint.label}: {place}{models}"
     scheme = "http" if settings.certificate is None else "https"
     workers = f", {settings.workers} workers" if settings.workers > 1 else ""
     yield f"address: {scheme}://{settings.host}:{settings.port}/v1{workers}"

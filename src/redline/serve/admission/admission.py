@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 from redline.errors import ConfigError, nearest
 from redline.limits.shared import Flights
+from redline.process import counted
 from redline.route import Pool
 from redline.serve.admission.drain import Drain
 from redline.serve.admission.errors import Overloaded, QueueFull
@@ -200,8 +201,8 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Whether the maximum number of calls is in flight and further calls are waiting."""
-        return self.waiting > 0 and self._in_flight_in_all() >= self._slots
+        """Whether a call is waiting because no slot is free for its class."""
+        return any(line.queue.waiting and not self._is_free(line) for line in self._lines)
 
     def first(self, endpoint: str) -> tuple[int, float] | None:
         """Returns the highest class with a waiting call that may use this endpoint.
@@ -386,8 +387,9 @@ class Admission:
             return
         line.refuse(reason)
         wait_s = self._wait_s(line, waiter, now_s)
+        calls = counted(waiting, f"call of {reason} {name} is", f"calls of {reason} {name} are")
         raise QueueFull(
-            f"{waiting} calls of {reason} {name} are waiting, the most allowed",
+            f"{calls} waiting, the most allowed",
             hint="send fewer calls at once",
             status=429,
             retry_after_s=self._again_s(line, waiter, wait_s, now_s),

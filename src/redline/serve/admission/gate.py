@@ -135,7 +135,7 @@ class Gate:
         self._look()
 
     def waits_for_slots(self) -> bool:
-        """Whether a call is waiting and no slot is free."""
+        """Whether a call is waiting because no slot is free for its class."""
         return self._admission.is_full
 
     def waits_for(self, endpoint: str) -> bool:

@@ -20,7 +20,7 @@ from redline.calls import Backend
 from redline.clock import SYSTEM, Clock
 from redline.errors import ConfigError, JournalError
 from redline.httpserver import JSON, Exchange
-from redline.process import LockedFile, end_tasks, sync_name, telling
+from redline.process import LockedFile, counted, end_tasks, sync_name, telling
 from redline.serve.batches.asked import read_batch
 from redline.serve.batches.disk import Disk
 from redline.serve.batches.files import Files
@@ -214,7 +214,7 @@ class Batches:
             raise Refusal(what, param="input_file_id")
         waiting = sum(life.record.tenant == tenant for life in self._lives.values())
         if waiting >= self._settings.tenant_batches:
-            what = f"{waiting} batches are unfinished, the most allowed."
+            what = f"{counted(waiting, 'batch is', 'batches are')} unfinished, the most allowed."
             raise Refusal(what, status=429, code="too_many_batches", headers={"retry-after": "60"})
         # The batch counts from here on, so that the bound also holds for concurrent requests.
         life = self._lives[record.id] = Life(record, self._world)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from redline.apis import LineChecker, Problem, RequestLine
+from redline.process import counted
 from redline.sources import MAX_ROW_BYTES
 
 _MOST_PROBLEMS = 100
@@ -49,7 +50,7 @@ def check_file(path: Path, endpoint: str, most_lines: int) -> Checked:
             continue
         count += 1
         if count > most_lines:
-            text = f"The file has more than {most_lines:,} requests."
+            text = f"The file has more than {counted(most_lines, 'request')}."
             problems.append(Problem("too_many_requests", text))
             break
         found = checker.read(raw, number)

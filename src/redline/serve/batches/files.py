@@ -18,7 +18,7 @@ from redline.apis import FileObject, deleted_object, page_object
 from redline.clock import Clock
 from redline.errors import JournalError
 from redline.httpserver import ClientGoneError, Exchange, header_lines
-from redline.process import sync_name, telling
+from redline.process import counted, sync_name, telling
 from redline.serve.batches.disk import Disk
 from redline.serve.batches.pages import page_of, query_of
 from redline.serve.batches.records import UPLOADED, WRITTEN, StoredFile
@@ -90,12 +90,12 @@ class Files:
         settings, coming = self._settings, self._coming[tenant]
         if len(coming) >= settings.tenant_uploads:
             raise Refusal(
-                f"{len(coming)} uploads are under way already.",
+                f"{counted(len(coming), 'upload is', 'uploads are')} under way already.",
                 status=429,
                 headers={"retry-after": "1"},
             )
         if len(self._shelf.of(tenant)) + len(coming) >= settings.tenant_files:
-            raise _full(f"{settings.tenant_files:,} files")
+            raise _full(counted(settings.tenant_files, "file"))
         stored = sum(file.size_bytes for file in self._shelf.of(tenant).values()) + sum(coming)
         # An upload of unknown length, such as a compressed one, may grow to the maximum size.
         headers = exchange.headers

@@ -7,7 +7,7 @@ gateway      the gateway's process is busy for more than BUSY of the time
 nothing      no call waits, and an endpoint has room within a second
 parked       every working endpoint has asked the gateway to wait
 limit        the next call waits for a rate limit
-concurrency  as many calls are in flight as -c allows
+concurrency  as many calls are in flight as -c allows, or all but those kept free
 warming      every endpoint is warming up, and takes few calls at once until it has answered some
 endpoints    no endpoint takes another call: all its slots are taken, or it is warming up
 """
@@ -27,22 +27,22 @@ BUSY = 0.9
 # Calls that would wait longer may be refused at once; then no call waits, although room is missing.
 _SOON_S = 1.0
 # The end of `Load.binds` if slots hold the next call back.
-_SLOTS = "calls in flight"
+_SLOTS = " in flight"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a gateway in the last second.
 
-    loads: one per pool. is_full: a pool has as many calls in flight as -c allows. states: one per
-    endpoint. working: the loads of endpoints that are ready or warming. warming: the number of
-    warming endpoints that take no other call now. answering: the number of degraded endpoints that
-    still get calls and have answered some of them. waiting: the number of waiting calls.
-    answers_per_s: mean over the last seconds. busy: the share of the time in which the event loop's
-    thread computed, 0 to 1. now_s: monotonic seconds.
+    loads: one per pool. most: what -c allows, if that keeps calls of a pool waiting; otherwise
+    None. states: one per endpoint. working: the loads of endpoints that are ready or warming.
+    warming: the number of warming endpoints that take no other call now. answering: the number of
+    degraded endpoints that still get calls and have answered some of them. waiting: the number of
+    waiting calls. answers_per_s: mean over the last seconds. busy: the share of the time in which
+    the event loop's thread computed, 0 to 1. now_s: monotonic seconds.
     """
 
     loads: Sequence[Load]
-    is_full: bool
+    most: int | None
     states: Sequence[Health]
     working: Sequence[Load]
     waiting: int
@@ -95,12 +95,11 @@ def _full(facts: Facts) -> Binding:
     working = len(facts.working)
     more = facts.answers_per_s / working
     gain = f"roughly {more:,.1f} answers/s" if more else "as much again"
-    if facts.is_full:
-        # If all endpoints of a full pool are about to leave, its load no longer names -c.
-        most = next((f": {one.binds}" for one in facts.loads if one.binds.endswith(_SLOTS)), "")
+    if facts.most is not None:
         return Binding(
             cause="concurrency",
-            sentence=f"As many calls are in flight as -c allows{most}. {_waiting(facts)}",
+            sentence=f"No slot is free: -c allows {counted(facts.most, 'call')} in flight. "
+            f"{_waiting(facts)}",
             advice="Raise -c if the endpoints are not saturated: watch whether latency rises.",
         )
     # Endpoints that are parked or do not work are not held by a limit.

@@ -154,7 +154,7 @@ class Lineup:
     ) -> None:
         self.gates = gates
         self._balance = balance
-        self._most = most
+        self.most = most
         self._sharer = None if worker is None else worker.sharer(self._demand)
         self._shared = Shared(
             stores=stores or Stores(),
@@ -176,7 +176,7 @@ class Lineup:
         self._open: Target | None = None
         self.ways: list[Way] = []
         self._on_note: Callable[[str], None] = do_nothing
-        self.change(endpoints)
+        self.change(endpoints, most)
 
     @property
     def pools(self) -> list[Pool]:
@@ -242,20 +242,26 @@ class Lineup:
         """Returns the target for this model; None if no endpoint has it."""
         return self._targets.get(model or "", self._open)
 
-    def change(self, endpoints: Sequence[Endpoint]) -> None:
-        """Replaces the endpoints. Calls in flight finish at the endpoint where they are.
+    def change(self, endpoints: Sequence[Endpoint], most: int | None) -> None:
+        """Replaces the endpoints and `most`. Calls in flight finish at the endpoint where they are.
 
         An unchanged endpoint keeps its place, limits and calls. A lost one is tried again, since
         its key may be valid by now, or its account may have credit. Raises ConfigError, and changes
         nothing, if the endpoints are not valid.
         """
-        lost = self.lost
+        renewed = self.lost
+        if self._sharer is not None and most != self.most:
+            # The slots that an endpoint shares with other workers are made with `most`.
+            renewed = [one.label for one in self.endpoints]
         before, followed = self.ways, _followed(grouped(endpoints), self.ways)
         self._check_shares(endpoints)
+        self.most = most
         self.ways = [
             self._way(group) if old is None else old._replace(group=group)
             for group, old in followed
         ]
+        for way in self.ways:
+            way.pool.most = most
         new_of = {way.pool: way.group for way in self.ways}
         for way in before:
             new = new_of.get(way.pool)
@@ -270,14 +276,14 @@ class Lineup:
             removals = [
                 self._in_turn(one, partial(_remove, pool, one.label))
                 for one in way.group.endpoints
-                if new is None or one not in new.endpoints or one.label in lost
+                if new is None or one not in new.endpoints or one.label in renewed
             ]
             if new is None:
                 self._ending[pool] = way
                 self._later(partial(self._end, way, removals))
         for way, (group, old) in zip(self.ways, followed, strict=True):
             for one in group.endpoints:
-                if old is None or one not in old.group.endpoints or one.label in lost:
+                if old is None or one not in old.group.endpoints or one.label in renewed:
                     self._join(way.pool, one, group, is_first=not before)
 
     def report_to(self, on_note: Callable[[str], None]) -> None:
@@ -292,12 +298,7 @@ class Lineup:
 
     def _way(self, group: Group) -> Way:
         """Makes an empty pool, with a gate and failover in front of it."""
-        pool = Pool(
-            [],
-            strategy_of(self._balance, random.Random()),
-            most=self._most if self._sharer is None else None,
-            may_be_empty=True,
-        )
+        pool = Pool([], strategy_of(self._balance, random.Random()), may_be_empty=True)
         gate = self.gates.gate(pool, group.name, lambda: self._want(pool, gate))
         return Way(group, pool, gate, Failover(pool))
 
@@ -312,7 +313,7 @@ class Lineup:
 
     def _shared_slots(self, pool: str, endpoint: Endpoint, count: int) -> Slots:
         assert self._sharer is not None
-        made = slots_of(self._sharer, endpoint, count, pool=pool, most=self._most)
+        made = slots_of(self._sharer, endpoint, count, pool=pool, most=self.most)
         self._slots[endpoint.label] = made
         return made
 

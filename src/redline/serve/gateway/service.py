@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from redline.calls import Endpoint, Stores
 from redline.calls.cache import AnswerStore, Cached
 from redline.errors import ConfigError
 from redline.httpserver import Address
-from redline.job.settings import Flags
+from redline.job.settings import Embedded, Flags
 from redline.process import counted, end_at_second, end_tasks, raise_limit_fully, run_until_told
 from redline.serve.batches import Batches
 from redline.serve.functions import function_backend
@@ -44,13 +44,13 @@ _RENEW_S = 60.0
 _MOST_REQUESTS = 16_384
 # The settings that cannot change while the gateway serves.
 _FIXED = (
-    *("host", "port", "workers", "certificate", "embedded", "function"),
-    *("state", "keys", "most", "balance", "cache", "cache_ttl_s", "classes", "batches"),
+    *("host", "port", "workers", "certificate", "function"),
+    *("state", "keys", "balance", "cache", "cache_ttl_s", "classes", "batches"),
     *("drain_s", "most_body_bytes"),
 )
 # Names in the file that differ from those of the fields.
 _NAMED = {
-    "most": "concurrency",
+    "embedded": "endpoint",
     "cache_ttl_s": "cache_ttl",
     "drain_s": "drain",
     "most_body_bytes": "body_size",
@@ -63,7 +63,7 @@ async def gateway_of(
 ) -> AsyncIterator[Served]:
     """Yields a serving gateway, or one worker's part of it. Raises ConfigError."""
     async with AsyncExitStack() as stack:
-        endpoints = await stack.enter_async_context(_answering(settings, worker))
+        inside = await stack.enter_async_context(_inside(settings.embedded, worker))
         remembered = await _remembered(settings, stack)
         tenants = Tenants(
             settings.tenants,
@@ -71,7 +71,7 @@ async def gateway_of(
         )
         lineup = _lineup(
             settings,
-            endpoints,
+            _placed(settings.endpoints, inside),
             Gates(settings.classes, tenants, Meter(settings.price_table), worker),
             remembered,
             worker,
@@ -106,7 +106,7 @@ async def gateway_of(
             ending.append(batches.drain)
         await stack.enter_async_context(_beside_it(gateway.watch.run()))
         await stack.enter_async_context(_beside_it(_renew(lineup)))
-        yield Served(settings, await stack.enter_async_context(gateway))
+        yield Served(settings, await stack.enter_async_context(gateway), inside)
         # Concurrently: batches stop while interactive calls finish.
         await asyncio.gather(*(end() for end in ending))
 
@@ -123,10 +123,14 @@ def _address(settings: GatewaySettings, worker: Worker | None) -> Address:
 
 
 class Served(msgspec.Struct, eq=False):
-    """A serving gateway, and its present settings."""
+    """A serving gateway, and its present settings.
+
+    inside: what an embedded server that is running changes in the settings of its endpoint.
+    """
 
     settings: GatewaySettings
     gateway: Gateway
+    inside: dict[str, Any] = {}
 
     def change(self, settings: GatewaySettings) -> list[str]:
         """Applies new settings, and returns notes that describe the changes.
@@ -135,28 +139,39 @@ class Served(msgspec.Struct, eq=False):
         """
         before, gateway = self.settings, self.gateway
         fixed = [name for name in _FIXED if getattr(settings, name) != getattr(before, name)]
+        if _place(settings) != _place(before):
+            fixed.append("embedded")
+        kept = {*_FIXED, "embedded"}
+        if "embedded" in fixed or "function" in fixed:
+            # These endpoints are not those of what is running.
+            kept |= {"endpoints", "most"}
+        settings = replace(settings, **{name: getattr(before, name) for name in kept})
         old, new = before.endpoints, settings.endpoints
         self._check_classes(settings)
         has_other_keys = gateway.keyring.reload()
         lost = gateway.lineup.lost
-        if not (settings.embedded or before.embedded or settings.function or before.function):
-            gateway.lineup.change(settings.endpoints)
+        gateway.lineup.change(_placed(new, self.inside), settings.most)
         gateway.gates.tenants.replace(settings.tenants)
         gateway.gates.meter.change(settings.price_table)
-        self.settings = replace(settings, **{name: getattr(before, name) for name in _FIXED})
+        self.settings = settings
         notes = [f"{_NAMED.get(name, name)}: a change needs a restart" for name in fixed]
-        if come := [one.label for one in new if one not in old]:
+        before_of = {one.label: one for one in old}
+        if come := [one.label for one in new if one.label not in before_of]:
             notes.append(f"new endpoints: {', '.join(come)}")
+        if other := [one.label for one in new if before_of.get(one.label, one) != one]:
+            notes.append(f"changed endpoints: {', '.join(other)}")
         if again := [one.label for one in new if one in old and one.label in lost]:
             notes.append(f"trying again: {', '.join(again)}")
+        if settings.most != before.most:
+            notes.append("concurrency changed")
         if settings.tenants != before.tenants:
             notes.append("tenants changed")
         if has_other_keys:
             notes.append(f"keys changed ({gateway.keyring.active:,} active)")
         if settings.prices != before.prices:
             notes.append("prices changed")
-        if gone := [one.label for one in old if one not in new]:
-            notes.append(f"removed endpoints: {', '.join(gone)}")
+        if gone := before_of.keys() - {one.label for one in new}:
+            notes.append(f"removed endpoints: {', '.join(sorted(gone))}")
         return notes or ["nothing has changed"]
 
     def _check_classes(self, settings: GatewaySettings) -> None:
@@ -268,21 +283,28 @@ def _on_hangup(told: Callable[[], None]) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, told)
 
 
+def _place(settings: GatewaySettings) -> str:
+    """Returns the name of the embedded server, which is another object each time it is read."""
+    return "" if settings.embedded is None else settings.embedded.place
+
+
 @asynccontextmanager
-async def _answering(
-    settings: GatewaySettings, worker: Worker | None
-) -> AsyncIterator[tuple[Endpoint, ...]]:
-    """Yields the endpoints. An embedded server runs meanwhile; all workers use the same one."""
-    embedded = settings.embedded
+async def _inside(
+    embedded: Embedded | None, worker: Worker | None
+) -> AsyncIterator[dict[str, Any]]:
+    """Runs an embedded server meanwhile, which all workers use; yields `Served.inside`."""
     if embedded is None:
-        yield settings.endpoints
+        yield {}
         return
     inside = None if worker is None else worker.inside
     async with nullcontext(inside) if inside else embedded.open() as base_url:
         # The port differs at each start, so the group identifies cached answers instead.
-        yield (
-            replace(settings.endpoints[0], base_url=base_url, proxy="", group=embedded.identity()),
-        )
+        yield {"base_url": base_url, "proxy": "", "group": embedded.identity()}
+
+
+def _placed(endpoints: Iterable[Endpoint], inside: dict[str, Any]) -> tuple[Endpoint, ...]:
+    """Returns the endpoints as they can be called. inside: see Served."""
+    return tuple(replace(one, **inside) for one in endpoints)
 
 
 async def _remembered(settings: GatewaySettings, stack: AsyncExitStack) -> partial[Cached] | None:
@@ -342,7 +364,7 @@ async def _renew(lineup: Lineup) -> None:
     while True:
         await asyncio.sleep(_RENEW_S)
         if lineup.lost:
-            lineup.change([*lineup.endpoints])
+            lineup.change([*lineup.endpoints], lineup.most)
 
 
 async def _follow_keys(gateway: Gateway) -> None:

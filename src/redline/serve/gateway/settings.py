@@ -24,8 +24,8 @@ from redline.serve.keys import Keyring, SpendingFile, Tenants, TenantSettings, s
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-# Equal to the bound on all held bodies together.
-_MOST_BODY_BYTES = 2**30
+# Just below the bound on all held bodies together.
+_MOST_BODY_BYTES = 10**9
 _STATE_HINT = "choose a writable folder: --state"
 
 
@@ -80,7 +80,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     certificate: Certificate | None = None
     drain_s: float = 60.0
-    most_body_bytes: int = 32 * 2**20
+    most_body_bytes: int = 32_000_000
     most_held_bytes: int = 2**30
     state: Path | None = None
     keys: Path | None = None

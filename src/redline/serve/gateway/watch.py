@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -25,7 +25,7 @@ from redline.serve.dashboard import (
     TenantView,
 )
 from redline.serve.gateway.binding import Facts, binding_of, state_of
-from redline.serve.gateway.lineup import Lineup
+from redline.serve.gateway.lineup import Lineup, Way
 from redline.serve.gateway.totals import Totals
 from redline.serve.keys import DAY_S
 from redline.serve.workers import Elsewhere, Fellows, Published, joined_classes, together
@@ -193,15 +193,15 @@ class GatewayWatch:
         )
 
     def _bound(self, now_s: float) -> Binding:
-        pools = self._lineup.pools
+        ways = self._lineup.ways
         seen = [
             (member, member.health(now_s, load), load)
             for member in self._lineup.members
             for load in (member.backend.load(now_s),)
         ]
         facts = Facts(
-            loads=[pool.load(now_s) for pool in pools],
-            is_full=any(pool.is_full for pool in pools),
+            loads=[way.pool.load(now_s) for way in ways],
+            most=min(_full_at(ways, now_s), default=None),
             states=[state for _, state, _ in seen],
             working=[load for _, state, load in seen if state in (Health.READY, Health.WARMING)],
             warming=sum(
@@ -305,6 +305,16 @@ class GatewayWatch:
                 )
             )
         return found
+
+
+def _full_at(ways: Iterable[Way], now_s: float) -> Iterator[int]:
+    """Yields what -c allows for each pool whose calls wait, or would wait, because of it."""
+    for _, pool, gate, _ in ways:
+        most = pool.most
+        if most is not None and (
+            pool.is_full or (gate.waits_for_slots() and pool.slots(now_s) == most)
+        ):
+            yield most
 
 
 def _succeeded(attempts: Attempts) -> int:

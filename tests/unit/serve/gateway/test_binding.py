@@ -27,7 +27,7 @@ def cause_and_text(*endpoints: Load, **facts: Any) -> tuple[str, str]:
     """Of a gateway with these endpoints in one pool, at which calls wait."""
     usual: dict[str, Any] = {
         "loads": [min(endpoints, key=lambda one: one.room_s)],
-        "is_full": False,
+        "most": None,
         "waiting": 20,
         "answers_per_s": 50.0,
         "busy": 0.1,
@@ -46,11 +46,12 @@ def test_an_endpoint_that_is_down_is_not_called_a_limit() -> None:
         assert cause_and_text(down, PARKED) == cause_and_text(PARKED)
         assert cause_and_text(down, READY)[0] == "endpoints"
         assert cause_and_text(down)[0] == "down"
-        full = Load(binds="8 calls in flight")
-        cause, text = cause_and_text(down, READY, loads=[down, full], is_full=True)
-        assert (cause, "allows: 8 calls in flight." in text) == ("concurrency", True)
-        cause, text = cause_and_text(READY, is_full=True)
-        assert (cause, "allows. 20 calls wait" in text) == ("concurrency", True)
+        for one in (down, READY, FULL):
+            cause, text = cause_and_text(one, READY, most=8)
+            assert (cause, "-c allows 8 calls in flight. 20 calls wait" in text) == (
+                "concurrency",
+                True,
+            )
 
 
 def test_a_limit_holds_a_call_that_an_endpoint_beside_it_has_asked_to_wait_with() -> None:
