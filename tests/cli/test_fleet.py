@@ -120,6 +120,25 @@ def test_a_mistake_is_told_with_its_file_and_table(
     assert "secret-0" not in told.err
 
 
+def test_a_command_with_a_relative_path_is_in_the_folder_of_the_file(
+    cli: Cli, tmp_path: Path
+) -> None:
+    program = tmp_path / "serve.sh"
+    program.write_text("#!/bin/sh\n", "utf-8")
+    fleet = GOOD.replace(COMMAND, 'command = ["./serve.sh", "{port}"]')
+    (tmp_path / "fleet.toml").write_text(fleet, "utf-8")
+    program.chmod(0o600)
+    told = cli("fleet", "up", "fleet.toml")
+    assert told.status == 2
+    assert told.err == (
+        "error: command is not executable: ./serve.sh\nwhere: fleet.toml, [replica]\n\n"
+        "hint: chmod +x ./serve.sh\n"
+    )
+    program.chmod(0o700)
+    for path in (Path("fleet.toml"), tmp_path / "fleet.toml"):
+        assert tuple(read_fleet(path).replica.command) == ("./serve.sh", "{port}")
+
+
 def test_a_file_that_is_not_there(cli: Cli) -> None:
     told = cli("fleet", "up", "fleet.toml")
     assert (told.status, told.out) == (2, "")

@@ -97,17 +97,25 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"cwd is not a folder: {self.cwd}", hint="it is where the command runs"
             )
+        self._check_program()
+
+    def _check_program(self) -> None:
+        """Raises ConfigError if the program that the command names cannot be executed."""
         # Imported here, because shutil imports modules for archives.
-        import shutil
+        from shutil import which
 
         path = {**os.environ, **self.env}.get("PATH")
         name = self.command[0]
-        found = shutil.which(self.cwd / name if "/" in name else name, path=path)
-        if found is None:
-            raise ConfigError(
-                f"command does not exist: {name}",
-                hint="install it, or write its path; a shell command needs sh -c '...'",
-            )
+        # An absolute path: without a slash, `which` would search PATH.
+        program = str(self.cwd.absolute() / name) if "/" in name else name
+        if which(program, path=path) is not None:
+            return
+        if which(program, os.F_OK, path=path) is not None:
+            raise ConfigError(f"command is not executable: {name}", hint=f"chmod +x {name}")
+        raise ConfigError(
+            f"command does not exist: {name}",
+            hint="install it, or write its path; a shell command needs sh -c '...'",
+        )
 
 
 _EXAMPLE = 'for example command = "vllm serve MODEL --port {port}"'
