@@ -482,6 +482,17 @@ def test_a_plan_shares_the_rows_among_the_endpoints(cli: Cli, rows: Rows) -> Non
     assert "at least 10 s, bound by the limits of 2 endpoints together\n" in told.out + told.err
 
 
+def test_a_plan_with_an_endpoint_without_limits_does_not_deny_those_of_the_other(
+    cli: Cli, rows: Rows
+) -> None:
+    Path("redline.toml").write_text(f"{TWO}rpm = 5\n")
+    flags = ["--endpoint", "a", "--endpoint", "b", "--dry-run", "--model", "m"]
+    told = cli("run", prompts(rows, 200), *flags)
+    assert told.out.splitlines()[2] == (
+        "no limit that is set requires a wait: the server and the concurrency determine the time"
+    )
+
+
 def test_a_pool_is_a_backend_and_a_client_takes_it() -> None:
     servers = [MemberServer(), MemberServer()]
 

@@ -32,10 +32,9 @@ class Plan(msgspec.Struct, kw_only=True):
     maximum that each request sets, or 256 per answer without one. input_error: the relative error
     to expect of input_tokens; 0.2 is 20 %.
     limit_s: seconds from the start until the limits allow the last row to be sent; 0 if no limit
-    delays it. bound: the limit that determines limit_s; None without limits. least_s: what limit_s
-    would be if answers had no tokens. is_batched: rows are sent in batches, to which limits do not
-    apply. first_request: the method, URL and body of the first row to send; None without such a
-    row.
+    delays it. bound: the limit that determines limit_s, if any. least_s: what limit_s would be if
+    answers had no tokens. is_batched: rows are sent in batches, to which limits do not apply.
+    first_request: the method, URL and body of the first row to send; None without such a row.
     """
 
     rows: int = 0
