@@ -54,10 +54,14 @@ class RedlineError(Exception):
         name = type(self).__name__
         return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
 
+    @property
+    def without_hint(self) -> str:
+        """What happened, then where in parentheses, without the hint."""
+        return f"{self.what} ({self.where})" if self.where else self.what
+
     def __str__(self) -> str:
         """Returns the message on one line: what, then where in parentheses, then the hint."""
-        text = f"{self.what} ({self.where})" if self.where else self.what
-        return f"{text}: {self.hint}" if self.hint else text
+        return f"{self.without_hint}: {self.hint}" if self.hint else self.without_hint
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)

@@ -68,7 +68,7 @@ def test_a_wrong_path_is_each_rows_failure(cli: Cli, rows: Rows, odd: Any) -> No
     assert told.err.splitlines()[-1] == (
         "first failure: the endpoint rejected the request: HTTP 404: no such model "
         f"(in.jsonl:1, endpoint {odd.url.removeprefix('http://')}, attempt 1 of 9): "
-        "check --model, --url, and that --base-url ends in the API's /v1"
+        "check --model, --url, and that the base URL ends in the API's /v1"
     )
 
 
@@ -78,7 +78,7 @@ def test_a_web_page_is_told_as_one(cli: Cli, rows: Rows, odd: Any) -> None:
     assert "3 requests" in told.err
     assert "failed attempts: 3 bad_reply" in told.err
     assert "it begins `<html>welcome</html>`" in told.err
-    assert told.err.endswith("this is a web page; check that --base-url ends in the API's /v1\n")
+    assert told.err.endswith("this is a web page; check that the base URL ends in the API's /v1\n")
 
 
 def test_a_run_whose_first_rows_all_fail_is_ended(cli: Cli, rows: Rows, odd: Any) -> None:
@@ -114,7 +114,7 @@ def test_an_endpoint_that_is_down_stops_the_run(
     assert error.startswith("error: the endpoint has not been reachable for ")
     assert where.startswith("where: in.jsonl:1, endpoint 127.0.0.1:")
     assert saved == "saved: 0 of 1 results in out.jsonl"
-    assert hint == "hint: nothing listens there: check --base-url, and that the server runs"
+    assert hint == "hint: nothing listens there: check the base URL, and that the server runs"
 
 
 def test_failures_and_summary_as_json(cli: Cli, rows: Rows, odd: Any) -> None:
@@ -127,7 +127,7 @@ def test_failures_and_summary_as_json(cli: Cli, rows: Rows, odd: Any) -> None:
     assert failure["error"]["status"] == 404
     assert (
         failure["error"]["hint"]
-        == "check --model, --url, and that --base-url ends in the API's /v1"
+        == "check --model, --url, and that the base URL ends in the API's /v1"
     )
     assert (summary["event"], summary["failed"], summary["stopped"]) == ("summary", 1, None)
 

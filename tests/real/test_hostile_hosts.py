@@ -66,7 +66,7 @@ def test_a_host_without_an_address_is_one_error(run: Run, monkeypatch: pytest.Mo
             with pytest.raises(Disconnected, match="Name or service not known") as caught:
                 await asker.ask()
             assert not caught.value.was_sent
-            assert caught.value.hint == "check the host in --base-url, and the network"
+            assert caught.value.hint == "check the host in the base URL, and the network"
 
     run(main())
 
@@ -162,6 +162,6 @@ def test_what_answers_tls_with_http_is_named(run: Run) -> None:
             async with Asker(f"https://127.0.0.1:{port}/v1") as asker:
                 with pytest.raises(Disconnected) as caught:
                     await asker.ask()
-            assert "write http:// in --base-url" in caught.value.hint
+            assert "write http:// in the base URL" in caught.value.hint
 
     run(main())

@@ -155,5 +155,5 @@ def quote(body: bytes) -> str:
 
 def _page_hint(body: bytes) -> str:
     if body.lstrip()[:1] == b"<":
-        return "this is a web page; check that --base-url ends in the API's /v1"
-    return "check --base-url and --url"
+        return "this is a web page; check that the base URL ends in the API's /v1"
+    return "check the base URL and --url"

@@ -260,7 +260,7 @@ BAD = [
 def test_what_is_not_the_promised_shape_is_a_bad_reply(url: str, body: bytes) -> None:
     with pytest.raises(BadReply, match="the answer does not match") as caught:
         apis.read(url, body)
-    assert caught.value.hint == "check --base-url and --url"
+    assert caught.value.hint == "check the base URL and --url"
 
 
 def test_a_web_page_is_called_one() -> None:

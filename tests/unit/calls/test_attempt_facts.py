@@ -342,7 +342,7 @@ def test_an_endpoint_that_lets_every_connection_time_out_has_its_address_doubted
         lost = errors[-1]
         assert isinstance(lost, NoEndpoint)
         assert lost.__cause__ is not None
-        assert lost.hint.startswith("check --base-url")
+        assert lost.hint.startswith("check the base URL")
 
     play(in_turn(YES), story, timeouts=Timeouts(connect_s=4.0))
 

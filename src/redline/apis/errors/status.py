@@ -44,12 +44,12 @@ _RETRIED = frozenset({408, 409, 425})
 _LONGEST_QUOTE = 300
 
 _REDIRECT_HINT = (
-    "pass the address it redirects to as --base-url; a key is not forwarded automatically"
+    "use the address it redirects to as the base URL; a key is not forwarded automatically"
 )
 _HINTS = {
     400: "compare the request with the API's documentation; --dry-run shows the first one",
     403: "the key may not use this model or path",
-    404: "check --model, --url, and that --base-url ends in the API's /v1",
+    404: "check --model, --url, and that the base URL ends in the API's /v1",
     413: "shorten this row's prompt",
     422: "compare the request with the API's documentation; --dry-run shows the first one",
 }

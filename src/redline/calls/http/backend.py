@@ -649,7 +649,7 @@ class HttpBackend:
                 f"the endpoint has not been reachable for {self._outage.lasted_s(now_s):.0f} s: "
                 f"{error.what}",
                 where=error.where,
-                hint=error.hint or "check --base-url and the network, then run the command again",
+                hint=error.hint or "check the base URL and the network, then run the command again",
             )
             lost.__cause__ = error
             return lost

@@ -175,18 +175,18 @@ class Dialer:
         number = getattr(error, "errno", None) or 0
         hint = CHECK if is_proxy else ""
         if isinstance(error, ssl.SSLCertVerificationError):
-            whose, where = ("proxy", SETTINGS) if is_proxy else ("server", "--base-url")
+            whose, where = ("proxy", SETTINGS) if is_proxy else ("server", "the base URL")
             hint = f"the {whose}'s certificate is not trusted: check {where}"
         elif isinstance(error, ssl.SSLError) and is_proxy:
             hint = "write its URL with http://, which most proxies need even for https endpoints"
         elif isinstance(error, ssl.SSLError):
-            hint = "if the server does not use TLS, write http:// in --base-url"
+            hint = "if the server does not use TLS, write http:// in the base URL"
         elif isinstance(error, socket.gaierror) and not is_proxy:
-            hint = "check the host in --base-url, and the network"
+            hint = "check the host in the base URL, and the network"
         elif number == errno.EMFILE:
             hint = _MANY_FILES
         elif number == errno.ECONNREFUSED:
-            where = SETTINGS if is_proxy else "--base-url, and that the server runs"
+            where = SETTINGS if is_proxy else "the base URL, and that the server runs"
             hint = f"nothing listens there: check {where}"
         text = " ".join(_reason_of(error).split()) or type(error).__name__
         return no_connection(f"{'the proxy ' if is_proxy else ''}{server}: {text}", hint)

@@ -129,7 +129,7 @@ class Connect(asyncio.Protocol):
         if status == 403:
             what, hint = "does not allow", f"ask its operator to allow {target}, {around}"
         elif status >= 500 and status not in (501, 505):
-            what, hint = "could not connect to", f"check --base-url, {around}"
+            what, hint = "could not connect to", f"check the base URL, {around}"
         else:
             what, hint = "opens no tunnel to", f"{_NOT_HTTP}, {around}"
         return no_connection(f"the proxy {proxy.server} {what} {target}: {said}", hint)
