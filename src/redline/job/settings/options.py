@@ -372,7 +372,7 @@ class Options:
         "FILE",
         "Results file: one JSON line per row. The same command continues it. A URL such as "
         "s3://bucket/labels.jsonl is uploaded when the run ends; until then the results are in "
-        "s3.redline/. Without -o, run and tag write to stdout, and cannot be continued.",
+        "s3.redline/. Without -o, they go to stdout, and the run cannot be continued.",
         read=values.place,
         short="-o",
         section=_OUTPUT,
