@@ -286,12 +286,11 @@ class Options:
         read=partial(values.whole_or, word=AUTO, least=1, most=MAX_CONCURRENCY),
         short="-c",
     )
-    rate: str | None = _of_each(
-        "auto",
-        "Discover the limits that are not set: from the server's headers, or by a search if it "
-        "sends none.",
-        read=partial(values.choice, known=RATES),
-        complete=RATES,
+    rate: str | None = _choice(
+        RATES,
+        "stated (the default: the limits that are set), or auto (which also discovers limits that "
+        "are not set: from the server's headers, or by a search if it sends none).",
+        of_endpoint=True,
     )
     profile: str | None = _choice(
         PROFILES,
