@@ -511,8 +511,31 @@ def test_a_pool_is_a_backend_and_a_client_takes_it() -> None:
         assert asyncio.run(main()) == {"a": 20, "b": 20}
     with pytest.raises(redline.ConfigError, match="unknown way to balance: rr"):
         redline.Pool([servers[0].url], balance="rr")
+    with pytest.raises(redline.ConfigError, match="unknown way to balance: None"):
+        redline.Pool([servers[0].url], balance=None)  # type: ignore[arg-type]
     with pytest.raises(redline.ConfigError, match="a pool needs an endpoint"):
         redline.Pool([])
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "kind"),
+    [
+        ("http://127.0.0.1:9/v1", "str"),
+        (redline.Endpoint(base_url="http://127.0.0.1:9/v1"), "Endpoint"),
+        (None, "NoneType"),
+        ([{"base_url": "http://127.0.0.1:9/v1"}], "dict"),
+        ([redline.Client("http://127.0.0.1:9/v1")], "Client"),
+    ],
+)
+def test_a_pool_says_that_it_needs_a_list_of_endpoints(endpoints: Any, kind: str) -> None:
+    needed = f"a pool needs a list of Endpoints or URLs, not {kind}"
+    with pytest.raises(redline.ConfigError, match=needed):
+        redline.Pool(endpoints)
+
+
+def test_an_endpoint_that_is_listed_twice_is_named_as_that() -> None:
+    with pytest.raises(redline.ConfigError, match="are the same server with the same key"):
+        redline.Pool(["http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1/"])
 
 
 def test_python_takes_a_list_of_endpoints() -> None:

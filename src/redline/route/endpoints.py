@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from redline.calls import Endpoint, HttpBackend, Shared
@@ -23,18 +23,33 @@ class EndpointPool(Pool):
     endpoints: Endpoints or base URLs, at least one. balance: p2c, least_tokens, room, prefix,
     cheapest, round_robin, weighted_score or normalized_score; see docs/fleet.md. Close the pool
     with `aclose`, or pass it to a Client, which closes it. Raises ConfigError for an unknown
-    `balance`, for indistinguishable endpoints or none at all, and for a model name that only some
-    of the endpoints have in `models`.
+    `balance`, for indistinguishable endpoints, none at all or anything else in their place, and for
+    a model name that only some of the endpoints have in `models`.
     """
 
     def __init__(self, endpoints: Sequence[Endpoint | str], *, balance: str = "p2c") -> None:
-        stated = [Endpoint(base_url=one) if isinstance(one, str) else one for one in endpoints]
+        stated = _listed(endpoints)
         check_balance(balance)
         check_endpoints(stated)
         shared = Shared(intake=intake_of(stated) if stated else None, outbox=Outbox(do_nothing))
         super().__init__(
             [seat_of(one, shared=shared) for one in stated], strategy_of(balance, random.Random())
         )
+
+
+def _listed(endpoints: object) -> list[Endpoint]:
+    """Returns the endpoints of a list. Raises ConfigError for anything else."""
+    odd = endpoints
+    if isinstance(endpoints, Iterable) and not isinstance(endpoints, str | bytes):
+        stated = [Endpoint(base_url=one) if isinstance(one, str) else one for one in endpoints]
+        others = [one for one in stated if not isinstance(one, Endpoint)]
+        if not others:
+            return stated
+        odd = others[0]
+    raise ConfigError(
+        f"a pool needs a list of Endpoints or URLs, not {type(odd).__name__}",
+        hint='Pool(["http://10.0.0.5:8000/v1", "http://10.0.0.6:8000/v1"])',
+    )
 
 
 def seat_of(endpoint: Endpoint, *, price: float | None = None, **parts: Any) -> Seat:
@@ -63,7 +78,7 @@ def intake_of(endpoints: Sequence[Endpoint]) -> ReplyMemory:
 
 def check_balance(name: str) -> None:
     """Raises ConfigError for an unknown strategy."""
-    check_known("way to balance", name, STRATEGIES)
+    check_known("way to balance", str(name), STRATEGIES)
 
 
 def check_endpoints(endpoints: Sequence[Endpoint]) -> None:
@@ -77,18 +92,18 @@ def check_distinct(endpoints: Sequence[Endpoint]) -> None:
     names, accounts = dict[str, Endpoint](), dict[str, str]()
     for endpoint in endpoints:
         name, account = endpoint.label, account_of(endpoint)
+        if account in accounts:
+            raise ConfigError(
+                f"the endpoints {accounts[account]} and {name} are the same server with the "
+                "same key",
+                hint="remove one: each would use the limits of the account in full",
+            )
         if name in names:
             raise ConfigError(
                 f"two endpoints are named {name}",
                 where=f"the endpoints at {names[name].base_url} and {endpoint.base_url}",
                 hint="give each its own name: [endpoints.NAME] in redline.toml, or "
                 "Endpoint(name=...)",
-            )
-        if account in accounts:
-            raise ConfigError(
-                f"the endpoints {accounts[account]} and {name} are the same server with the "
-                "same key",
-                hint="remove one: each would use the limits of the account in full",
             )
         names[name], accounts[account] = endpoint, name
 
