@@ -139,6 +139,19 @@ def test_a_command_with_a_relative_path_is_in_the_folder_of_the_file(
         assert tuple(read_fleet(path).replica.command) == ("./serve.sh", "{port}")
 
 
+def test_a_fleet_whose_address_is_taken_starts_no_replica(
+    cli: Cli, tmp_path: Path, odd: Any
+) -> None:
+    """Its replicas would write the logs of the fleet that runs."""
+    port = odd.url.rpartition(":")[2]
+    fleet = GOOD.replace("8080", port).replace("min_replicas = 0", "min_replicas = 1")
+    (tmp_path / "fleet.toml").write_text(fleet, "utf-8")
+    told = cli("fleet", "up", "fleet.toml")
+    assert (told.status, told.out) == (2, "")
+    assert told.err.startswith("error: the server cannot listen: Address already in use")
+    assert not (tmp_path / "fleet.logs").exists()
+
+
 def test_a_file_that_is_not_there(cli: Cli) -> None:
     told = cli("fleet", "up", "fleet.toml")
     assert (told.status, told.out) == (2, "")
