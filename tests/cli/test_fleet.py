@@ -98,6 +98,8 @@ def test_a_file_states_a_fleet(tmp_path: Path) -> None:
         ("rpm = 600", "base_url = 'http://a/v1'", "unknown setting: base_url", REPLICA, ""),
         ("rpm = 600", "trial = '/v1/embedding'", "unknown trial: /v1/embedding", REPLICA, "dings?"),
         ("rpm = 600", "start_s = 0", "start_s must be above 0", REPLICA, ""),
+        ("THREADS = 4", '"A=B" = 4', "env has a variable with the name 'A=B'", REPLICA, "THREADS"),
+        ("THREADS = 4", 'A = "\\u0000"', "'\\x00' has a null character", REPLICA, "leave it out"),
         ("rpm = 600", "cwd = 'nowhere'", "cwd is not a folder", REPLICA, ""),
         ("max_replicas = 4", "max_replica = 4", "unknown setting: max_replica", SCALE, "replicas?"),
         ("max_replicas = 4", "max_replicas = 4.5", "max_replicas must be a whole", SCALE, ""),

@@ -72,8 +72,8 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
     env: variables added to the environment of this process; values may contain {port} and {slot}.
     cwd: the command's working directory. logs: the folder for the output of replicas, one file
     each. start_s: the longest time in seconds that a replica may take to be ready.
-    Raises ConfigError for a command that cannot be started, or if neither the command nor a value
-    of env contains {port}.
+    Raises ConfigError for a command or env that cannot be used, or if neither the command nor a
+    value of env contains {port}.
     """
 
     command: Sequence[str]
@@ -97,6 +97,14 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"cwd is not a folder: {self.cwd}", hint="it is where the command runs"
             )
+        texts = (*self.command, *self.env, *self.env.values(), str(self.logs))
+        if odd := [text for text in texts if "\0" in text]:
+            raise ConfigError(f"{odd[0]!r} has a null character", hint="leave it out")
+        for name in self.env:
+            if not name or "=" in name:
+                raise ConfigError(
+                    f"env has a variable with the name {name!r}", hint='for example THREADS = "4"'
+                )
         self._check_program()
 
     def _check_program(self) -> None:
@@ -167,9 +175,18 @@ class LocalLauncher:
         del self._running[name]
 
     def _log(self, name: str) -> Path:
-        """Returns the path of the replica's log, and removes old logs. Raises OSError."""
+        """Returns the path of the replica's log, and removes old logs.
+
+        Raises RedlineError if the folder cannot be made, and OSError.
+        """
         folder = self._replica.logs
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise RedlineError(
+                f"its log cannot be in the folder {folder}: {error.strerror}",
+                hint="set another folder: logs",
+            ) from error
         path = folder / f"{name}.log"
         self._logs.pop(path, None)
         running = {one.log for one in self._running.values()}
