@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from support.scripted import Answer, scripted
 from support.simulated import simulated
 from support.terminal import OnTerminal
 
@@ -42,6 +43,10 @@ def batched(rows):
 
 def pieces(row):
     yield row["prompt"]
+
+
+async def gives_up(row):
+    raise ValueError("odd")
 
 
 async def fails(row):
@@ -142,6 +147,28 @@ def test_failures_are_counted_by_type_with_an_example(cli: Cli) -> None:
     assert told.status == 1
     assert "5 succeeded, 5 failed" in told.out
     assert "failed: 5 ValueError, such as: ValueError: odd\n" in told.out
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_load_whose_requests_all_fail_gets_no_hints_for_other_commands(cli: Cli) -> None:
+    def rejected(target: str) -> str:
+        told = cli("bench", target, "--model", "m", "--limit", "3", "-q")
+        assert told.status == 2
+        return str(told.err)
+
+    with scripted(lambda asked: Answer(400, {"error": {"message": "no"}})) as server:
+        place = server.base_url.removeprefix("http://").removesuffix("/v1")
+        failed = "error: no request succeeded; 3 failed, most often with"
+        assert rejected(server.base_url) == (
+            f"{failed}: the endpoint rejected the request: HTTP 400: no (endpoint {place})\n"
+            f"where: {place}\n"
+        )
+    assert rejected("http://127.0.0.1:9/v1") == (
+        f"{failed}: no connection: 127.0.0.1:9: Connection refused (endpoint 127.0.0.1:9)\n"
+        "where: 127.0.0.1:9\n"
+    )
+    told = cli("bench", "mine:gives_up", "--limit", "3", "-q")
+    assert told.err == f"{failed}: ValueError: odd\nwhere: mine:gives_up\n"
 
 
 def test_a_recorded_trace_is_replayed_with_its_sizes(cli: Cli) -> None:

@@ -74,6 +74,7 @@ def test_a_file_states_a_fleet(tmp_path: Path) -> None:
         ("[front]", "[front", "fleet.toml is not valid TOML", "fleet.toml", "toml.io"),
         ("[front]\nport = 8080", "front = 8080", "front must be a table", NAME, "write [front]"),
         ("8080", '"8080"', "port must be a whole number, not text", FRONT, ""),
+        ("port = 8080", "host = ''", "the host is empty", FRONT, "0.0.0.0 listens on all of them"),
         ("8080", "88080", "port must be 0 to 65535, not 88080", FRONT, "free"),
         ("port = 8080", "prot = 8080", "unknown setting: prot", FRONT, "did you mean port?"),
         (COMMAND, "", "command is empty", REPLICA, "{port}"),
@@ -97,6 +98,8 @@ def test_a_file_states_a_fleet(tmp_path: Path) -> None:
         ("rpm = 600", "base_url = 'http://a/v1'", "unknown setting: base_url", REPLICA, ""),
         ("rpm = 600", "trial = '/v1/embedding'", "unknown trial: /v1/embedding", REPLICA, "dings?"),
         ("rpm = 600", "start_s = 0", "start_s must be above 0", REPLICA, ""),
+        ("THREADS = 4", '"A=B" = 4', "env has a variable with the name 'A=B'", REPLICA, "THREADS"),
+        ("THREADS = 4", 'A = "\\u0000"', "'\\x00' has a null character", REPLICA, "leave it out"),
         ("rpm = 600", "cwd = 'nowhere'", "cwd is not a folder", REPLICA, ""),
         ("max_replicas = 4", "max_replica = 4", "unknown setting: max_replica", SCALE, "replicas?"),
         ("max_replicas = 4", "max_replicas = 4.5", "max_replicas must be a whole", SCALE, ""),
@@ -118,6 +121,38 @@ def test_a_mistake_is_told_with_its_file_and_table(
     assert f"\nwhere: {where}\n" in told.err, told.err
     assert hint in told.err.partition("\nhint: ")[2]
     assert "secret-0" not in told.err
+
+
+def test_a_command_with_a_relative_path_is_in_the_folder_of_the_file(
+    cli: Cli, tmp_path: Path
+) -> None:
+    program = tmp_path / "serve.sh"
+    program.write_text("#!/bin/sh\n", "utf-8")
+    fleet = GOOD.replace(COMMAND, 'command = ["./serve.sh", "{port}"]')
+    (tmp_path / "fleet.toml").write_text(fleet, "utf-8")
+    program.chmod(0o600)
+    told = cli("fleet", "up", "fleet.toml")
+    assert told.status == 2
+    assert told.err == (
+        "error: command is not executable: ./serve.sh\nwhere: fleet.toml, [replica]\n\n"
+        "hint: chmod +x ./serve.sh\n"
+    )
+    program.chmod(0o700)
+    for path in (Path("fleet.toml"), tmp_path / "fleet.toml"):
+        assert tuple(read_fleet(path).replica.command) == ("./serve.sh", "{port}")
+
+
+def test_a_fleet_whose_address_is_taken_starts_no_replica(
+    cli: Cli, tmp_path: Path, odd: Any
+) -> None:
+    """Its replicas would write the logs of the fleet that runs."""
+    port = odd.url.rpartition(":")[2]
+    fleet = GOOD.replace("8080", port).replace("min_replicas = 0", "min_replicas = 1")
+    (tmp_path / "fleet.toml").write_text(fleet, "utf-8")
+    told = cli("fleet", "up", "fleet.toml")
+    assert (told.status, told.out) == (2, "")
+    assert told.err.startswith("error: the server cannot listen: Address already in use")
+    assert not (tmp_path / "fleet.logs").exists()
 
 
 def test_a_file_that_is_not_there(cli: Cli) -> None:

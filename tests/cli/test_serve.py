@@ -259,6 +259,8 @@ def test_a_start_says_what_stands_in_its_way_and_what_to_do(cli: Cli) -> None:
     told = cli(*sim, "0", "--host", "203.0.113.9")
     assert "cannot listen: Cannot assign requested address" in told.err
     assert "the host must be an address of this machine" in told.err
+    told = cli(*sim, "0", "--check", "--host", "")
+    assert told.err.startswith("error: the host is empty")
     told = cli(*sim, "0", "--state", "junk")
     assert "the state cannot be saved in junk" in told.err
     assert "--state" in told.err

@@ -482,6 +482,17 @@ def test_a_plan_shares_the_rows_among_the_endpoints(cli: Cli, rows: Rows) -> Non
     assert "at least 10 s, bound by the limits of 2 endpoints together\n" in told.out + told.err
 
 
+def test_a_plan_with_an_endpoint_without_limits_does_not_deny_those_of_the_other(
+    cli: Cli, rows: Rows
+) -> None:
+    Path("redline.toml").write_text(f"{TWO}rpm = 5\n")
+    flags = ["--endpoint", "a", "--endpoint", "b", "--dry-run", "--model", "m"]
+    told = cli("run", prompts(rows, 200), *flags)
+    assert told.out.splitlines()[2] == (
+        "no limit that is set requires a wait: the server and the concurrency determine the time"
+    )
+
+
 def test_a_pool_is_a_backend_and_a_client_takes_it() -> None:
     servers = [MemberServer(), MemberServer()]
 
@@ -500,6 +511,8 @@ def test_a_pool_is_a_backend_and_a_client_takes_it() -> None:
         assert asyncio.run(main()) == {"a": 20, "b": 20}
     with pytest.raises(redline.ConfigError, match="unknown way to balance: rr"):
         redline.Pool([servers[0].url], balance="rr")
+    with pytest.raises(redline.ConfigError, match="unknown way to balance: None"):
+        redline.Pool([servers[0].url], balance=None)  # type: ignore[arg-type]
     with pytest.raises(redline.ConfigError, match="a pool needs an endpoint"):
         redline.Pool([])
     only: Any = redline.Endpoint(base_url=servers[0].url)
@@ -510,6 +523,11 @@ def test_a_pool_is_a_backend_and_a_client_takes_it() -> None:
     ):
         with pytest.raises(redline.ConfigError, match=what):
             redline.Pool(wrong)
+
+
+def test_an_endpoint_that_is_listed_twice_is_named_as_that() -> None:
+    with pytest.raises(redline.ConfigError, match="are the same server with the same key"):
+        redline.Pool(["http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1/"])
 
 
 def test_python_takes_a_list_of_endpoints() -> None:

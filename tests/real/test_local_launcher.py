@@ -70,6 +70,17 @@ def test_replicas_have_a_port_and_a_slot_each_and_answer(run: Run, tmp_path: Pat
     run(main())
 
 
+def test_a_file_in_place_of_the_folder_of_the_logs_is_named(run: Run, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.write_text("mine")
+
+    async def main() -> None:
+        with pytest.raises(RedlineError, match=f"its log cannot be in the folder {logs}: File"):
+            await LocalLauncher(replica(tmp_path)).start("a")
+
+    run(main())
+
+
 def test_only_logs_of_ended_replicas_are_removed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

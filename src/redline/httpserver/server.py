@@ -55,6 +55,12 @@ _SO_ATTACH_FILTER = 26  # asm-generic/socket.h
 _FIRST_WORDS_S = 1.0
 
 
+def check_host(host: str) -> None:
+    """Raises ConfigError for an empty host, at which a server would listen on all addresses."""
+    if not host:
+        raise ConfigError("the host is empty", hint=_OTHER_HINT)
+
+
 def cannot_listen(name: str, address: tuple[str, int], error: OSError) -> ConfigError:
     """Returns the error of a server that cannot listen at (host, port), with a hint."""
     host, port = address

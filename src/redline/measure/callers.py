@@ -29,8 +29,9 @@ class Answer(msgspec.Struct, kw_only=True):
     weight: the number of requests in the call. sent_s: when the call was written; None if it was
     not. held_s: how long its last attempt waited for a slot and for this client's limits. first_s:
     when the first chunk of a stream arrived. texts_s: when each chunk with text arrived. kind,
-    example: the kind and the text of the error; "" for a success. error: the error, if it is one of
-    redline's. input_tokens, output_tokens: of all requests in the call; None if unknown.
+    example: the kind and the text of the error, without its hint, which may name a flag of
+    `redline run`; "" for a success. error: the error, if it is one of redline's. input_tokens,
+    output_tokens: of all requests in the call; None if unknown.
     """
 
     weight: int = 1
@@ -170,7 +171,7 @@ def _answered(outcome: Outcome) -> Answer:
             if begin_s is not None and end_s is not None:
                 answer.held_s += end_s - begin_s
     if outcome.error is not None:
-        answer.kind, answer.example = outcome.error.kind, str(outcome.error)
+        answer.kind, answer.example = outcome.error.kind, _shown(outcome.error)
         answer.error = outcome.error
     elif outcome.reply is not None:
         answer.input_tokens = outcome.reply.input_tokens
@@ -265,9 +266,14 @@ def _never_run(what: str) -> ConfigError:
     )
 
 
+def _shown(error: RedlineError) -> str:
+    """Returns what happened, then where in parentheses. Hints are for runs, not measurements."""
+    return f"{error.what} ({error.where})" if error.where else error.what
+
+
 def _fail(answer: Answer, error: BaseException) -> None:
     if isinstance(error, CallError):
-        answer.error, answer.kind, answer.example = error, error.kind, str(error)
+        answer.error, answer.kind, answer.example = error, error.kind, _shown(error)
         return
     if isinstance(error, RaisedStop):
         error = error.__cause__ or error

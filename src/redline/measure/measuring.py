@@ -157,7 +157,6 @@ def nothing_measured(figures: Figures) -> RedlineError | None:
         return RedlineError(
             f"no request succeeded; {figures.failed:,} failed, most often with: {worst.example}",
             where=figures.target,
-            hint="try again with --limit 5; with --no-stream if the target does not stream",
         )
     if figures.warm_up:
         return RedlineError(

@@ -72,7 +72,7 @@ def intake_of(endpoints: Sequence[Endpoint]) -> ReplyMemory:
 
 def check_balance(name: str) -> None:
     """Raises ConfigError for an unknown strategy."""
-    check_known("way to balance", name, STRATEGIES)
+    check_known("way to balance", str(name), STRATEGIES)
 
 
 def check_endpoints(endpoints: Sequence[Endpoint]) -> None:
@@ -86,18 +86,18 @@ def check_distinct(endpoints: Sequence[Endpoint]) -> None:
     names, accounts = dict[str, Endpoint](), dict[str, str]()
     for endpoint in endpoints:
         name, account = endpoint.label, account_of(endpoint)
+        if account in accounts:
+            raise ConfigError(
+                f"the endpoints {accounts[account]} and {name} are the same server with the "
+                "same key",
+                hint="remove one: each would use the limits of the account in full",
+            )
         if name in names:
             raise ConfigError(
                 f"two endpoints are named {name}",
                 where=f"the endpoints at {names[name].base_url} and {endpoint.base_url}",
                 hint="give each its own name: [endpoints.NAME] in redline.toml, or "
                 "Endpoint(name=...)",
-            )
-        if account in accounts:
-            raise ConfigError(
-                f"the endpoints {accounts[account]} and {name} are the same server with the "
-                "same key",
-                hint="remove one: each would use the limits of the account in full",
             )
         names[name], accounts[account] = endpoint, name
 

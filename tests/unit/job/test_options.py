@@ -166,7 +166,8 @@ def test_a_list_of_one_endpoint_is_bounded_like_any_list(
         (Pool(["http://a.example/v1"]), {}, "several endpoints are a list here, not a Pool"),
         ([], {}, "endpoint is an empty list"),
         ([3], {}, "endpoint must be a list of URLs and Endpoints, not of int"),
-        (["http://a.example/v1", "http://a.example/v1"], {}, "two endpoints are named a.example"),
+        (["http://a.example/v1", "http://a.example/v1"], {}, "are the same server with the same"),
+        (["http://a.example/v1", "http://a.example/v2"], {}, "two endpoints are named a.example"),
         (
             [endpoint(name="a"), endpoint(name="b")],
             {},

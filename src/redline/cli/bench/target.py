@@ -45,7 +45,9 @@ _HELP = {
     "constant_prompt": "Allow a prompt or body that uses no column.",
     "endpoint": "Another endpoint of the pool. Repeatable.",
     "balance": "Which endpoint of a pool gets a request, as in a run. Default: p2c.",
-    "budget": "The most that this command may spend, such as 5usd. Never exceeded.",
+    "budget": "The most that this command may spend, such as 5usd. Never exceeded if --max-tokens "
+    "bounds the answers.",
+    "budget_tokens": "The most input and output tokens that this command may use, such as 2m.",
 }
 
 

@@ -62,6 +62,8 @@ PARAMS = (
     *run_flags(
         *("prompt", "system", "body", "url", "method", "output_path", "fail_on", "format"),
         *("ordered", "follow", "until_empty"),
+        output="Results file, or its URL, such as s3://bucket/results.jsonl. The same command "
+        "continues it. Default: NAME.results.jsonl.",
     ),
 )
 

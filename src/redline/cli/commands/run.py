@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from click import Context
 
-from redline.cli.flags import Word, choice, switch
+from redline.cli.flags import Word, choice, switch, with_helps
 from redline.cli.session import LOGS, run_command
 from redline.job.settings import FLAGS, Option
 
@@ -36,9 +36,12 @@ PARAMS = (
 )
 
 
-def run_flags(*left_out: str) -> list[Option]:
-    """Returns the flags of `redline run`, without those that another command does not take."""
-    return [option for option in _FLAGS if option.key not in left_out]
+def run_flags(*left_out: str, **helps: str) -> list[Option]:
+    """Returns the flags of `redline run`, without those that another command does not take.
+
+    helps: as for `with_helps`.
+    """
+    return with_helps([option for option in _FLAGS if option.key not in left_out], helps)
 
 
 def run(ctx: Context, rows: str) -> int:

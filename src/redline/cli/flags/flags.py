@@ -74,9 +74,15 @@ class Flag(click.Option):
 
 
 def job_flags(keys: Sequence[str], helps: Mapping[str, str]) -> list[Option]:
-    """Returns a job's options with these names. helps: help texts to use instead, by name."""
+    """Returns a job's options with these names. helps: as for `with_helps`."""
+    return with_helps([FLAGS[key] for key in keys], helps)
+
+
+def with_helps(options: Iterable[Option], helps: Mapping[str, str]) -> list[Option]:
+    """Returns the options. helps: help texts to use instead of their own, by key."""
     return [
-        msgspec.structs.replace(FLAGS[key], help=helps.get(key, FLAGS[key].help)) for key in keys
+        msgspec.structs.replace(option, help=helps.get(option.key, option.help))
+        for option in options
     ]
 
 

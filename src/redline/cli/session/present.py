@@ -233,10 +233,11 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
             lines.append(
                 "the provider determines how long batches take; rate limits do not apply to them"
             )
-        elif plan.bound is None:
-            lines.append("no limit is set: the server and the concurrency determine the time")
         elif not plan.limit_s:
-            lines.append("the limits require no wait: the server determines the time")
+            lines.append(
+                "no limit that is set requires a wait: the server and the concurrency determine "
+                "the time"
+            )
         elif plan.least_s < plan.limit_s:
             least = f"at least {duration(plan.least_s)}, and " if plan.least_s else ""
             lines.append(

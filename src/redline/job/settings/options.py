@@ -286,12 +286,11 @@ class Options:
         read=partial(values.whole_or, word=AUTO, least=1, most=MAX_CONCURRENCY),
         short="-c",
     )
-    rate: str | None = _of_each(
-        "auto",
-        "Discover the limits that are not set: from the server's headers, or by a search if it "
-        "sends none.",
-        read=partial(values.choice, known=RATES),
-        complete=RATES,
+    rate: str | None = _choice(
+        RATES,
+        "stated (the default: the limits that are set), or auto (which also discovers limits that "
+        "are not set: from the server's headers, or by a search if it sends none).",
+        of_endpoint=True,
     )
     profile: str | None = _choice(
         PROFILES,
@@ -372,7 +371,7 @@ class Options:
         "FILE",
         "Results file: one JSON line per row. The same command continues it. A URL such as "
         "s3://bucket/labels.jsonl is uploaded when the run ends; until then the results are in "
-        "s3.redline/. Without -o, run and tag write to stdout, and cannot be continued.",
+        "s3.redline/. Without -o, they go to stdout, and the run cannot be continued.",
         read=values.place,
         short="-o",
         section=_OUTPUT,

@@ -98,17 +98,33 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"cwd is not a folder: {self.cwd}", hint="it is where the command runs"
             )
+        texts = (*self.command, *self.env, *self.env.values(), str(self.logs))
+        if odd := [text for text in texts if "\0" in text]:
+            raise ConfigError(f"{odd[0]!r} has a null character", hint="leave it out")
+        for name in self.env:
+            if not name or "=" in name:
+                raise ConfigError(
+                    f"env has a variable with the name {name!r}", hint='for example THREADS = "4"'
+                )
+        self._check_program()
+
+    def _check_program(self) -> None:
+        """Raises ConfigError if the program that the command names cannot be executed."""
         # Imported here, because shutil imports modules for archives.
-        import shutil
+        from shutil import which
 
         path = {**os.environ, **self.env}.get("PATH")
         name = self.command[0]
-        found = shutil.which(self.cwd / name if "/" in name else name, path=path)
-        if found is None:
-            raise ConfigError(
-                f"command does not exist: {name}",
-                hint="install it, or write its path; a shell command needs sh -c '...'",
-            )
+        # An absolute path: without a slash, `which` would search PATH.
+        program = str(self.cwd.absolute() / name) if "/" in name else name
+        if which(program, path=path) is not None:
+            return
+        if which(program, os.F_OK, path=path) is not None:
+            raise ConfigError(f"command is not executable: {name}", hint=f"chmod +x {name}")
+        raise ConfigError(
+            f"command does not exist: {name}",
+            hint="install it, or write its path; a shell command needs sh -c '...'",
+        )
 
 
 _EXAMPLE = 'for example command = "vllm serve MODEL --port {port}"'
@@ -160,9 +176,18 @@ class LocalLauncher:
         del self._running[name]
 
     def _log(self, name: str) -> Path:
-        """Returns the path of the replica's log, and removes old logs. Raises OSError."""
+        """Returns the path of the replica's log, and removes old logs.
+
+        Raises RedlineError if the folder cannot be made, and OSError.
+        """
         folder = self._replica.logs
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise RedlineError(
+                f"its log cannot be in the folder {folder}: {error.strerror}",
+                hint="set another folder: logs",
+            ) from error
         path = folder / f"{name}.log"
         self._logs.pop(path, None)
         running = {one.log for one in self._running.values()}

@@ -158,10 +158,12 @@ class ServedFleet:
 
         Raises ConfigError for the address, and RedlineError if the first replica cannot be started.
         """
-        running = asyncio.create_task(self._fleet.run())
-        running.add_done_callback(lambda _: stop.set())
+        running: asyncio.Task[None] | None = None
         try:
             async with self._relay as relay:
+                # Only now: a fleet that already has this address may write the same logs.
+                running = asyncio.create_task(self._fleet.run())
+                running.add_done_callback(lambda _: stop.set())
                 self._on_url(relay.base_url)
                 while not stop.is_set():
                     self._look()

@@ -12,6 +12,7 @@ import msgspec
 
 from redline.calls import Endpoint
 from redline.errors import ConfigError
+from redline.httpserver import check_host
 from redline.job.settings import (
     OF_ENDPOINT,
     Environment,
@@ -57,6 +58,7 @@ class FrontSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 60.0
 
     def __post_init__(self) -> None:
+        check_host(self.host)
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"port must be 0 to 65535, not {self.port}", hint="0: a free one")
         if not 0 < self.drain_s <= 86_400:

@@ -13,6 +13,7 @@ import msgspec
 from redline.calls import Cache, Endpoint
 from redline.calls.cost import Price, Prices
 from redline.errors import ConfigError
+from redline.httpserver import check_host
 from redline.job.settings import Embedded, Option, errors_in, fields_in, table_in, values
 from redline.process import MOST_PROCESSES
 from redline.serve.admission import CLASSES, ClassSettings
@@ -92,6 +93,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     prices: dict[str, Price] = {}
 
     def __post_init__(self) -> None:
+        check_host(self.host)
         if not 1 <= self.workers <= MOST_PROCESSES:
             raise ConfigError(f"workers must be 1 to {MOST_PROCESSES}, not {self.workers}")
         if not 0 < self.most_body_bytes <= _MOST_BODY_BYTES:
