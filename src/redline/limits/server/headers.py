@@ -2,7 +2,8 @@
 
 | headers                                      | sent by                                       |
 |----------------------------------------------|-----------------------------------------------|
-| `x-ratelimit-{limit,remaining,reset}-KIND`   | OpenAI, Azure, Groq, Mistral, Cerebras, Kong  |
+| `x-ratelimit-{limit,remaining,reset}-KIND`   | OpenAI, Azure, Groq, Mistral, Cerebras,       |
+|                                              | Fireworks, Kong                               |
 | `anthropic-ratelimit-KIND-{limit,...}`       | Anthropic                                     |
 | `x-ratelimitbysize-{limit,remaining}-WINDOW` | Mistral, and Kong's limits by size: tokens    |
 | `x-tokenlimit-{limit,remaining}`             | Together: tokens a second                     |
