@@ -67,6 +67,9 @@ def plan(job: Job) -> Plan:
     """
     if isinstance(job.rows, AsyncIterable):
         raise ConfigError("a dry run cannot read an async iterable", hint="pass a file")
+    for limits in job.call_limits:
+        if limits.share and job.via != "batch":
+            limits.check_shared()
     made = Plan(is_batched=job.via in BATCHING)
     # Of a file that the run would follow, only the present content is read.
     with (

@@ -17,6 +17,12 @@ from redline.sim.admission import (
 from redline.sim.faults import KINDS, Faults, parse_faults
 from redline.sim.headers import duration, limit_headers, retry_details, retry_headers
 from redline.sim.latency import Constant, Latency, Lognormal, Uniform, parse_latency
-from redline.sim.settings import ALGORITHMS, CHARGES, HEADER_STYLES, SimSettings
+from redline.sim.settings import (
+    ALGORITHMS,
+    CHARGES,
+    HEADER_STYLES,
+    MAX_WINDOW_S,
+    SimSettings,
+)
 from redline.sim.slots import Slots
 from redline.sim.stats import CLASSES, Stats, Ticket

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from redline.errors import ConfigError, nearest
-from redline.limits.rule import Rate
+from redline.limits.rule import Rate, span
 from redline.sim.faults import Faults
 from redline.sim.latency import Constant, Latency
 
@@ -108,8 +108,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("the required API key is empty", hint="leave it out to require none")
         if not 0 < self.batch_window_s <= MAX_WINDOW_S:
             raise ConfigError(
-                f"a batch's window must be above 0 and at most {MAX_WINDOW_S:g} s, "
-                f"not {self.batch_window_s:g}",
+                f"a batch's window must be above 0 and at most {span(MAX_WINDOW_S)}, "
+                f"not {span(self.batch_window_s)}",
                 hint="24h, the default, is OpenAI's",
             )
         if self.batch_tokens is not None and self.batch_tokens < 1:

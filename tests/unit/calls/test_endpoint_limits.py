@@ -14,8 +14,9 @@ from redline.calls.wire import Answer, Endpoint
 from redline.errors import RateLimited, ServerFailed
 from redline.limits import Cost, Grant, Limits, Rate
 from redline.limits.discover import FoundRates
-from redline.limits.rule import RecentSends, Window
+from redline.limits.rule import Kind, RecentSends, Window
 from redline.limits.shared import SharedLimiter
+from redline.sim import TokenBucket
 from redline.testing import ManualClock, virtual_run
 from redline.waist import Outcome
 from support.catching import assert_caught
@@ -43,6 +44,11 @@ class Running:
         if grant is not None:
             grant.sent(self.clock.now_s())
         return grant is not None
+
+    def found(self) -> list[tuple[Kind, Rate]]:
+        """The rates that the next search for this model starts from."""
+        self.limits.begin({"model": "m"})
+        return self.limits.limiter.found_rates()
 
     def close(self) -> None:
         virtual_run(self.limits.aclose())
@@ -216,3 +222,31 @@ def check_what_is_shared_stays_as_stated(kind: type[SharedLimiter]) -> None:
 
 def test_what_is_shared_stays_as_stated_and_pauses_after_a_429() -> None:
     assert_caught(check_what_is_shared_stays_as_stated, SharedLimiter, Obedient)
+
+
+def test_a_found_rate_is_reported_while_a_higher_one_is_tried(tmp_path: Path) -> None:
+    memory = tmp_path / "found.json"
+    running = Running(Limits(rate="auto", concurrency=8), None, memory=memory)
+    limits, clock, server = running.limits, running.clock, TokenBucket(Rate(20, 1.0))
+    limits.begin({"model": "m"})
+    reported, tried = set(), set()
+    for _ in range(3000):
+        clock.advance(max(1e-4, limits.limiter.room_s(Cost(), clock.now_s())))
+        grant = limits.limiter.acquire_now(Cost())
+        assert grant is not None
+        sent_s = clock.now_s()
+        grant.sent(sent_s)
+        limits.sent(sent_s)
+        outcome = Outcome(status="exhausted", error=RateLimited("too many", status=429))
+        if server.wait_s(1, sent_s) == 0:
+            server.take(1, sent_s)
+            outcome = Outcome(status="succeeded")
+        clock.advance(0.001)
+        limits.ended(outcome, sent_s, 1, clock.now_s())
+        if limits.found():
+            reported.add(*limits.found())
+            tried |= {f"{rate} requests" for _, rate in limits.limiter.found_rates()}
+    assert tried > reported > set()
+    running.close()
+    ((_, rate),) = Running(Limits(rate="auto"), None, memory=memory).found()
+    assert f"{rate} requests" in reported

@@ -147,7 +147,10 @@ BY_KIND: list[Case] = [
         x-should-retry: true
         """,
         at("2024-03-26T19:59:59Z"),
-        [Stated("requests", 5, 0, 1.0, 60.0), Stated("tokens", 25_000, 16_000, 1.0, 60.0)],
+        [
+            Stated("requests", 5, 0, 1.0, 60.0, is_assumed=True),
+            Stated("tokens", 25_000, 16_000, 1.0, 60.0, is_assumed=True),
+        ],
     ),
     (
         # github.com/bespokelabsai/curator/issues/535: the first reset lies in the past.
@@ -163,8 +166,8 @@ BY_KIND: list[Case] = [
         """,
         at("2025-02-24T20:38:03Z"),
         [
-            Stated("requests", 4000, 3999, 0.0, 60.0),
-            Stated("output_tokens", 80_000, 80_000, 0.0, 60.0),
+            Stated("requests", 4000, 3999, 0.0, 60.0, is_assumed=True),
+            Stated("output_tokens", 80_000, 80_000, 0.0, 60.0, is_assumed=True),
         ],
     ),
     (
@@ -177,7 +180,7 @@ BY_KIND: list[Case] = [
         retry-after: 16
         """,
         at("2025-06-02T15:14:45Z"),
-        [Stated("input_tokens", 200_000, 0, 63.0, 60.0)],
+        [Stated("input_tokens", 200_000, 0, 63.0, 60.0, is_assumed=True)],
     ),
     (
         # github.com/Pythagora-io/gpt-pilot/issues/862. The requests are those of a day, which the
@@ -257,7 +260,7 @@ BY_KIND: list[Case] = [
         [
             Stated("requests", 4000, 3999),
             Stated("tokens", 480_000, 480_000),
-            Stated("output_tokens", 80_000, 80_000, None, 60.0),
+            Stated("output_tokens", 80_000, 80_000, None, 60.0, is_assumed=True),
         ],
     ),
     (
@@ -284,7 +287,7 @@ BY_POLICY: list[Case] = [
         Retry-After: 60
         """,
         1_795_276_440.75,
-        [Stated("requests", 2, 1, 61.0)],
+        [Stated("requests", 2, 1, 61.0, late_s=1.0)],
     ),
     (
         # docs.syntage.com/guides/api/rate-limiting, as GitHub does it.
@@ -296,7 +299,7 @@ BY_POLICY: list[Case] = [
         X-RateLimit-Reset: 1606678044
         """,
         at("2020-11-29T19:21:21Z"),
-        [Stated("requests", 60, 56, 363.0)],
+        [Stated("requests", 60, 56, 363.0, late_s=1.0)],
     ),
     (
         # OpenRouter's 429: milliseconds since 1970.
@@ -307,7 +310,7 @@ BY_POLICY: list[Case] = [
         x-ratelimit-reset: 1785082980000
         """,
         1_785_082_950.0,
-        [Stated("requests", 50, 0, 30.0)],
+        [Stated("requests", 50, 0, 30.0, late_s=1.0)],
     ),
     (
         # github.com/uber-go/ratelimit/issues/103
@@ -318,7 +321,7 @@ BY_POLICY: list[Case] = [
         X-Rate-Limit-Reset: 2020-05-18T20:19:00.000Z
         """,
         at("2020-05-18T20:18:30Z"),
-        [Stated("requests", 30, 24, 30.0)],
+        [Stated("requests", 30, 24, 30.0, late_s=1.0)],
     ),
     (
         # Envoy's rate_limit.proto, X-RateLimit-Limit under DRAFT_VERSION_03.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from redline.cli.commands.sim import PARAMS
 from redline.errors import ConfigError
 from redline.limits.rule import Rate
 from redline.sim import SimSettings, Uniform, parse_faults
@@ -37,6 +38,14 @@ def test_what_cannot_work_is_refused(wrong: dict[str, Any], hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         SimSettings(**wrong)
     assert caught.value.hint == hint
+
+
+def test_a_batch_has_the_same_longest_window_in_python_and_as_a_flag() -> None:
+    with pytest.raises(ConfigError, match="above 0 and at most 30 days, not 31 days"):
+        SimSettings(batch_window_s=31 * 86_400.0)
+    (window,) = [option for option in PARAMS if option.key == "batch_window"]
+    with pytest.raises(ConfigError, match="above 0 s and at most 30 days, not 31d"):
+        window.read("31d", "--batch-window")
 
 
 def test_settings_tell_what_they_simulate_but_not_the_key() -> None:

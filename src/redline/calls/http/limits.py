@@ -226,12 +226,13 @@ class EndpointLimits:
         """Returns the limits that searches have found, in words; empty if none is searched for."""
         words = []
         if self._is_auto:
-            is_searching = self.search is not None and not self.search.found
-            words += [
-                f"{rate} {kind.replace('_', ' ')}"
-                for kind, rate in self.limiter.found_rates()
-                if not (is_searching and kind == "requests")
-            ]
+            found = self.limiter.found_rates()
+            if self.search is not None:
+                # The rate in force may be one that is being tried.
+                found = [each for each in found if each[0] != "requests"]
+                if self.search.found is not None:
+                    found.append(("requests", self.search.found))
+            words += [f"{rate} {kind.replace('_', ' ')}" for kind, rate in found]
         if self._adaptive is not None:
             words.append(f"{self._adaptive.limit} in flight")
         return words

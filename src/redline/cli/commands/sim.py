@@ -11,7 +11,15 @@ from redline.cli.flags import choice, flag, read_flags, switch, time, whole
 from redline.cli.session import say_line, tell_line
 from redline.errors import ConfigError
 from redline.job.settings import Kind, Option, Reader, values
-from redline.sim import ALGORITHMS, CHARGES, HEADER_STYLES, SimSettings, parse_faults, parse_latency
+from redline.sim import (
+    ALGORITHMS,
+    CHARGES,
+    HEADER_STYLES,
+    MAX_WINDOW_S,
+    SimSettings,
+    parse_faults,
+    parse_latency,
+)
 
 
 def _parsed(parse: Callable[[Any], Any]) -> Reader:
@@ -122,7 +130,7 @@ PARAMS = (
         read=_parsed(parse_latency),
         section="Batch API",
     ),
-    time("batch_window", "A batch expires after this time. Default: 24h."),
+    time("batch_window", "A batch expires after this time. Default: 24h.", most_s=MAX_WINDOW_S),
     whole("batch_tokens", "Maximum tokens waiting in all batches together. Default: no limit."),
 )
 

@@ -18,12 +18,13 @@ import msgspec
 
 from redline.errors import ConfigError, nearest
 from redline.limits import Rate, parse_count, parse_rate
+from redline.limits.rule import span
 from redline.store import local_path
 
 MAX_SECONDS = 31 * 86_400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|min|m|h|d)?")
 _SECONDS = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-_TIMES = "for example 30, 500ms, 5m or 6h"
+_TIMES, _LONGEST_EXAMPLE_S = "for example 30, 500ms, 5m or 6h", 6 * 3600.0
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _ADDRESS = re.compile(
@@ -58,9 +59,10 @@ def duration(text: str, flag: str, most_s: float = MAX_SECONDS, *, may_be_0: boo
     value_s = float(match[1]) * _SECONDS[match[2]]
     if value_s > most_s or not (value_s or may_be_0):
         least = "0 s or more" if may_be_0 else "above 0 s"
-        most = f"{most_s / 3600:g} h" if most_s >= 3600 else f"{most_s:g} s"
-        what = f"{flag} must be {least} and at most {most}, not {text}"
-        raise ConfigError(what, hint=_TIMES)
+        what = f"{flag} must be {least} and at most {span(most_s)}, not {text}"
+        raise ConfigError(
+            what, hint=_TIMES if most_s >= _LONGEST_EXAMPLE_S else "for example 500ms"
+        )
     return value_s
 
 

@@ -13,6 +13,7 @@ from redline.limits.rule.rate import (
     parse_count,
     parse_rate,
     rate_per,
+    span,
 )
 from redline.limits.rule.rules import LimitLine, Rules
 from redline.limits.rule.settings import (

@@ -101,7 +101,7 @@ def rate_per(value: str | float, window_s: float, what: str = "rate") -> Rate:
     if amount is None or amount == int(amount):
         return Rate(parse_count(text, what), window_s)
     count = math.ceil(amount)
-    return Rate(count, float(Decimal(window_s) * count / amount))
+    return _rate(count, float(Decimal(window_s) * count / amount), text, what)
 
 
 def _amount(text: str) -> Decimal | None:
@@ -123,7 +123,24 @@ def parse_rate(text: str, what: str = "rate") -> Rate:
             hint="write a count and a window, like 2/1s, 500/60s or 200k/60s",
         )
     count = parse_count(match[1], what)
-    return Rate(count, float(match[2] or 1) * SECONDS[match[3]])
+    return _rate(count, float(match[2] or 1) * SECONDS[match[3]], text, what)
+
+
+def _rate(count: int, window_s: float, text: str, what: str) -> Rate:
+    """Returns the Rate of `text`. Raises ConfigError, which names `what`, for its window."""
+    if not 0 < window_s <= MAX_WINDOW_S:
+        raise ConfigError(
+            f"{what} must have a window longer than 0 s and at most 31 days: {text}",
+            hint="for example 2/1s or 500/60s",
+        )
+    return Rate(count, window_s)
+
+
+def span(seconds: float) -> str:
+    """Formats the bound of a duration: `10 s`, `24 h` or `31 days`."""
+    if seconds > 86_400 and seconds % 86_400 == 0:
+        return f"{seconds / 86_400:g} days"
+    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"
 
 
 def limit_text(kind: str, rate: Rate | None) -> str:

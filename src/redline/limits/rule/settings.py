@@ -112,6 +112,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """Returns the request limits, after headroom."""
         return self.rates("requests")
 
+    def check_shared(self) -> None:
+        """Raises ConfigError if there is no limit that processes could share."""
+        if not any(map(self.rates, KINDS)):
+            raise ConfigError(
+                "there is no limit to share", hint="set one, for instance with --requests 500/60s"
+            )
+
     @property
     def counts_tokens(self) -> bool:
         """Whether a token limit is set."""

@@ -32,10 +32,9 @@ _MOST_WAIT_S = 60.0
 # A server counts the calls that have reached it, and this process the calls that it has sent:
 # counts that differ by less than this share of the limit agree.
 _NOISE = 0.01
-# The belief, 0 to 1, that a limit refills steadily: above the first, it counts as a bucket, below
-# the second as a window; one observation changes the belief by the third share.
+# The belief, 0 to 1, that a limit refills steadily: above the first, it counts as a bucket; one
+# observation changes the belief by the second share.
 _STEADY = 0.8
-_NOT_STEADY = 0.1
 _STEADY_RATE = 0.2
 # A fixed window looks like a bucket for a moment: observations that fit a bucket count at most this
 # many times per window.
@@ -99,8 +98,8 @@ class Feedback:
                 is_changed |= self._is_auto and self._adopt(one, limit, bookings, now_s)
                 continue
             line.name = one.name or line.name
-            line.is_headed |= one.window_s is None
-            is_changed |= self._follow(line, one, limit, now_s)
+            line.is_headed |= one.window_s is None or one.is_assumed
+            is_changed |= self._follow(line, one, limit, bookings, now_s)
             if one.remaining is not None:
                 is_changed |= self._yield(line, one, bookings, now_s)
         return is_changed
@@ -181,19 +180,32 @@ class Feedback:
         known += ((one, limit, line) for line, (one, limit) in kept.items())
         return [*known, *((one, limit, None) for one, limit in unknown)]
 
-    def _follow(self, line: LimitLine, one: Stated, count: int, now_s: float) -> bool:
+    def _follow(
+        self, line: LimitLine, one: Stated, count: int, bookings: Sequence[Booking], now_s: float
+    ) -> bool:
         """Sets the line to the server's count, but never above the user's own."""
         window_s = line.stated.window_s
         if line.user is not None:
             count = min(count, line.user.count)
-        elif one.window_s is None and one.reset_s is not None:
-            guess = self._guesses.setdefault(line.window, WindowGuess(now_s))
-            is_window = line.steady < _NOT_STEADY
-            window_s = guess.revised_s(window_s, one.reset_s, now_s, is_window=is_window)
+        elif line.is_headed and one.remaining is not None:
+            window_s = self._measured_s(line, one, bookings, now_s)
         if count == line.stated.count and window_s == line.stated.window_s:
             return False
         self._rules.restate(line, Rate(count, window_s))
         return True
+
+    def _measured_s(
+        self, line: LimitLine, one: Stated, bookings: Sequence[Booking], now_s: float
+    ) -> float:
+        """Returns the window's length as far as it can be measured by now."""
+        window, window_s = line.window, line.stated.window_s
+        guess = self._guesses.setdefault(window, WindowGuess(now_s, line.kind))
+        sent = (each.record for each in bookings if each.window is window)
+        record = next(sent, None)
+        if record is None or not guess.is_due(record.sent_s, window.used(now_s)):
+            return window_s
+        sends = [send for send in window.sends(now_s) if send[0] <= record.sent_s]
+        return guess.seen(window_s, one, sends, line.others, now_s)
 
     def _adopt(self, one: Stated, limit: int, bookings: Sequence[Booking], now_s: float) -> bool:
         rules, searched = self._rules, self._rules.searched
@@ -204,7 +216,8 @@ class Feedback:
             return False
         rules.set_rates(one.kind, [*(line.stated for line in of_kind), rate], now_s)
         line = rules.lines[-1]
-        line.name, line.is_adopted, line.is_headed = one.name, True, one.window_s is None
+        line.name, line.is_adopted = one.name, True
+        line.is_headed = one.window_s is None or one.is_assumed
         if one.remaining is not None and rate.window_s <= _MOST_WAIT_S:
             used = max(0, limit - one.remaining)
             # The server may not have counted calls that were sent after this one.
@@ -221,6 +234,10 @@ class Feedback:
         """Leaves other clients the amounts that they use, as far as `remaining` shows them."""
         assert one.limit is not None
         assert one.remaining is not None
+        guess = self._guesses.get(line.window)
+        if guess is not None and guess.is_trying:
+            # What a bucket lacks now was used here.
+            return False
         used = max(0, one.limit - one.remaining)
         self._learn_refill(line, one, used, now_s)
         booking = next((b for b in bookings if b.window is line.window), None)
@@ -470,7 +487,7 @@ class Pressure:
 def _likeness(line: LimitLine, one: Stated) -> _Likeness | None:
     """Returns how `one`, of the same kind, resembles the limit of `line`; None if it does not."""
     has_count = line.stated.count == one.limit
-    if one.window_s is None:
+    if one.window_s is None or (one.is_assumed and line.is_adopted):
         is_alike = has_count or line.is_headed
     else:
         is_alike = math.isclose(line.stated.window_s, one.window_s, rel_tol=0.01)

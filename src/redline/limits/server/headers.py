@@ -2,7 +2,8 @@
 
 | headers                                      | sent by                                       |
 |----------------------------------------------|-----------------------------------------------|
-| `x-ratelimit-{limit,remaining,reset}-KIND`   | OpenAI, Azure, Groq, Mistral, Cerebras, Kong  |
+| `x-ratelimit-{limit,remaining,reset}-KIND`   | OpenAI, Azure, Groq, Mistral, Cerebras,       |
+|                                              | Fireworks, Kong                               |
 | `anthropic-ratelimit-KIND-{limit,...}`       | Anthropic                                     |
 | `x-ratelimitbysize-{limit,remaining}-WINDOW` | Mistral, and Kong's limits by size: tokens    |
 | `x-tokenlimit-{limit,remaining}`             | Together: tokens a second                     |
@@ -73,6 +74,7 @@ class _Lane(msgspec.Struct, eq=False):
     kind: Kind
     window_s: float | None
     name: str
+    is_assumed: bool = False  # whether only the documentation names the window
     limit: str = ""
     remaining: str = ""
     reset: str = ""
@@ -138,7 +140,17 @@ class HeaderReader:
             if lane.renewalperiod:
                 window_s = read_window_s(get(lane.renewalperiod))
             if limit is not None or remaining is not None or reset_s:
-                found.append(Stated(lane.kind, limit, remaining, reset_s, window_s, lane.name))
+                found.append(
+                    Stated(
+                        lane.kind,
+                        limit,
+                        remaining,
+                        reset_s,
+                        window_s,
+                        lane.name,
+                        is_assumed=lane.is_assumed,
+                    )
+                )
         for form in self._forms:
             if stated := form.read(*map(get, form.names), wall_s):
                 found += stated
@@ -214,7 +226,7 @@ class HeaderReader:
         else:
             return
         lane = self._found.setdefault(key, _Lane(kind, window_s, key[1]))
-        lane.window_s = window_s
+        lane.window_s, lane.is_assumed = window_s, window_s is not None and "anthropic" in plain
         setattr(lane, field, name)
 
     def _tells_reset(self, key: tuple[bool, str], field: str) -> bool:

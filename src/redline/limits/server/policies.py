@@ -22,6 +22,7 @@ from redline.limits.rule import Kind
 from redline.limits.server.stated_limit import (
     WRITTEN_KINDS,
     Stated,
+    lateness_s,
     read_count,
     read_limit,
     read_reset_s,
@@ -77,7 +78,7 @@ def read_one(
         else:
             found.append(Stated(kind, size, None, None, window_s, name))
     if not is_placed:
-        found.insert(0, Stated("requests", current, left, reset_s))
+        found.insert(0, Stated("requests", current, left, reset_s, late_s=lateness_s(reset)))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 
@@ -31,15 +31,35 @@ _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _DURATION = re.compile(
     rf"(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m(?!s))?(?:{_NUMBER}s)?(?:{_NUMBER}ms)?"
 )
-# The usual windows of providers' limits, in seconds; a refill time within this share matches.
-_USUAL_S = (1.0, 10.0, 60.0, 3600.0, 86_400.0)
+# Windows that people set, in seconds, and the likely ones among them: a limit is taken for one of
+# these until the server's counts show another. A refill time within the share `_NEAR` matches.
+_USUAL_S = (
+    *(1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0),
+    *(7200.0, 21_600.0, 43_200.0, 86_400.0),
+)
+_LIKELY_S = (1.0, 10.0, 60.0, 3600.0, 86_400.0)
 _NEAR = 0.15
 # In APIs that state no window, a limit is per minute.
 _DEFAULT_WINDOW_S = 60.0
-# Among this many resets, one is probably close to the whole window.
-_MANY_LOOKS = 8
 # A reset that is within this share of a whole window was stated at its beginning.
 _EARLY = 0.01
+# If at most this share of a limit is used, a guess that is too short shows in time.
+_LITTLE = 0.25
+# A measured window within this share of a usual one is that one.
+_SAME = 0.03
+# Among the sends of a window, counts are compared at most about this many times.
+_LOOKS = 64
+# A round takes at least these looks and, unless the limit is known to count in windows, at least
+# this part of a window.
+_LEAST_LOOKS, _TRIAL = 4, 8
+# A shorter window is tried only if the limit has at least this count, if at most this share of it
+# is used, and if the window is at least this many times as long as counts take to become known.
+_LEAST_TRIED, _FREE, _DELAYS = 8, 0.4, 4
+# A trial fails if the count grows by this much more than the pace.
+_MORE = 1.1
+# Calls overtake each other, so counts may differ by this much from those of a bucket, and a bucket
+# may seem to refill this many times as fast at one time as at another.
+_BLUR, _STEEPER = 4, 1.5
 
 
 class Stated(msgspec.Struct, frozen=True):
@@ -48,6 +68,8 @@ class Stated(msgspec.Struct, frozen=True):
     limit: per window, 1 to 10^12. remaining: 0 or more. reset_s: seconds from now until the limit
     is fully available again; 0 for a past time. window_s: from a header, or from the provider's
     documentation. name: of its policy, or the part that its headers share; "" if neither exists.
+    late_s: by how much reset_s may be too long. is_assumed: window_s is the usual one of this API,
+    so the server may mean another.
     """
 
     kind: Kind
@@ -56,6 +78,8 @@ class Stated(msgspec.Struct, frozen=True):
     reset_s: float | None = None
     window_s: float | None = None
     name: str = ""
+    late_s: float = 0.0
+    is_assumed: bool = False
 
 
 def read_count(text: str | None) -> int | None:
@@ -111,6 +135,15 @@ def read_reset_s(text: str | None, wall_s: float) -> float | None:
     if time_s >= _FIRST_MOMENT_S:
         time_s = max(0.0, time_s - wall_s)
     return time_s if time_s <= _LONGEST_S else None
+
+
+def lateness_s(text: str | None) -> float:
+    """Returns by how many seconds a reset may be stated too late.
+
+    That is 1 for a time since 1970: slowapi adds a second.
+    """
+    moment_s = None if text is None or len(text) > _LONGEST_TIME else _time_s(text)
+    return 0.0 if moment_s is None or moment_s < _FIRST_MOMENT_S else 1.0
 
 
 def server_wall_s(headers: Mapping[str, str], wall_s: float) -> float:
@@ -172,33 +205,178 @@ def _moment_s(text: str) -> float | None:
 
 
 class WindowGuess(msgspec.Struct):
-    """Guesses a limit's window from its resets over time. since_s: when the guess last changed."""
+    """Measures the window of a limit, which no header states, by what the server counts.
+
+    A server that counts in windows counts the sends of one window, so the age of the oldest send
+    that it counts shows the window's length; its resets are hardly longer. At an even pace, a
+    bucket looks like a very short window. So unless the limit is known not to be a bucket, a
+    shorter window is tried: a window then counts as many more calls as the pace is faster, while
+    the count of a bucket goes on rising, and the trial ends.
+
+    since_s: when the present round of observations began. kind: only calls are counted exactly
+    enough for trials. The figures from `_looks` to `_delay_s` are those of the round.
+    """
 
     since_s: float
-    _longest_s: float = 0.0
+    kind: Kind
+    _looked_s: float = -math.inf  # the time of the call whose answer was examined last
+    _skipped: int = 0  # answers since then
+    _others: int = 0  # see `seen`
     _looks: int = 0
+    _most: int = 0  # the largest count
+    _most_s: float = 0.0  # when it was reached
+    _young_s: float = 0.0  # the window is at least as long
+    _old_s: float = 0.0  # a window is at most as long; 0 if not known
+    _reset_s: float = 0.0  # the longest reset
+    _excess_s: float = 0.0  # by how much resets exceeded those of a bucket, at most
+    _delay_s: float = 0.0  # how late the server's count was learned, at most
+    _safe_s: float = 0.0  # the window before a trial; 0 without one
+    _safe_most: int = 0  # the largest count in the last round
+    _failed_s: float = 0.0  # the window of a trial that drained a bucket
+    _is_window: bool = False  # whether the limit is known not to be a bucket
+    _refill: _Refill = msgspec.field(default_factory=lambda: _Refill())
 
-    def revised_s(self, window_s: float, reset_s: float, now_s: float, *, is_window: bool) -> float:
-        """Returns the window that is likely by now, in seconds. window_s: the guess so far.
+    def is_due(self, sent_s: float, held: int) -> bool:
+        """Whether the answer to a call sent then is to be passed to `seen`.
 
-        is_window: whether the limit has turned out not to refill steadily as a bucket does.
+        held: how much was sent within the last window: to compare it takes as long.
         """
-        self._longest_s = max(self._longest_s, reset_s)
-        self._looks += 1
-        revised_s = window_s
+        if sent_s < max(self.since_s, self._looked_s):
+            return False
+        self._skipped += 1
+        return self._skipped * _LOOKS > held
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether a shorter window is being tried, so that a bucket may be drained."""
+        return self._safe_s > 0
+
+    def seen(
+        self,
+        window_s: float,
+        one: Stated,
+        sends: Sequence[tuple[float, int]],
+        others: int,
+        now_s: float,
+    ) -> float:
+        """Returns the window to use from now on, in seconds. window_s: the one in use.
+
+        sends: what was sent up to the call that was answered, as (time, amount), oldest first;
+        `others` in all of it were other clients'.
+        """
+        assert one.limit is not None
+        assert one.remaining is not None
+        used, reset_s = max(0, one.limit - one.remaining), one.reset_s or 0.0
         # A sliding-window counter is full again after two windows.
-        if reset_s > 2 * window_s + 1:
-            revised_s = _usual_s(reset_s / 2)
-        elif is_window and self._longest_s > 0:
-            # At first the limit was taken for a bucket, whose resets are shorter than its window.
-            # Among many resets of a real window, which has restarted, the longest shows its length.
-            shorter_s = _usual_s(self._longest_s)
-            lasts_s = 2 * shorter_s if self._looks >= _MANY_LOOKS else window_s
-            if now_s >= self.since_s + lasts_s:
-                revised_s = min(window_s, shorter_s)
-        if revised_s != window_s:
-            self.since_s, self._longest_s, self._looks = now_s, 0.0, 0
-        return revised_s
+        windows = 2 if self._is_window or one.is_assumed else 1
+        if reset_s - one.late_s > windows * window_s + min(1.0, window_s / 2):
+            return self._next_round(now_s, _usual_s(reset_s / windows))
+        if not sends:
+            return window_s  # the bucket of a profile keeps none
+        self._look(used, reset_s, sends, others, now_s)
+        full_s = used * window_s / one.limit
+        self._excess_s = max(self._excess_s, reset_s - one.late_s - full_s)
+        if self._safe_s and used > _MORE * self._safe_s / window_s * self._safe_most + 2:
+            # More than a window would count: a bucket is being drained.
+            self._failed_s, self._safe_most = window_s, self._most
+            return self._next_round(now_s, self._safe_s)
+        lasts_s = self._young_s + max(self._young_s, self._reset_s - 1)
+        if not self._is_window:
+            lasts_s = max(lasts_s, window_s / _TRIAL, 2 * (self._most_s - self.since_s))
+        if self._looks < _LEAST_LOOKS or self._looked_s - self.since_s < lasts_s:
+            return window_s
+        is_scaled = self._safe_s > 0 and self._most >= max(4, 1.3 * self._safe_most)
+        self._is_window |= is_scaled or self._excess_s > 1.0
+        revised_s, is_trial = self._revised_s(window_s, one.limit)
+        self._safe_most = self._most
+        return self._next_round(now_s, revised_s, window_s if is_trial else 0.0)
+
+    def _look(
+        self,
+        used: int,
+        reset_s: float,
+        sends: Sequence[tuple[float, int]],
+        others: int,
+        now_s: float,
+    ) -> None:
+        """Compares the server's count with what was sent."""
+        at_s = sends[-1][0]
+        if self.kind == "requests":
+            sent = sum(amount for sent_s, amount in sends if sent_s > self._looked_s)
+            self._is_window |= self._refill.is_uneven(used, sent - others + self._others, at_s)
+        self._looked_s, self._others = at_s, others
+        left, older = used, 2
+        for sent_s, amount in reversed(sends):
+            if left > 0:
+                self._young_s = max(self._young_s, at_s - sent_s)
+                left -= amount
+            else:
+                # One more, because the window may just have begun.
+                older -= 1
+                if not older:
+                    self._old_s = max(self._old_s, at_s - sent_s)
+                    break
+        self._skipped = 0
+        self._looks += 1
+        if used > self._most:
+            self._most, self._most_s = used, at_s
+        self._reset_s = max(self._reset_s, reset_s)
+        self._delay_s = max(self._delay_s, now_s - at_s)
+
+    def _revised_s(self, window_s: float, limit: int) -> tuple[float, bool]:
+        """Returns the window after a round at the pace of `window_s`, and whether it is a trial."""
+        least_s = self._young_s * (1 - _SAME)
+        most_s = min(self._old_s or math.inf, self._reset_s or math.inf) * (1 + _SAME)
+        # Rejected calls, which the server does not count, would make the window seem shorter.
+        if least_s <= window_s <= most_s or self._most >= limit:
+            return window_s, False
+        fits = [usual_s for usual_s in _USUAL_S if least_s <= usual_s <= most_s]
+        measured_s = max(fits, default=_usual_s(least_s))
+        if measured_s >= window_s or self._is_window:
+            return min(measured_s, window_s), False
+        steps_s = [usual_s for usual_s in _USUAL_S if usual_s < window_s * (1 - _SAME)]
+        if not self._failed_s:
+            steps_s = [step_s for step_s in steps_s if step_s <= window_s / 2]
+        tried_s = max(measured_s, _DELAYS * self._delay_s, *steps_s[-1:])
+        is_safe = limit >= _LEAST_TRIED and self._most <= limit * _FREE
+        if self.kind == "requests" and is_safe and self._failed_s < tried_s < window_s:
+            return tried_s, True
+        return window_s, False
+
+    def _next_round(self, now_s: float, window_s: float, safe_s: float = 0.0) -> float:
+        self.since_s, self._looks, self._most = now_s, 0, 0
+        self._young_s = self._old_s = self._reset_s = self._excess_s = self._delay_s = 0.0
+        self._safe_s = safe_s
+        return window_s
+
+
+class _Refill(msgspec.Struct):
+    """Finds out whether a limit cannot be a bucket, which refills steadily until it is full."""
+
+    _since_s: float = math.inf
+    _freed: int = 0
+    _used: int = 0
+    _least_per_s: float = 0.0
+    _most_per_s: float = math.inf
+
+    def is_uneven(self, used: int, sent: int, at_s: float) -> bool:
+        """Whether the server's counts since the limit was full cannot be those of a bucket.
+
+        sent: the amount since the last call of this method.
+        """
+        self._freed += sent - (used - self._used)
+        self._used = used
+        lasts_s = at_s - self._since_s
+        if lasts_s > 0:
+            self._least_per_s = max(self._least_per_s, (self._freed - _BLUR) / lasts_s)
+        is_uneven = self._least_per_s > _STEEPER * self._most_per_s
+        if used < 2 or self._freed < -_BLUR or lasts_s < 0:
+            # It may be full, or other clients use it.
+            self._since_s, self._freed = at_s, 0
+            self._least_per_s, self._most_per_s = 0.0, math.inf
+        elif lasts_s > 0:
+            self._most_per_s = min(self._most_per_s, (self._freed + _BLUR) / lasts_s)
+        return is_uneven
 
 
 def window_s_of(one: Stated) -> float:
@@ -212,18 +390,35 @@ def window_s_of(one: Stated) -> float:
     if one.window_s is not None:
         return one.window_s
     if one.limit and one.reset_s and one.remaining is not None and one.remaining < one.limit:
-        refill_s = one.reset_s * one.limit / (one.limit - one.remaining)
-        steady = [usual_s for usual_s in _USUAL_S if abs(refill_s - usual_s) <= _NEAR * usual_s]
-        # Resets in whole seconds are rounded up. A reset that is stated late in a long window seems
-        # to be that of a short window, until the next window corrects the guess.
-        shortest_s = _usual_s(one.reset_s)
-        is_begun = one.reset_s >= shortest_s * (1 - _EARLY)
+        used = one.limit - one.remaining
+        used_share = used / one.limit
+        refill_s, reset_s = one.reset_s / used_share, one.reset_s - one.late_s
+        # A bucket that lacks between one and two calls is stated to lack two.
+        slowest_s = refill_s * used / (used - 1) if used > 1 else refill_s
+        steady = [
+            usual_s
+            for usual_s in _LIKELY_S
+            if refill_s <= (1 + _NEAR) * usual_s and slowest_s >= (1 - _NEAR) * usual_s
+        ]
+        if not steady and not one.late_s:
+            if reset_s < 1 - _NEAR <= refill_s:
+                # No usual window is as short, so this is a bucket.
+                return min(_USUAL_S, key=lambda usual_s: abs(math.log(usual_s / refill_s)))
+            if reset_s % 1 == 0:
+                # It may have been rounded up.
+                rounded = (60.0, 10.0)
+                steady = [each for each in rounded if reset_s - 1 < each * used_share <= reset_s]
+        # A reset that is stated late in a long window seems to be that of a short window, until the
+        # next window corrects the guess.
+        shortest_s = _usual_s(reset_s, _USUAL_S if used_share <= _LITTLE else _LIKELY_S)
+        is_begun = reset_s >= shortest_s * (1 - _EARLY)
         if steady and (steady[0] <= _DEFAULT_WINDOW_S or not is_begun):
             return steady[0]
         return shortest_s
     return _DEFAULT_WINDOW_S
 
 
-def _usual_s(reset_s: float) -> float:
-    """Returns the shortest usual window that may reset after reset_s, rounded up to seconds."""
-    return next((usual_s for usual_s in _USUAL_S if usual_s >= reset_s - 1), reset_s)
+def _usual_s(reset_s: float, usual: tuple[float, ...] = _USUAL_S) -> float:
+    """Returns the shortest of the usual windows that may reset after reset_s, rounded up."""
+    least_s = reset_s - min(1.0, reset_s / 10)
+    return next((usual_s for usual_s in usual if usual_s >= least_s), reset_s)

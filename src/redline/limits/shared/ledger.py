@@ -10,7 +10,7 @@ from redline.clock import SYSTEM, Clock
 from redline.errors import ConfigError
 from redline.limits.rule import Limits
 from redline.limits.shared.file_ledger import FileLedger
-from redline.limits.shared.schedule import Lease, LeaseRequest, described, rated
+from redline.limits.shared.schedule import Lease, LeaseRequest, described
 
 
 class Ledger(Protocol):
@@ -43,10 +43,7 @@ def open_ledger(target: str, limits: Limits, name: str, clock: Clock = SYSTEM) -
     Blocks for at most a few seconds. Raises ConfigError if the ledger cannot be used, or is in use
     for other limits.
     """
-    if not rated(limits):
-        raise ConfigError(
-            "there is no limit to share", hint="set one, for instance with --requests 500/60s"
-        )
+    limits.check_shared()
     if "://" not in target:
         return FileLedger(Path(target), name, described(limits), clock)
     _check_url(target)
