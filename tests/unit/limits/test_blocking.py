@@ -302,16 +302,18 @@ def test_a_number_means_tokens() -> None:
     assert limiter.rules.lines[0].window.used(clock.now_s()) == 60
 
 
-def test_a_call_that_waits_for_nothing_lets_no_later_one_come_early() -> None:
+@pytest.mark.parametrize(
+    ("limits", "tokens", "next_s"),
+    [({"requests": "8/1s"}, 0, 0.125), ({"tokens": "160/20s"}, 16, 2.0)],
+)
+def test_a_call_that_waits_for_nothing_lets_no_later_one_come_early(
+    limits: Any, tokens: int, next_s: float
+) -> None:
     """Neither idle time is caught up nor a lateness that there was not."""
-    for limits, tokens, next_s in (
-        ({"requests": "8/1s"}, 0, 0.125),
-        ({"tokens": "160/20s"}, 16, 2.0),
-    ):
-        clock = ManualClock(1024.0)
-        limiter = SyncLimiter(Limits(guard_s=0.0, **limits), clock)
-        limiter.acquire(tokens).sent(clock.now_s())
-        assert limiter.rules.wait_s(Cost(1), clock.now_s()) == pytest.approx(next_s)
+    clock = ManualClock(1024.0)
+    limiter = SyncLimiter(Limits(guard_s=0.0, **limits), clock)
+    limiter.acquire(tokens).sent(clock.now_s())
+    assert limiter.rules.wait_s(Cost(1), clock.now_s()) == pytest.approx(next_s)
 
 
 @pytest.mark.parametrize(
