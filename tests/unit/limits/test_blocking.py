@@ -277,6 +277,75 @@ def test_who_waits_for_a_call_to_be_written_is_woken_by_it() -> None:
     assert served == [1]
 
 
+@pytest.mark.parametrize("guard_s", [None, 0.0])
+def test_the_usage_that_a_reply_states_counts(guard_s: float | None) -> None:
+    clock = ManualClock()
+    limits = Limits(
+        input_tokens="100/60s", output_tokens="50/60s", guard_s=guard_s, profile="moving"
+    )
+    limiter = SyncLimiter(limits, clock)
+    grant = limiter.acquire(Cost(80, 40))
+    grant.sent(clock.now_s())
+    grant.replied(0.1)
+    assert [line.window.used(clock.now_s()) for line in limiter.rules.lines] == [80, 40]
+    grant.replied(0.1, Cost(20, 10))
+    assert [line.window.used(clock.now_s()) for line in limiter.rules.lines] == [20, 10]
+
+
+def test_a_number_means_tokens() -> None:
+    clock = ManualClock()
+    limiter = SyncLimiter(Limits(tokens="100/1s"), clock)
+    with pytest.raises(OverLimit):
+        limiter.acquire(101)
+    grant = limiter.acquire(60)
+    assert grant.cost.tokens == 60
+    assert limiter.rules.lines[0].window.used(clock.now_s()) == 60
+
+
+@pytest.mark.parametrize(
+    ("limits", "tokens", "next_s"),
+    [({"requests": "8/1s"}, 0, 0.125), ({"tokens": "160/20s"}, 16, 2.0)],
+)
+def test_a_call_that_waits_for_nothing_lets_no_later_one_come_early(
+    limits: Any, tokens: int, next_s: float
+) -> None:
+    """Neither idle time is caught up nor a lateness that there was not."""
+    clock = ManualClock(1024.0)
+    limiter = SyncLimiter(Limits(guard_s=0.0, **limits), clock)
+    limiter.acquire(tokens).sent(clock.now_s())
+    assert limiter.rules.wait_s(Cost(1), clock.now_s()) == pytest.approx(next_s)
+
+
+@pytest.mark.parametrize(
+    ("limits", "waited_s", "tokens", "next_s"),
+    [
+        # It waited for tokens and went on time: the request after it keeps its pace.
+        ({"requests": "8/1s", "tokens": "80/10s"}, 0.5, 0, 0.125),
+        # It waited for its request, a half of it longer than for tokens, which are caught up.
+        ({"requests": "1/1s", "tokens": "160/20s"}, 1.0, 16, 1.5),
+    ],
+)
+def test_only_what_another_limit_held_back_is_caught_up(
+    limits: Any, waited_s: float, tokens: int, next_s: float
+) -> None:
+    clock = ManualClock(1024.0)
+    limiter = SyncLimiter(Limits(guard_s=0.0, **limits), clock)
+    first = limiter.acquire(4)
+    first.sent(clock.now_s())
+    granted: list[Any] = []
+    thread = threading.Thread(target=lambda: granted.append(limiter.acquire(tokens)), daemon=True)
+    thread.start()
+    wait_until(lambda: limiter.waiting == 1)
+    clock.advance(waited_s)
+    # Usage wakes the thread, which otherwise sleeps by the machine's clock.
+    first.settle(4)
+    thread.join(LONG_S)
+    (grant,) = granted
+    assert grant.waited_s == waited_s
+    grant.sent(clock.now_s())
+    assert limiter.rules.wait_s(Cost(), clock.now_s()) == pytest.approx(next_s)
+
+
 class Unguarded(SyncLimiter):
     def __init__(self, limits: Limits) -> None:
         super().__init__(msgspec.structs.replace(limits, guard_s=0.0))

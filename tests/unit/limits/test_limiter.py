@@ -429,6 +429,257 @@ async def test_a_context_sends_on_entry_and_proves_by_its_end() -> None:
     assert limiter.guard_s < first_guard_s
 
 
+@pytest.mark.parametrize("rate", ["2/1s", Rate(2, 1.0)])
+def test_a_request_limit_alone_is_enough(rate: Any) -> None:
+    clock = ManualClock()
+    limiter = Limiter(rate, clock)
+    assert limiter.used(clock.now_s()) == [("requests", Rate(2, 1.0), 0)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "is_unlimited"),
+    [({}, True), ({"requests": "2/1s"}, False), ({"rate": "auto"}, False)],
+)
+def test_only_without_limits_and_without_a_search_is_it_unlimited(
+    limits: Any, is_unlimited: bool
+) -> None:
+    assert Limiter(Limits(**limits), ManualClock()).is_unlimited is is_unlimited
+
+
+@in_virtual_time
+async def test_contexts_and_plain_grants_wait_in_one_order() -> None:
+    limiter = limiter_of(requests="1/1s")
+    order: list[str] = []
+
+    async def enter(name: str, **how: int) -> None:
+        async with limiter(**how):
+            order.append(name)
+
+    async def acquire(name: str) -> None:
+        (await limiter.acquire()).sent(now_s())
+        order.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        await enter("first")
+        group.create_task(enter("last", priority=2))
+        group.create_task(enter("third"))
+        group.create_task(acquire("fourth"))
+        group.create_task(enter("second", priority=-1))
+    assert order == ["first", "second", "third", "fourth", "last"]
+
+
+@in_virtual_time
+async def test_a_context_takes_the_tokens_that_it_names() -> None:
+    limiter = limiter_of(input_tokens="100/60s", output_tokens="90/60s", profile="moving")
+    for call, used in (
+        ({}, [0, 0]),
+        ({"tokens": 40}, [40, 0]),
+        ({"tokens": 20, "output_tokens": 30}, [60, 30]),
+    ):
+        async with limiter(**call):
+            pass
+        assert [amount for _, _, amount in limiter.used(now_s())] == used
+
+
+@in_virtual_time
+async def test_a_call_that_was_estimated_at_no_tokens_is_settled_as_input() -> None:
+    limiter = limiter_of(
+        tokens="100/60s", input_tokens="90/60s", output_tokens="80/60s", profile="moving"
+    )
+    async with limiter() as grant:
+        grant.settle(30)
+    used = {kind: amount for kind, _, amount in limiter.used(now_s())}
+    assert used == {"tokens": 30, "input_tokens": 30, "output_tokens": 0}
+
+
+@in_virtual_time
+async def test_a_call_is_sent_once_and_never_after_its_release() -> None:
+    limiter = limiter_of(requests="3/60s", profile="moving")
+    sent, released = await limiter.acquire(), await limiter.acquire()
+    sent_s = now_s()
+    sent.sent(sent_s)
+    released.release()
+    for _ in range(2):
+        await asyncio.sleep(5)
+        sent.sent(now_s())
+        released.sent(now_s())
+    assert sent.sent_s == sent_s
+    assert released.sent_s is None
+    # Only the call that was sent counts, from its first write.
+    assert limiter.used(59.9) == [("requests", Rate(3, 60.0), 1)]
+    assert limiter.used(60.1) == [("requests", Rate(3, 60.0), 0)]
+
+
+@in_virtual_time
+async def test_what_a_call_waited_counts_from_when_it_asked() -> None:
+    limiter = limiter_of(requests="1/10s", profile="moving")
+    (await limiter.acquire()).sent(now_s())
+    await asyncio.sleep(7)
+    assert (await limiter.acquire()).waited_s == pytest.approx(3)
+
+
+@in_virtual_time
+async def test_whoever_waits_out_a_park_goes_at_its_very_end() -> None:
+    limiter = limiter_of(requests="1000/1s", profile="moving")
+    limiter.park(5.0)
+    await limiter.acquire()
+    assert now_s() == 5.0
+    assert limiter.park(6.0)
+    await asyncio.sleep(1.0)
+    assert limiter.acquire_now(Cost()) is not None
+
+
+@in_virtual_time
+async def test_a_waiter_goes_sooner_if_a_change_makes_its_turn_come_sooner() -> None:
+    limiter = limiter_of(requests="2/60s", profile="moving")
+    for _ in range(2):
+        (await limiter.acquire()).sent(0.0)
+    waiting = asyncio.create_task(limiter.acquire())
+    await asyncio.sleep(3)
+    limiter.set_rates("requests", [Rate(2, 10.0)])
+    await waiting
+    assert now_s() == pytest.approx(10)
+
+
+@in_virtual_time
+async def test_usage_lets_the_head_go_early_under_a_token_limit_that_was_set_later() -> None:
+    limiter = limiter_of(requests="10/1s", profile="moving")
+    assert not limiter.counts_tokens
+    limiter.set_rates("tokens", [Rate(100, 60.0)])
+    assert limiter.counts_tokens
+    first = await limiter.acquire(90)
+    first.sent(now_s())
+    second = asyncio.create_task(limiter.acquire(80))
+    await asyncio.sleep(3)
+    first.settle(20)
+    await second
+    assert now_s() == 3
+
+
+def test_a_call_that_goes_on_time_lets_no_later_one_come_early() -> None:
+    """Only lateness is made up for: the calls after one that waited for tokens keep their pace."""
+
+    async def main() -> None:
+        limiter = limiter_of(requests="8/1s", tokens="80/10s")
+        begun_s, at_s = now_s(), []
+        for tokens in (4, 0, 0, 0):
+            (await limiter.acquire(tokens)).sent(now_s())
+            at_s.append(now_s() - begun_s)
+        # Four tokens take half a second, and each request an eighth.
+        assert at_s == [0.0, 0.5, 0.625, 0.75]
+
+    virtual_run(main(), start_s=1024.0)
+
+
+def test_tokens_catch_up_what_another_limit_held_back_but_no_idle_time() -> None:
+    async def main() -> None:
+        limiter = limiter_of(requests="1/1s", tokens="160/20s")
+        for idle_s, last_s in ((0.0, 2.5), (1.0, 3.0)):
+            begun_s = now_s()
+            (await limiter.acquire(4)).sent(now_s())
+            # Its tokens were paid for after half a second, and the next call came after a second.
+            await asyncio.sleep(idle_s)
+            (await limiter.acquire(16)).sent(now_s())
+            assert now_s() - begun_s == 1.0
+            (await limiter.acquire(1)).sent(now_s())
+            assert now_s() - begun_s == pytest.approx(last_s)
+            await asyncio.sleep(100)
+
+    virtual_run(main(), start_s=1024.0)
+
+
+@pytest.mark.parametrize(("is_limited", "is_slower"), [(True, True), (False, False)])
+def test_refused_calls_slow_the_later_ones_and_accepted_ones_do_not(
+    is_limited: bool, is_slower: bool
+) -> None:
+    async def main() -> None:
+        limiter = limiter_of(requests="20/1s", profile="moving")
+        for _ in range(100):
+            (await limiter.acquire()).sent(now_s())
+            limiter.answered(now_s(), is_limited=is_limited)
+        await asyncio.sleep(1)
+        begun_s = now_s()
+        for _ in range(41):
+            (await limiter.acquire()).sent(now_s())
+        assert (now_s() - begun_s > 4) == is_slower
+
+    virtual_run(main())
+
+
+@in_virtual_time
+async def test_the_limit_that_holds_a_large_head_is_named_and_none_once_it_has_left() -> None:
+    limiter = limiter_of(requests="10/1s", tokens="100/60s", profile="moving")
+    (await limiter.acquire(60)).sent(now_s())
+    await asyncio.sleep(1)
+    assert limiter.holding(now_s()) == []
+    large = asyncio.create_task(limiter.acquire(80))
+    await settled()
+    assert limiter.holding(now_s()) == [("tokens", Rate(100, 60.0))]
+    large.cancel()
+    await settled()
+    assert limiter.holding(now_s()) == []
+
+
+@in_virtual_time
+async def test_the_last_of_several_calls_has_room_when_all_their_tokens_have() -> None:
+    limiter = limiter_of(tokens="100/60s", profile="moving")
+    (await limiter.acquire(60)).sent(now_s())
+    assert limiter.room_for_s(1, {"tokens": 30}, 10.0) == 0
+    assert limiter.room_for_s(2, {"tokens": 30}, 10.0) == pytest.approx(50)
+    assert limiter.room_for_s(2, {"tokens": 20}, 10.0) == 0
+
+
+@in_virtual_time
+async def test_a_call_that_a_lowered_limit_has_no_room_for_does_not_fit_now() -> None:
+    limiter = limiter_of(rate="auto", tokens="100/60s")
+    assert limiter.fits(Cost(60))
+    grant = await limiter.acquire(10)
+    grant.sent(now_s())
+    limiter.heard([Stated("tokens", 50, 40, None, 60.0)], grant)
+    assert limiter.fits(Cost(50))
+    assert not limiter.fits(Cost(60))
+
+
+@in_virtual_time
+async def test_a_new_search_replaces_the_last_one_and_leaves_what_the_user_set() -> None:
+    limiter = limiter_of(rate="auto", requests="40/1s", tokens="1000/60s")
+    for searched in (Rate(10, 2.0), Rate(20, 3.0)):
+        limiter.search([searched])
+        rates = {(kind, rate) for kind, rate, _ in limiter.used(now_s())}
+        users = {("requests", Rate(40, 1.0)), ("tokens", Rate(1000, 60.0))}
+        assert rates == {*users, ("requests", searched)}
+        assert limiter.found_rates() == [("requests", searched)]
+
+
+def test_sends_that_an_older_version_kept_under_another_name_count(tmp_path: Path) -> None:
+    async def main() -> None:
+        earlier, later = (limiter_of(requests="1/60s", profile="moving") for _ in range(2))
+        earlier.keep_sends(tmp_path, "old")
+        (await earlier.acquire()).sent(now_s())
+        await earlier.aclose()
+        later.keep_sends(tmp_path, "new", ["older", "old"])
+        assert later.acquire_now(Cost()) is None
+        await later.aclose()
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_limiter_may_be_closed_twice_whether_it_keeps_its_sends_or_not(
+    tmp_path: Path, keeps: bool
+) -> None:
+    async def main() -> None:
+        limiter = limiter_of(requests="10/1s")
+        if keeps:
+            limiter.keep_sends(tmp_path, "a")
+        async with limiter():
+            pass
+        for _ in range(2):
+            await limiter.aclose()
+
+    virtual_run(main())
+
+
 # Wrong limiters: a queue by amount, the last one first, a grant or a place that is lost.
 
 

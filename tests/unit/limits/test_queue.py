@@ -130,6 +130,24 @@ async def test_what_is_kept_is_bounded_by_who_waits(is_at_once: bool) -> None:
     assert woken(queue) == ["stays"]
 
 
+async def test_what_is_kept_is_bounded_however_many_left_at_the_head() -> None:
+    queue: WaitQueue[str, int] = WaitQueue()
+    queue.add("stays", 0)
+    kept: weakref.WeakSet[asyncio.Future[int]] = weakref.WeakSet()
+    for _ in range(20):
+        for priority in [1] * 60 + [-1] * 100:
+            turn = queue.add("goes", priority)
+            kept.add(turn)
+            leave(queue, turn)
+            head = queue.head()
+            assert head is not None
+            assert head.want == "stays"
+        del turn
+    gc.collect()
+    assert len(kept) <= 2 * 66
+    assert woken(queue) == ["stays"]
+
+
 async def test_any_mixture_keeps_the_order_and_loses_nobody() -> None:
     chance = random.Random(7)
     queue: WaitQueue[str, int] = WaitQueue()

@@ -115,6 +115,20 @@ def test_never_more_than_the_count_and_none_lost(
     virtual_run(main())
 
 
+def test_there_is_room_beside_those_who_come_first() -> None:
+    async def main() -> None:
+        slots = Slots(2)
+        assert slots.has_room(1)
+        assert not slots.has_room(2)
+        await slots.acquire()
+        assert slots.has_room()
+        assert not slots.has_room(1)
+        await slots.acquire()
+        assert not slots.has_room()
+
+    virtual_run(main())
+
+
 def test_more_slots_go_to_those_who_wait_in_turn() -> None:
     async def main() -> None:
         slots, order = Slots(1), []
