@@ -154,7 +154,11 @@ MODULES = {
     ),
     "engine: scheduler": Module(
         ("engine/schedule/*",),
-        ("tests/unit/engine/test_core.py", "tests/unit/engine/test_scheduler.py"),
+        (
+            "tests/unit/engine/test_core.py",
+            "tests/unit/engine/test_plans.py",
+            "tests/unit/engine/test_scheduler.py",
+        ),
     ),
     "engine: draft and verify": Module(
         ("engine/draft/*",),
