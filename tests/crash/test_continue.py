@@ -348,3 +348,10 @@ def test_verify_names_what_is_missing_repeated_or_strange(bench: Bench) -> None:
     for written, rows, said in cases:
         bench.output.write_bytes(written)
         assert said in str(bench.verdict(rows))
+
+
+def test_results_of_a_function_that_asks_another_model_are_not_continued(bench: Bench) -> None:
+    bench.work(named("a"), model="one")
+    with pytest.raises(ConfigError, match='model was "one" and is now "two"'):
+        bench.work(named("a", "b"), model="two")
+    assert bench.work(named("a", "b"), model="one") == ["b"]

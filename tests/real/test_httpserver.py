@@ -1040,6 +1040,9 @@ def test_a_connection_that_comes_as_the_server_ends_is_closed_without_a_word(
             asyncio.get_running_loop().remove_reader(there)
             await server.aclose()
 
+    # What earlier tests have left is not this server's.
+    gc.collect()
+    caplog.clear()
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         run(main())

@@ -346,7 +346,7 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(name: str, value: object, 
         ("headers", {"X-Team": "a"}, "leave one out"),
         *(
             (name, "{{ text }}", "the function gets the row")
-            for name in ("prompt", "system", "body", "url", "method", "model", "output_path")
+            for name in ("prompt", "system", "body", "url", "method", "output_path")
         ),
         ("params", {"temperature": 0}, "the function gets the row"),
         ("constant_prompt", True, "the function gets the row"),

@@ -167,7 +167,7 @@ _NAMED = [
 _NOT_WITH_CALL = {
     **dict.fromkeys(("endpoint", "balance", "api_key", "headers", "proxy"), "leave one out"),
     **dict.fromkeys(
-        ("prompt", "system", "body", "url", "method", "model", "params", "output_path"),
+        ("prompt", "system", "body", "url", "method", "params", "output_path"),
         "the function gets the row, and redline makes no request: do it in the function",
     ),
     "constant_prompt": "the function gets the row, and redline makes no prompt",
