@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -248,12 +249,13 @@ def test_failures_of_one_pipe_are_not_those_of_the_next(bench: Bench) -> None:
         os.write(write, json.dumps({"text": text}).encode())
         os.close(write)
         # As a shell's `<(...)`, which gives each command the same name.
-        os.dup2(read, 99)
+        number = fcntl.fcntl(read, fcntl.F_DUPFD, 512)
         os.close(read)
+        assert number == 512
         try:
-            return bench.work("/dev/fd/99")
+            return bench.work(f"/dev/fd/{number}")
         finally:
-            os.close(99)
+            os.close(number)
 
     bench.bad = {"a", "b"}
     assert [work("a"), work("b")] == [["a"], ["b"]]
