@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import openai
 import pytest
+from msgspec.structs import replace
 
 from redline.calls import Endpoint
 from redline.errors import ConfigError
@@ -1101,6 +1102,21 @@ def test_a_hangup_after_a_key_was_revoked_says_that_keys_are_others(
 
     serve_gateway(settings, reread=lambda: settings, on_url=hang_up, on_note=notes.append)
     assert notes == ["settings read: keys changed (1 active)"]
+
+
+async def test_keys_do_not_change_if_other_settings_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    key, _ = add_key(path, "acme")
+    add_key(path, "lab")
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1")
+    settings = GatewaySettings(endpoints=(endpoint,), port=0, keys=path)
+    async with gateway_of(settings) as served:
+        revoke_key(path, key.id)
+        with pytest.raises(ConfigError):
+            served.change(replace(settings, endpoints=(endpoint, endpoint)))
+        assert served.gateway.keyring.active == 2
+        assert served.change(settings) == ["keys changed (1 active)"]
+        assert served.gateway.keyring.active == 1
 
 
 def test_a_hangup_while_the_server_of_several_workers_starts_does_not_end_it(

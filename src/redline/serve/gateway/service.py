@@ -148,9 +148,9 @@ class Served(msgspec.Struct, eq=False):
         settings = replace(settings, **{name: getattr(before, name) for name in kept})
         old, new = before.endpoints, settings.endpoints
         self._check_classes(settings)
-        has_other_keys = gateway.keyring.reload()
-        lost = gateway.lineup.lost
+        keys, lost = gateway.keyring.read(), gateway.lineup.lost
         gateway.lineup.change(_placed(new, self.inside), settings.most)
+        has_other_keys = gateway.keyring.take(keys)
         gateway.gates.tenants.replace(settings.tenants)
         gateway.gates.meter.change(settings.price_table)
         self.settings = settings

@@ -39,6 +39,13 @@ class Known(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
 
 
+class Reading(msgspec.Struct, frozen=True):
+    """The keys in a file, by their hashes. version: differs once the file has changed."""
+
+    version: tuple[int, ...] = ()
+    known: dict[bytes, Known] = {}
+
+
 class Keyring:
     """Finds tenants by the keys of a file. readings: how often the file was read.
 
@@ -51,12 +58,10 @@ class Keyring:
         self._path = path
         self._tenants = tenants
         self._wall_s = clock.wall_s
-        self._known: dict[bytes, Known] = {}
-        self._reloaded = self._known
-        self._version: tuple[int, ...] | None = None
         self._default = Known(tenants.of(DEFAULT_TENANT)) if path is None else None
         self.readings = 0
-        self.reload()
+        self._taken: dict[bytes, Known] = {}
+        self.take(self.read())
 
     @property
     def is_asked(self) -> bool:
@@ -97,30 +102,36 @@ class Keyring:
         now_s = self._wall_s()
         return sum(known.until_s > now_s for known in self._known.values())
 
-    def reload(self) -> bool:
-        """Reads the file again; returns whether the keys have changed since the last `reload`.
+    def read(self) -> Reading:
+        """Returns the keys that are in the file now, for `take`; none without a file.
 
-        If the file cannot be read, raises ConfigError and keeps the keys of the last reading.
+        Raises ConfigError if the file cannot be read.
         """
         if self._path is None:
-            return False
-        self._read(self._path)
-        before, self._reloaded = self._reloaded, self._known
-        return self._known != before
+            return Reading()
+        version = _version(self._path)
+        known = {bytes.fromhex(key.sha256): self._made(key) for key in read_keys(self._path)}
+        return Reading(version, known)
+
+    def take(self, reading: Reading) -> bool:
+        """Accepts these keys from now on; returns whether the last `take` had other keys."""
+        self._use(reading)
+        before, self._taken = self._taken, reading.known
+        return reading.known != before
 
     def reload_if_changed(self) -> bool:
-        """Reads the file again if it was replaced or changed; returns whether it was."""
+        """Reads the file again if it was replaced or changed; returns whether it was.
+
+        If the file cannot be read, raises ConfigError and keeps the keys.
+        """
         if self._path is None or _version(self._path) == self._version:
             return False
-        self._read(self._path)
+        self._use(self.read())
         return True
 
-    def _read(self, path: Path) -> None:
-        version = _version(path)
-        keys = read_keys(path)
+    def _use(self, reading: Reading) -> None:
         self.readings += 1
-        self._known = {bytes.fromhex(key.sha256): self._made(key) for key in keys}
-        self._version = version
+        self._version, self._known = reading.version, reading.known
 
     def _made(self, key: Key) -> Known:
         tenant = self._tenants.of(key.tenant)
