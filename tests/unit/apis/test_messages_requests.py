@@ -183,6 +183,10 @@ def test_a_turn_that_only_called_or_only_thought() -> None:
     ]
 
 
+def test_a_last_answer_may_be_empty() -> None:
+    assert said(user("a"), assistant()) == said(user("a"))
+
+
 def test_a_failed_tool_says_so() -> None:
     found = said(user(result("c", "no such city", is_error=True), result("d", is_error=False)))
     assert [one["content"] for one in found] == ["Error: no such city", ""]
@@ -279,6 +283,8 @@ def test_a_count_needs_no_bound_and_counts_the_same_prompt() -> None:
         (asked({"role": "tool", "content": "a"}), "messages[0].role"),
         (asked(user({"type": "video", "a": 1}, text("a"))), "messages[0].content[0].type"),
         (asked(user(text("a"), {"type": "text"})), "messages[0].content[1]"),
+        (asked(user("a"), {"role": "user", "content": []}), "messages[1].content"),
+        (asked(user("a"), assistant(), user("b")), "messages[1].content"),
         (asked(assistant(IMAGE)), "messages[0].content[0].type"),
         (asked(user(call("c"), text("a"))), "messages[0].content[0].type"),
         (

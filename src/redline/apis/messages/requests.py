@@ -281,6 +281,14 @@ def _prompt(asked: _Prompt) -> Object:
 
 
 def _messages(asked: _Prompt) -> Iterator[Object]:
+    *earlier, last = asked.messages
+    # Only an empty answer at the end means the same as no message.
+    for index, message in enumerate(earlier if isinstance(last, _Assistant) else asked.messages):
+        if message.content == []:
+            where = f"messages[{index}].content"
+            raise UntranslatableError(
+                f"`{where}` is empty: only a last message of the assistant may be empty", where
+            )
     if asked.system:
         yield {"role": "system", "content": _lines(_blocks(asked.system))}
     # A turn with nothing but thinking is left out, and the turns around it are merged.
