@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from itertools import chain
+from math import inf
 from operator import attrgetter
 from typing import TypeVar
 
@@ -35,6 +36,8 @@ _HIGHEST_OF: dict[type, set[str]] = {
 # The numbers of a snapshot that are added.
 _ADDED = ("answers_per_s", "tokens_per_s", "running", "waiting")
 _KEPT_EVENTS = 50
+# Workers notice the same change at most this far apart.
+_SAME_S = 5.0
 # Each worker samples its seconds at its own times, slightly more than a second apart.
 _NEAR_S = 1.5
 
@@ -80,7 +83,7 @@ def together(snapshots: Sequence[Snapshot]) -> Snapshot:
         endpoints=_joined([one.endpoints for one in snapshots], _endpoint),
         tenants=_joined([one.tenants for one in snapshots], _summed),
         batches=[batch for one in snapshots for batch in one.batches],
-        changes=_latest([one.changes for one in snapshots]),
+        changes=_changes(snapshots),
         faults=_latest([one.faults for one in snapshots]),
         history=_history(snapshots),
     )
@@ -119,6 +122,19 @@ def _summed(one: V, other: V) -> V:
         if numbers:
             sums[name] = max(numbers) if name in highest else sum(numbers)
     return replace(one, **sums)
+
+
+def _changes(snapshots: Sequence[Snapshot]) -> list[Event]:
+    """Returns the latest changes; of one that several workers noticed, only the first event."""
+    found: list[Event] = []
+    first: dict[str, tuple[float, int]] = {}
+    noticed = ((one, number) for number, each in enumerate(snapshots) for one in each.changes)
+    for event, number in sorted(noticed, key=lambda pair: pair[0].at_s):
+        at_s, by = first.get(event.what, (-inf, number))
+        if by == number or event.at_s > at_s + _SAME_S:
+            first[event.what] = event.at_s, number
+            found.append(event)
+    return found[-_KEPT_EVENTS:]
 
 
 def _latest(parts: Iterable[Sequence[Event]]) -> list[Event]:

@@ -8,6 +8,7 @@ from redline.serve.dashboard import (
     Binding,
     ClassView,
     EndpointView,
+    Event,
     Second,
     Snapshot,
     TenantView,
@@ -49,6 +50,25 @@ def test_a_worker_that_was_away_adds_nothing_meanwhile() -> None:
     assert answers[1] == answers[8] == 6.0
     assert answers[4] == answers[5] == 1.0
     assert together([own, worker()]).history == own.history
+
+
+def changes(*said: tuple[float, str]) -> Snapshot:
+    events = [Event(at_s=at_s, what=what) for at_s, what in said]
+    return msgspec.structs.replace(worker(), changes=events)
+
+
+def test_a_change_that_all_workers_noticed_is_one() -> None:
+    one = changes((10.0, "down"), (12.0, "up"), (13.0, "down"), (40.0, "up"))
+    other = changes((10.3, "down"), (11.9, "up"), (13.3, "down"), (60.0, "down"))
+    for pair in ([one, other], [other, one]):
+        found = [(event.at_s, event.what) for event in together(pair).changes]
+        assert found == [
+            (10.0, "down"),
+            (11.9, "up"),
+            (13.0, "down"),
+            (40.0, "up"),
+            (60.0, "down"),
+        ]
 
 
 def test_figures_are_added_but_for_those_that_hold_for_all_workers() -> None:
