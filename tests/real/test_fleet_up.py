@@ -173,6 +173,22 @@ def test_a_fleet_serves_the_sdk_and_passes_bytes_on(start: Start) -> None:
     assert "the minimum is 1: 0 -> 1" in err
 
 
+def test_a_second_fleet_does_not_write_the_logs_of_the_first(start: Start) -> None:
+    first = start()
+    first.until(first.url(), lambda status: status["ready"] == 1)
+    second = start()
+    assert second.url() == ""
+    _, err = second.process.communicate(timeout=30)
+    assert second.process.returncode == 2
+    assert f"another fleet writes its logs in {first.folder / 'fleet.logs'}" in err
+    assert first.end()[0] == 0
+    # The lock ends with its fleet, even with one that is killed.
+    third = start()
+    assert third.url()
+    third.process.kill()
+    assert start().url()
+
+
 def test_a_fleet_follows_its_load_and_ends_with_calls_answered(start: Start) -> None:
     up = start(f"max_replicas = 3\n{QUICK}", mood="slow 0.2", rest="concurrency = 2")
     url = up.url()

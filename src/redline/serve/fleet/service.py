@@ -11,17 +11,26 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 
 from redline.calls import Health, Retry
 from redline.clock import SYSTEM
-from redline.errors import RedlineError
-from redline.process import counted, end_at_second, end_tasks, raise_limit_fully, run_until_told
+from redline.errors import ConfigError, RedlineError
+from redline.process import (
+    LockedFile,
+    counted,
+    end_at_second,
+    end_tasks,
+    raise_limit_fully,
+    run_until_told,
+)
 from redline.route import Pool, strategy_of
 from redline.route.scale import Change, Failure, Fleet, LocalLauncher
 from redline.serve.fleet.settings import FleetSettings
@@ -156,12 +165,14 @@ class ServedFleet:
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until `stop` is set, then ends the calls in flight and the replicas.
 
-        Raises ConfigError for the address, and RedlineError if the first replica cannot be started.
+        Raises ConfigError for the address and for the folder of the logs, and RedlineError if the
+        first replica cannot be started.
         """
         running: asyncio.Task[None] | None = None
+        lock = LockedFile(-1)  # none is open yet
         try:
             async with self._relay as relay:
-                # Only now: a fleet that already has this address may write the same logs.
+                lock = _lock(self._settings.replica.logs)
                 running = asyncio.create_task(self._fleet.run())
                 running.add_done_callback(lambda _: stop.set())
                 self._on_url(relay.base_url)
@@ -178,6 +189,7 @@ class ServedFleet:
         finally:
             await end_tasks(running)
             await self._pool.aclose()
+            lock.close()
         if not running.cancelled():
             running.result()
 
@@ -233,6 +245,28 @@ def serve_fleet(
         await served.run(stop)
 
     run_until_told(main)
+
+
+def _lock(logs: Path) -> LockedFile:
+    """Locks the folder of the logs, whose files have the same names in every fleet.
+
+    Raises ConfigError.
+    """
+    try:
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = LockedFile(os.open(logs / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        is_alone = lock.try_lock()
+    except OSError as error:
+        raise ConfigError(
+            f"logs cannot be written in {logs}: {error.strerror}", hint="set another folder: logs"
+        ) from error
+    if not is_alone:
+        lock.close()
+        raise ConfigError(
+            f"another fleet writes its logs in {logs}",
+            hint="stop that fleet, or give each fleet its own file with another folder: logs",
+        )
+    return lock
 
 
 def _last(events: Sequence[Change | Failure]) -> list[Event]:
