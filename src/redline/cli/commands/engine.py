@@ -60,7 +60,7 @@ def engine(ctx: Context, model: str) -> int:
             --endpoint engine:models/tiny
 
     Exit status: 0 ended by Ctrl-C; 1 the engine failed; 2 bad usage or settings; 3 a defect in
-    redline.
+    redline; 130 ended by Ctrl-C while the model was loading, or by a second Ctrl-C, 143 by SIGTERM.
     """
     try:
         return _serve(ctx, model)

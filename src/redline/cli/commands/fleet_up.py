@@ -46,7 +46,7 @@ def fleet_up(ctx: Context, file: str) -> int:
     docs/fleet.md explains the file.
 
     Exit status: 0 ended by Ctrl-C; 1 the fleet failed; 2 bad usage or settings; 3 a defect in
-    redline; 130 ended by a second Ctrl-C.
+    redline; 130 ended by a second Ctrl-C, 143 by a second SIGTERM.
     """
     # Imported here: no other command pays for a server's start-up.
     from redline.serve.fleet import read_fleet, serve_fleet
