@@ -33,9 +33,19 @@ HALF = events(part("Hel"))
 
 
 async def chunks_of(
-    data: bytes, size: int, kind: bytes = b"text/event-stream", **body: Any
+    data: bytes,
+    size: int,
+    kind: bytes = b"text/event-stream",
+    *,
+    end: bytes = b"0\r\n\r\n",
+    hangs: bool = False,
+    **body: Any,
 ) -> tuple[list[redline.Chunk], Exception | None]:
-    """The chunks that `data` gives when it comes in pieces of this size, and how it failed."""
+    """The chunks that `data` gives when it comes in pieces of this size, and how it failed.
+
+    end: what the server sends after the data. hangs: it then sends nothing, where it otherwise ends
+    the connection.
+    """
 
     async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
         head = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -44,7 +54,10 @@ async def chunks_of(
             piece = data[start : start + size]
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             await writer.drain()
-        writer.write(b"0\r\n\r\n")
+        writer.write(end)
+        if hangs:
+            await asyncio.Event().wait()
+        writer.close()
 
     chunks: list[redline.Chunk] = []
     async with RawServer(handle) as server:
@@ -89,6 +102,14 @@ async def streamed(
 )
 async def test_a_whole_stream_is_read(data: bytes, size: int) -> None:
     assert await streamed(data, size) == ("Hello", None)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_response_without_an_end_loses_no_answer(*, hangs: bool) -> None:
+    chunks, error = await chunks_of(WHOLE, 10_000, end=b"", hangs=hangs)
+    assert ("".join(chunk.text for chunk in chunks), error) == ("Hello", None)
+    _, error = await chunks_of(HALF, 10_000, end=b"")
+    assert isinstance(error, redline.errors.Disconnected)
 
 
 async def test_a_content_type_may_have_capitals() -> None:

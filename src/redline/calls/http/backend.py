@@ -72,6 +72,8 @@ from redline.waist import (
 
 # Statuses whose Retry-After applies to the whole endpoint and not only to one row.
 _PARKING = frozenset({402, 429, 503, 529})
+# The end of a response follows `[DONE]` at once; without it, the connection cannot be used again.
+_LAST_BYTES_S = 1.0
 _NOTHING = Cost()
 # Statuses with which servers refuse a field that they do not know.
 _INVALID = frozenset({400, 422})
@@ -168,6 +170,11 @@ class _Attempt(Exchange, kw_only=True, eq=False):
             if self.reader.relays:
                 self.take_now = self.reader.take_now
                 self.chunk_taker = self.reader.chunk_taker
+
+    def answered(self) -> None:
+        """Bounds the wait for the end of a response whose answer is complete."""
+        assert self.alarm is not None
+        self.alarm.ring_at(min(self.deadline_s, self.timing.now_s() + _LAST_BYTES_S))
 
 
 @mutable
@@ -534,7 +541,7 @@ class HttpBackend:
         mask = self._mask_of(request)
         # The request determines how many texts to expect; a sink that relays expects none.
         asked = None if sink.relays else request.body
-        reader = StreamReader(sink, attempt.call, asked, mask, self.clock)
+        reader = StreamReader(sink, attempt.call, asked, mask, self.clock, attempt.answered)
         attempt.reader = reader
         streamed = streaming(request, asks_usage=self._asks_usage)
         attempt.load(streamed)
@@ -542,6 +549,11 @@ class HttpBackend:
             answer = await self.transport.exchange(attempt, reader.take)
         except Repeat as repeat:
             answer = await self._again(repeat, attempt, streamed, reader.take)
+        except CallError:
+            if not reader.is_done:
+                raise
+            # The answer is complete: only the end of the response is missing.
+            answer = reader.answer
         if answer.status in _INVALID and b"stream_options" in answer.body:
             bare = streaming(request, asks_usage=False)
             if bare != streamed:

@@ -26,6 +26,7 @@ from redline.apis import replies as apis
 from redline.calls.http.chunk_relay import ChunkRelay
 from redline.calls.http.masking import NO_SECRETS, Mask
 from redline.calls.tokens import TRUE, kept_facts
+from redline.calls.wire import Answer, do_nothing
 from redline.clock import SYSTEM, Clock
 from redline.errors import BadReply, BadRow, CallError, NoEndpoint
 from redline.waist import Call, Chunk, Reply, Request, Sink
@@ -111,7 +112,8 @@ class StreamReader:
     """Reads one stream: passes its chunks to a sink, and assembles the whole reply.
 
     asked: the request's body, which determines the number of choices. mask: hides secrets in
-    errors. first_s: when the first chunk was passed on; None until then.
+    errors. on_done: called at `[DONE]`, which ends the answer. first_s: when the first chunk was
+    passed on; None until then. is_done: whether `[DONE]` has arrived.
     """
 
     def __init__(
@@ -121,15 +123,17 @@ class StreamReader:
         asked: Any = None,
         mask: Mask = NO_SECRETS,
         clock: Clock = SYSTEM,
+        on_done: Callable[[], None] = do_nothing,
     ) -> None:
         self._clock = clock
+        self._on_done = on_done
         self._sink = sink
         self._call = call
         self._asked = asked
         self._mask = mask
         self._parser = EventParser()
         self._answer = StreamedAnswer()
-        self._is_done = False
+        self.is_done = False
         self._status = 200
         self._headers: Mapping[str, str] = {}
         # For a sink that relays: bytes before the first event, such as comments.
@@ -195,7 +199,7 @@ class StreamReader:
         return not (
             self.first_s is None
             or self._is_handing_on
-            or self._is_done
+            or self.is_done
             or self._held
             or self._parser.is_amid
         )
@@ -206,10 +210,10 @@ class StreamReader:
             if event is None:
                 continue
             self.has_begun = True
-            if self._is_done:
+            if self.is_done:
                 return
             if event == DONE:
-                self._is_done = True
+                self._finish()
                 return
             if isinstance(event, ErrorData):
                 raise self._judged(event)
@@ -220,7 +224,7 @@ class StreamReader:
         """Passes on blocks as one chunk, up to the first error, which it raises."""
         passed, has_event, failure = [self._held], self._call.committed, None
         for raw, event in blocks:
-            if event is not None and not self._is_done:
+            if event is not None and not self.is_done:
                 try:
                     self._note(event)
                 except (CallError, NoEndpoint) as error:
@@ -263,18 +267,27 @@ class StreamReader:
         """Adds an event to the reply. Raises CallError, and NoEndpoint."""
         self.has_begun = True
         if event == DONE:
-            self._is_done = True
+            self._finish()
         elif isinstance(event, ErrorData):
             raise self._judged(event)
         elif not self._answer.skim(event):
             self._mask.read(event, self._understood)
 
+    def _finish(self) -> None:
+        self.is_done = True
+        self._on_done()
+
+    @property
+    def answer(self) -> Answer:
+        """The response, of which only the end may be missing."""
+        return Answer(self._status, self._headers, b"")
+
     def finish(self) -> Reply:
         """Returns the reply of the stream. Raises CallError if the stream is incomplete."""
         rest = self._parser.rest()
-        if isinstance(rest, ErrorData) and not self._is_done:
+        if isinstance(rest, ErrorData) and not self.is_done:
             raise self._judged(rest)
-        url, whole = self._answer.whole(is_done=self._is_done)
+        url, whole = self._answer.whole(is_done=self.is_done)
         reply = self._mask.read(whole, lambda body: apis.read(url, body, asked=self._asked))
         if self._sink.relays and (reasons := self._answer.finish_reasons):
             # The texts were not kept.
