@@ -320,6 +320,23 @@ def test_hangup_changes_the_bound_that_workers_share(tmp_path: Path) -> None:
     assert err.count("settings read: concurrency changed") == 2
 
 
+def test_what_all_workers_note_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("not a variable\n")
+    flags = ("--workers", "3", "--endpoint", "http://127.0.0.1:9/v1")
+
+    def changes() -> list[str]:
+        return [one["what"] for one in serve.page("/status")[1]["changes"]]
+
+    with Serve(tmp_path, *flags) as serve:
+        serve.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: bool(changes()))
+        # By then, each worker has published its state.
+        time.sleep(2.5)
+        assert changes() == ["settings read: nothing has changed"]
+        _, err = serve.end()
+    assert err.count("note: .env: line 1 is skipped") == 2, "at the start, and after the signal"
+
+
 def test_files_and_batches_are_one_shelf_whichever_worker_is_asked(tmp_path: Path) -> None:
     with (
         SimProcess() as sim,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from click import Context
 from msgspec.structs import replace
 
 from redline.calls import Cache
+from redline.calls.wire import do_nothing
 from redline.cli.flags import flag, job_flags, stated, switch, time, whole
 from redline.cli.session import (
     Configuration,
@@ -161,16 +162,18 @@ def serve(ctx: Context) -> int:
         of_serve = (option for option in PARAMS if option.key not in _ONLY_FLAGS)
         say_line(json.dumps(toml_schema(of_serve), indent=2))
         return 0
-    settings = _settings(flags)
+    # All workers read the same settings: at the start, their parent prints the notes.
+    settings = _settings(flags, tell_line if worker is None else do_nothing)
     if "check" in flags:
         settings.check()
         say_lines(_summary(settings))
         return 0
     if worker is None and settings.workers > 1:
         return serve_workers(settings, flags, on_url=say_line, on_note=tell_line)
+    on_note = tell_line if worker is None or worker.is_first else do_nothing
     serve_gateway(
         settings,
-        reread=lambda: _settings(flags),
+        reread=lambda: _settings(flags, on_note),
         on_url=say_line,
         on_note=tell_line,
         worker=worker,
@@ -178,13 +181,19 @@ def serve(ctx: Context) -> int:
     return 0
 
 
-def _settings(given: Flags) -> GatewaySettings:
-    """Reads the settings from the flags and the file. Raises ConfigError that names the place."""
+def _settings(given: Flags, on_note: Callable[[str], None]) -> GatewaySettings:
+    """Reads the settings from the flags and the file.
+
+    on_note: called with each note about the file and `.env`. Raises ConfigError that names the
+    place.
+    """
     from redline.serve.batches import parse_batches
     from redline.serve.gateway import GatewaySettings, parse_classes
     from redline.serve.keys import parse_tenants
 
     configuration = _configuration(given)
+    for note in configuration.notes:
+        on_note(f"note: {note}")
     flags, file = {**configuration.run, **given}, configuration.file
     classes = parse_classes(configuration.serve.get("classes", {}), file)
     batches = parse_batches(configuration.serve.get("batches", {}), file)
@@ -232,8 +241,6 @@ def _configuration(given: Flags) -> Configuration:
             f"there is no file {path}", where="--config", hint="docs/serve.md shows an example"
         )
     configuration = load(path.parent, file=path.name)
-    for note in configuration.notes:
-        tell_line(f"note: {note}")
     kinds = kinds_of(option for option in PARAMS if option.key not in _ONLY_FLAGS)
     stated = {key: value for key, value in configuration.serve.items() if key not in _TABLES}
     run = settings_in(stated, kinds, f"{path.name}, [serve]")
