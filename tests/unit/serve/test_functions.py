@@ -234,6 +234,17 @@ def test_an_exit_is_an_error_of_its_item() -> None:
         assert str(error) == f"{function.__name__} raised RuntimeError: SystemExit: 3"
 
 
+def test_a_panic_of_a_library_is_not_the_fault_of_the_request() -> None:
+    """Libraries in Rust raise a BaseException when they panic."""
+
+    def panics(items: list[str]) -> list[str]:
+        raise BaseException("a panic")
+
+    (outcome,), _ = asked(panics, {"input": "a"})
+    assert isinstance(outcome.error, Rejected)
+    assert outcome.error.status == 500
+
+
 def test_errors_name_their_item_and_keep_their_kind() -> None:
     async def picky(items: list[str]) -> list[Any]:
         errors = {"bad": ValueError("no"), "full": RateLimited("later"), "x": KeyError("x")}

@@ -245,9 +245,7 @@ def _for_client(error: CallError | NoEndpoint, item: str) -> CallError | NoEndpo
         error.what = f"{item}: {error.what}"
     if isinstance(error, Rejected) and error.status is None:
         cause = error.__cause__
-        error.status = (
-            500 if isinstance(cause, Exception) and not isinstance(cause, ValueError) else 400
-        )
+        error.status = 400 if cause is None or isinstance(cause, ValueError) else 500
     return error
 
 
