@@ -104,9 +104,17 @@ async def test_a_whole_stream_is_read(data: bytes, size: int) -> None:
     assert await streamed(data, size) == ("Hello", None)
 
 
+RESPONSE = {"output": [{"type": "message", "content": [{"type": "output_text", "text": "Hello"}]}]}
+COMPLETED = events(
+    json.dumps({"type": "response.output_text.delta", "delta": "Hello"}).encode(),
+    json.dumps({"type": "response.completed", "response": RESPONSE}).encode(),
+)
+
+
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_a_response_without_an_end_loses_no_answer(*, hangs: bool) -> None:
-    chunks, error = await chunks_of(WHOLE, 10_000, end=b"", hangs=hangs)
+@pytest.mark.parametrize("data", [WHOLE, COMPLETED], ids=["chat", "response"])
+async def test_a_response_without_an_end_loses_no_answer(data: bytes, *, hangs: bool) -> None:
+    chunks, error = await chunks_of(data, 10_000, end=b"", hangs=hangs)
     assert ("".join(chunk.text for chunk in chunks), error) == ("Hello", None)
     _, error = await chunks_of(HALF, 10_000, end=b"")
     assert isinstance(error, redline.errors.Disconnected)

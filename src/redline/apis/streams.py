@@ -111,6 +111,11 @@ class StreamedAnswer:
         return True
 
     @property
+    def is_whole(self) -> bool:
+        """Whether an event has brought the whole answer, as the last one of a response does."""
+        return self._response is not None
+
+    @property
     def finish_reasons(self) -> list[Any]:
         """The finish reason of each choice, as the endpoint sent it; None until it is sent."""
         return [self._choices[index].finish_reason for index in sorted(self._choices)]

@@ -72,7 +72,7 @@ from redline.waist import (
 
 # Statuses whose Retry-After applies to the whole endpoint and not only to one row.
 _PARKING = frozenset({402, 429, 503, 529})
-# The end of a response follows `[DONE]` at once; without it, the connection cannot be used again.
+# The end of a response follows that of its answer at once; without it, the connection is closed.
 _LAST_BYTES_S = 1.0
 _NOTHING = Cost()
 # Statuses with which servers refuse a field that they do not know.

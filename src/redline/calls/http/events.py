@@ -112,8 +112,8 @@ class StreamReader:
     """Reads one stream: passes its chunks to a sink, and assembles the whole reply.
 
     asked: the request's body, which determines the number of choices. mask: hides secrets in
-    errors. on_done: called at `[DONE]`, which ends the answer. first_s: when the first chunk was
-    passed on; None until then. is_done: whether `[DONE]` has arrived.
+    errors. on_done: called at the event that ends the answer, such as `[DONE]`. first_s: when the
+    first chunk was passed on; None until then. is_done: whether that event has arrived.
     """
 
     def __init__(
@@ -301,6 +301,8 @@ class StreamReader:
         parsed, is_loose = read_event(event)
         try:
             text = self._answer.add(parsed)
+            if self._answer.is_whole:
+                self._finish()
             return text, loose_json.clean(parsed) if is_loose else parsed
         except ErrorInside as found:
             raise self._judged(json.dumps(found.value).encode()) from None
