@@ -558,6 +558,18 @@ async def test_bodies_are_held_within_a_bound_while_they_come() -> None:
                 assert (await last.ask(ask)).status == 200
 
 
+async def test_a_body_whose_tokens_are_counted_is_held_like_any_other() -> None:
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x" * 2_000}]}
+    settings = GatewaySettings(
+        endpoints=(Endpoint(base_url="http://127.0.0.1:9/v1"),), port=0, most_held_bytes=1_000
+    )
+    async with gateway_of(settings) as served, peer(port_of(served.gateway.base_url)) as client:
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            answer = await client.ask(request("POST", path, body))
+            assert answer.status == 503
+            assert json.loads(answer.body)["error"]["type"] == "overloaded_error"
+
+
 async def test_one_tenant_cannot_hold_the_memory_of_all(tmp_path: Path) -> None:
     keys = keys_of(tmp_path, "hog", "other")
     async with Sim(SimSettings()) as sim:

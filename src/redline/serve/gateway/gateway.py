@@ -199,8 +199,7 @@ class Gateway(Door):
             renews=caller.renews,
         )
         if exchange.path == COUNT_TOKENS:
-            # Answer with an estimate, without a call to an endpoint.
-            await count_tokens(exchange, raw, request_id=request_id)
+            await self._estimate(exchange, tenant, raw, request_id)
             return
         try:
             target = target_of(self.lineup, tenant, facts, raw)
@@ -234,6 +233,16 @@ class Gateway(Door):
                 started.cancel()
             self._held.release(tenant.name, len(raw))
             call.let_go()
+
+    async def _estimate(
+        self, exchange: Exchange, tenant: Tenant, raw: bytes, request_id: str
+    ) -> None:
+        """Answers a request to COUNT_TOKENS, without a call to an endpoint. Raises Refusal."""
+        self._held.take(tenant.name, len(raw))
+        try:
+            await count_tokens(exchange, raw, request_id=request_id)
+        finally:
+            self._held.release(tenant.name, len(raw))
 
     async def _coming_body(self, exchange: Exchange, tenant: Tenant) -> bytes:
         """Receives the complete body, and returns it. Received bytes count as held.
