@@ -16,4 +16,4 @@ from redline.waist.backend import (
 from redline.waist.counters import Attempts, CacheUse
 from redline.waist.load import Health, Load
 from redline.waist.outcome import MOST_TRIED, Attempt, Outcome, Reply, Status, failed
-from redline.waist.surrogates import replacing_halves
+from redline.waist.surrogates import has_halves, replacing_halves

@@ -38,6 +38,11 @@ def replacing_halves(decode: Callable[[bytes], T], raw: bytes) -> T:
     return decode(paired)
 
 
+def has_halves(raw: bytes) -> bool:
+    """Whether the JSON contains half of a surrogate pair, which each reader reads differently."""
+    return _paired(raw) != raw
+
+
 def _paired(raw: bytes) -> bytes:
     if b"\\ud" not in raw and b"\\uD" not in raw:
         return raw

@@ -83,6 +83,14 @@ def test_the_key_of_a_request_stays_what_it_is() -> None:
     assert key.hex() == "88c72ae7a619a3d09584f83ec6605811d7e7f2af3d57432c91e8e002c4d1a148"
 
 
+def test_bytes_with_half_a_surrogate_pair_have_no_key_and_those_with_a_pair_have_one() -> None:
+    half, pair = (
+        Request(raw=b'{"seed": 1, "a": "%b"}' % text) for text in (rb"\ud83d", rb"\ud83d\ude00")
+    )
+    assert key_of(half, Call(), "e") is None
+    assert key_of(pair, Call(), "e") is not None
+
+
 @pytest.mark.parametrize("bad", [{"a": object()}, {"a": "\ud800"}], ids=["object", "surrogate"])
 def test_a_body_that_is_no_json_has_no_key(bad: Any) -> None:
     assert key_of(asked(body=bad), Call(), "here") is None

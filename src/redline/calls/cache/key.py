@@ -18,7 +18,7 @@ import msgspec
 
 from redline.apis import api_of, embeddings
 from redline.calls.wire import Endpoint
-from redline.waist import Call, Request
+from redline.waist import Call, Request, has_halves
 
 KEY_BYTES = 32
 # Increment this number when the answers that are already stored must no longer be found.
@@ -59,7 +59,12 @@ def _member(endpoint: Endpoint, embedded: str) -> str:
 
 
 def key_of(request: Request, call: Call, identity: str) -> bytes | None:
-    """Returns the request's key, 32 bytes; None if its body has no JSON form."""
+    """Returns the request's key, 32 bytes; None if its body has no JSON form.
+
+    JSON with half of a surrogate pair has none: read with U+FFFD instead, it would equal others.
+    """
+    if request.raw is not None and has_halves(request.raw):
+        return None
     headers = _deciding(request.headers) if request.headers else ()
     parts = (
         _VERSION,
