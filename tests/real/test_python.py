@@ -700,6 +700,26 @@ async def test_a_closed_client_ends_its_calls_at_once_and_says_so(*, is_pool: bo
     assert [outcome.attempts for outcome in outcomes] == [1, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("endpoints", [1, 2])
+@pytest.mark.parametrize("is_used", [False, True])
+async def test_a_pool_that_another_client_closed_fails_its_calls_at_once(
+    *, endpoints: int, is_used: bool
+) -> None:
+    async with Sim() as sim, Sim() as other:
+        pool = redline.Pool([sim.base_url, other.base_url][:endpoints])
+        async with redline.Client(pool) as client:
+            if is_used:
+                assert (await client.call(CHAT)).is_success
+        async with asyncio.timeout(5), redline.Client(pool) as client:
+            first = await client.call(CHAT)
+            outcomes = [first, *await asyncio.gather(*(client.call(CHAT) for _ in range(20)))]
+    for outcome in outcomes:
+        assert outcome.status == "rejected"
+        assert isinstance(outcome.error, redline.errors.NoEndpoint)
+        assert "were closed for good" in outcome.error.what
+        assert "make a new one per Client" in outcome.error.hint
+
+
 async def test_a_client_that_is_closed_twice_cancels_nothing_of_its_users() -> None:
     async def fails(row: Any) -> None:
         raise ConnectionError
