@@ -318,6 +318,9 @@ def test_a_folder_is_no_output(name: str) -> None:
             "endpoint must be a list of URLs and Endpoints, not of dict",
         ),
         ("rpm", float("inf"), "rpm must be a finite number, not inf"),
+        ("timeout_s", 10**400, f"timeout_s must be a finite number, not 1{'0' * 59}"),
+        ("alerts", {1: 2}, "unknown setting: 1"),
+        ("prices", {"m": {1: 2}}, "unknown setting: 1"),
         ("output_path", 3, "output_path must be str, not int: 3"),
         (
             "fail_on",

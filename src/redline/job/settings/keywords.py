@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from redline.job.settings.option_hints import meant
 from redline.job.settings.options import TABLE, Options
 from redline.limits import Limits, as_rates
 from redline.limits.rule import KINDS
-from redline.structs import check_type, classes_in
+from redline.structs import check_number, check_type, classes_in
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -229,8 +228,8 @@ def _check_types(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if name not in _UNCHECKED:
             check_type(name, value, _kinds()[name], "" if name in _SECRET else f": {value!r}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{name} must be a finite number, not {value}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            check_number(name, value)
         if name in ("before", "after") and inspect.iscoroutinefunction(value):
             # The coroutine that it returns would be kept as the output, or fail a paid row.
             raise ConfigError(

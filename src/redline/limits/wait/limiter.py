@@ -16,7 +16,7 @@ import msgspec
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import OverLimit
-from redline.limits.rule import AUTO, Booking, Cost, Kind, Limits, Rate, RecentSends
+from redline.limits.rule import AUTO, Booking, Cost, Kind, Limits, Rate, RecentSends, stated_cost
 from redline.limits.server import Feedback, Stated
 from redline.limits.wait.grant import FreeGrant, Grant
 from redline.limits.wait.queue import WaitQueue
@@ -57,8 +57,9 @@ class Limiter(RateLimiter):
         tokens: of the input, or of input and output together; 0 or more. output_tokens: of the
         output alone; 0 if included in `tokens`. priority: lower goes first. Entering raises
         OverLimit if the call could never be granted, ConfigError if a limit counts negative tokens.
+        Tokens that are not a finite number raise ConfigError.
         """
-        return _Entry(self, self._clock, Cost(tokens, output_tokens), priority)
+        return _Entry(self, self._clock, stated_cost(tokens, output_tokens), priority)
 
     @property
     def easy_tokens(self) -> int:
