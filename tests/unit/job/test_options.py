@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import redline
 from redline import EngineSettings, LocalEngine, Pool
 from redline.calls import Endpoint, Timeouts
 from redline.errors import ConfigError
@@ -44,6 +45,15 @@ def test_an_unknown_option_is_named_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown option: promt") as caught:
         job(promt="x")
     assert caught.value.hint == "did you mean prompt?"
+
+
+@pytest.mark.parametrize("function", [redline.run, redline.arun, redline.stream])
+def test_the_help_names_only_types_that_a_user_can_import(function: Any) -> None:
+    types = " ".join(re.findall(r"^ +\w+ \((.*?)\): ", function.__doc__, flags=re.MULTILINE))
+    names = set(re.findall(r"\b[A-Z]\w+", types))
+    usual = {"Any", "Awaitable", "Callable", "Executor", "Mapping", "PathLike", "Sequence"}
+    assert names - usual == {"Cache", "Endpoint", "Limits", "LocalEngine"}
+    assert names - usual <= {*redline.__all__}
 
 
 def test_none_means_not_given() -> None:

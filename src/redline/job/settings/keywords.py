@@ -220,7 +220,9 @@ def lists_options(function: F) -> F:
 
 
 def _with_type(named: re.Match[str]) -> str:
-    return f"{named[0]} ({Keywords.__annotations__[named[1]].__forward_arg__})"
+    # LocalEngine, the only public class of its kind, is in a layer above this one.
+    shown = Keywords.__annotations__[named[1]].__forward_arg__.replace("Embedded", "LocalEngine")
+    return f"{named[0]} ({shown})"
 
 
 def _check_types(given: Mapping[str, Any]) -> None:
