@@ -361,14 +361,15 @@ def test_an_input_may_raise_anything_and_the_run_says_so(
 
 
 @pytest.mark.parametrize("where", ["rows", "before", "call", "batch"])
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 def test_an_exit_leaves_an_output_that_the_same_process_can_continue(
-    tmp_path: Path, where: str
+    tmp_path: Path, where: str, kind: type[BaseException]
 ) -> None:
     exits = {where}
 
     def leave_in(place: str) -> None:
         if place in exits:
-            sys.exit(3)
+            raise kind(3)
 
     def rows() -> Iterator[dict[str, str]]:
         yield from ROWS
@@ -396,10 +397,10 @@ def test_an_exit_leaves_an_output_that_the_same_process_can_continue(
     given = {"call": asked(), "before": before, "output": output, "concurrency": 4}
     # A loop of the user's, which cancels no tasks at its end.
     with contextlib.closing(asyncio.new_event_loop()) as loop:
-        with pytest.raises(SystemExit) as caught:
+        with pytest.raises(kind) as caught:
             loop.run_until_complete(redline.arun(rows(), **given))
         assert not asyncio.all_tasks(loop)
-    assert caught.value.code == 3
+    assert caught.value.args == (3,)
     exits.clear()
     report = redline.run(rows(), call=asked(), before=before, output=output)
     assert report.succeeded + report.skipped == 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,12 @@ def test_the_input_is_not_written_over(tmp_path: Path) -> None:
 def test_a_folder_is_no_output(name: str) -> None:
     with pytest.raises(ConfigError, match="is a folder"):
         make_job([], {"output": name}, {})
+
+
+def test_a_pipe_is_no_output(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe is not a file"):
+        make_job([], {"output": tmp_path / "pipe"}, {})
 
 
 @pytest.mark.parametrize(
