@@ -29,6 +29,7 @@ from redline.calls import Call, Outcome, Reply
 from redline.calls.wire import Exchange, Timeouts, Timing
 from redline.clock import SYSTEM
 from redline.serve.admission.fair_queue import Flow
+from redline.testing import ScriptedBackend
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,11 @@ async def test_a_deadline_that_is_no_number_is_refused(deadline_s: Any) -> None:
             await client.call({"model": "m"}, deadline_s=deadline_s)
         with pytest.raises(ConfigError, match=what):
             await anext(client.stream({"model": "m"}, deadline_s=deadline_s))
+
+
+async def test_an_infinite_deadline_is_none() -> None:
+    async with Client(ScriptedBackend([Reply()])) as client:
+        assert (await client.call({"model": "m"}, deadline_s=math.inf)).is_success
 
 
 def test_a_batch_of_a_fraction_is_refused() -> None:

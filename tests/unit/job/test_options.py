@@ -263,8 +263,9 @@ def test_output_and_times(tmp_path: Path) -> None:
     ("options", "problem"),
     [
         ({"limit": 0}, "limit must be at least 1 row, not 0"),
-        ({"deadline_s": 0}, "deadline must be above 0 s, not 0"),
-        ({"row_deadline_s": -1}, "row_deadline must be above 0 s, not -1"),
+        ({"deadline_s": 0}, "deadline_s must be above 0 s, not 0"),
+        ({"timeout_s": 0}, "timeout_s must be above 0 s, not 0"),
+        ({"row_deadline_s": -1}, "row_deadline_s must be above 0 s, not -1"),
         ({"fail_on": ["lenght"]}, "unknown reason to fail on: lenght"),
         ({"output": "o", "format": "btch"}, "unknown format: btch"),
         ({"retry_failed": True}, "there are no failed rows to retry without an output file"),

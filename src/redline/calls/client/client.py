@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Mapping
 from types import NoneType
 from typing import Any
@@ -171,7 +172,7 @@ def _request(request: Request | Mapping[str, Any]) -> Request:
 
 
 def _call(deadline_s: float | None) -> Call:
-    if deadline_s is None:
+    if deadline_s is None or deadline_s == math.inf:
         return Call()
     check_number("deadline_s", deadline_s)
     return Call(deadline_s=SYSTEM.now_s() + deadline_s)

@@ -226,12 +226,14 @@ def _with_type(named: re.Match[str]) -> str:
 
 
 def _check_types(given: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a value whose type its option cannot use."""
+    """Raises ConfigError for a value that its option cannot use, by its type or as a time."""
     for name, value in given.items():
         if name not in _UNCHECKED:
             check_type(name, value, _kinds()[name], "" if name in _SECRET else f": {value!r}")
         if isinstance(value, int | float) and not isinstance(value, bool):
             check_number(name, value)
+            if name.endswith("_s") and value <= 0:
+                raise ConfigError(f"{name} must be above 0 s, not {value:g}")
         if name in ("before", "after") and inspect.iscoroutinefunction(value):
             # The coroutine that it returns would be kept as the output, or fail a paid row.
             raise ConfigError(
