@@ -30,6 +30,7 @@ from redline.job import build
 from redline.job.settings import Keywords
 from redline.sim import SimSettings, parse_faults, parse_latency
 from redline.sim.server import Sim
+from redline.testing import ScriptedBackend
 from support.simulated import simulated
 
 ROWS = [{"prompt": f"hello {number}"} for number in range(60)]
@@ -719,6 +720,31 @@ async def test_a_pool_that_another_client_closed_fails_its_calls_at_once(
         assert isinstance(outcome.error, redline.errors.NoEndpoint)
         assert "were closed for good" in outcome.error.what
         assert "make a new one per Client" in outcome.error.hint
+
+
+async def test_a_client_and_a_limiter_are_used_in_one_event_loop_at_a_time() -> None:
+    client = redline.Client(ScriptedBackend([redline.Reply(output="here")]))
+    assert (await client.call(CHAT)).is_success
+    limiter = redline.Limiter("5/1s")
+
+    async def stream() -> None:
+        await anext(client.stream(CHAT))
+
+    async def wait() -> None:
+        async with limiter():
+            pass
+
+    await wait()
+    for elsewhere in (client.call(CHAT), stream(), wait()):
+        with pytest.raises(redline.ConfigError, match="in two event loops at once"):
+            await asyncio.to_thread(asyncio.run, elsewhere)
+    assert (await client.call(CHAT)).is_success
+
+
+def test_a_client_may_be_used_in_one_event_loop_after_another() -> None:
+    client = redline.Client(ScriptedBackend([redline.Reply(output="here")]))
+    for _ in range(2):
+        assert asyncio.run(client.call(CHAT)).is_success
 
 
 async def test_a_client_that_is_closed_twice_cancels_nothing_of_its_users() -> None:

@@ -13,6 +13,7 @@ from redline.calls.http import HttpBackend, refuse_partial
 from redline.calls.wire import Endpoint
 from redline.clock import SYSTEM
 from redline.errors import ConfigError, Rejected
+from redline.limits.wait import sole_loop
 from redline.process import end_tasks
 from redline.structs import check_number, check_type
 from redline.waist import Backend, Call, Chunk, Outcome, Request, Sink, is_backend
@@ -44,6 +45,7 @@ class Client:
                 hint="for several endpoints: Client(Pool([...]))",
             )
         self._backend: Backend = Retry(backend, retry)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def backend(self) -> Backend:
@@ -56,8 +58,10 @@ class Client:
         """Makes one call and returns its outcome; a failed call does not raise.
 
         request: a Request, or the body of a chat completion. deadline_s: seconds for the call and
-        its retries, from now on; None for no deadline. Raises ConfigError for any other argument.
+        its retries, from now on; None for no deadline. Raises ConfigError for any other argument,
+        and while another event loop uses the client.
         """
+        self._loop = sole_loop(self._loop, "Client")
         call, request = _call(deadline_s), _request(request)
         try:
             refuse_partial(request)
@@ -83,6 +87,7 @@ class Client:
     async def _chunks(
         self, request: Request | Mapping[str, Any], deadline_s: float | None
     ) -> AsyncGenerator[Chunk, None]:
+        self._loop = sole_loop(self._loop, "Client")
         sink = _QueueSink()
         send = self._backend.send(_request(request), _call(deadline_s), sink)
         task = asyncio.create_task(send, name="redline stream")

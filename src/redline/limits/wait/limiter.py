@@ -19,7 +19,7 @@ from redline.errors import OverLimit
 from redline.limits.rule import AUTO, Booking, Cost, Kind, Limits, Rate, RecentSends, stated_cost
 from redline.limits.server import Feedback, Stated
 from redline.limits.wait.grant import FreeGrant, Grant
-from redline.limits.wait.queue import WaitQueue
+from redline.limits.wait.queue import WaitQueue, sole_loop
 from redline.limits.wait.rate_limiter import RateLimiter
 
 _NOTHING = Cost()
@@ -50,6 +50,8 @@ class Limiter(RateLimiter):
         self._free: Grant | None = None
         # Whether the head of the queue waits until a call that has its grant is written.
         self.is_stalled = False
+        # The event loop of the last context that was entered.
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self, tokens: int = 0, *, output_tokens: int = 0, priority: int = 0) -> _Entry:
         """Returns a context that is entered when one call may be sent, and counts it as sent.
@@ -303,6 +305,7 @@ class _Entry(msgspec.Struct, eq=False):
     grant: Grant | None = None
 
     async def __aenter__(self) -> Grant:
+        self.limiter.loop = sole_loop(self.limiter.loop, "Limiter")
         self.grant = grant = await self.limiter.acquire(self.cost, self.priority)
         grant.sent(self.clock.now_s())
         return grant
