@@ -722,7 +722,7 @@ async def test_a_pool_that_another_client_closed_fails_its_calls_at_once(
         assert "make a new one per Client" in outcome.error.hint
 
 
-async def test_a_client_and_a_limiter_are_used_in_one_event_loop_at_a_time() -> None:
+async def test_a_client_a_limiter_and_a_batcher_are_used_in_one_event_loop_at_a_time() -> None:
     client = redline.Client(ScriptedBackend([redline.Reply(output="here")]))
     assert (await client.call(CHAT)).is_success
     limiter = redline.Limiter("5/1s")
@@ -734,8 +734,13 @@ async def test_a_client_and_a_limiter_are_used_in_one_event_loop_at_a_time() -> 
         async with limiter():
             pass
 
+    async def answers(items: list[int]) -> list[int]:
+        return items
+
+    batcher = redline.DynamicBatcher(answers)
     await wait()
-    for elsewhere in (client.call(CHAT), stream(), wait()):
+    assert await batcher(5) == 5
+    for elsewhere in (client.call(CHAT), stream(), wait(), batcher(5)):
         with pytest.raises(redline.ConfigError, match="in two event loops at once"):
             await asyncio.to_thread(asyncio.run, elsewhere)
     assert (await client.call(CHAT)).is_success

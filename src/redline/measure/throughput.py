@@ -243,9 +243,10 @@ def _check(options: LoadOptions, duration_s: float) -> None:
 def _endless(requests: Iterable[Any]) -> Iterator[Any]:
     """Returns an iterator that repeats a list endlessly, and reads any other iterable once.
 
-    Raises ConfigError for an empty list, and for a single request instead of a list.
+    Raises ConfigError for an empty list, and for anything else than several requests.
     """
-    if isinstance(requests, str | bytes | dict | msgspec.Struct):
+    is_one = isinstance(requests, str | bytes | dict | msgspec.Struct)
+    if is_one or not isinstance(requests, Iterable):
         raise ConfigError("requests must be a list or another iterable of requests")
     if not isinstance(requests, Sequence):
         return iter(requests)

@@ -188,6 +188,12 @@ def test_options_that_cannot_be_are_refused(options: Any, error: str) -> None:
         redline.ThroughputMetrics.measure(coroutine, ["a"], **options)
 
 
+@pytest.mark.parametrize("requests", [5, None, "hello", {"model": "m"}])
+def test_requests_are_several(requests: Any) -> None:
+    with pytest.raises(ConfigError, match="requests must be a list or another iterable"):
+        redline.ThroughputMetrics.measure(coroutine, requests, limit=3)
+
+
 def test_a_load_without_requests_is_refused() -> None:
     with pytest.raises(ConfigError, match="there are no requests"):
         redline.ThroughputMetrics.measure(coroutine, [])
