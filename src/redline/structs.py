@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -10,6 +11,7 @@ import msgspec
 
 from redline.errors import ConfigError
 
+_MOST = sys.float_info.max
 _Made = TypeVar("_Made", bound=type[msgspec.Struct])
 
 
@@ -55,3 +57,10 @@ def check_type(name: str, value: object, kinds: tuple[type, ...], shown: str = "
     if not is_known or (isinstance(value, bool) and bool not in kinds):
         names = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
         raise ConfigError(f"{name} must be {names}, not {type(value).__name__}{shown}")
+
+
+def check_number(name: str, value: Any) -> None:
+    """Raises ConfigError unless the value is a finite number that a float can hold."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -_MOST <= value <= _MOST:
+        raise ConfigError(f"{name} must be a finite number, not {value!r:.60}")

@@ -102,7 +102,7 @@ EXAMPLES: dict[str, list[Example]] = {
     "rate": [one("rate", "auto", "auto")],
     "profile": [limit("profile", "moving", profile="moving")],
     "headroom": [limit("headroom", "0.8", headroom=0.8)],
-    "guard_s": [limit("guard", "50ms", guard_s=0.05), limit("guard", "1", guard_s=1)],
+    "guard_s": [limit("guard", "50ms", guard_s=0.05), limit("guard", "0", guard_s=0)],
     "charge": [limit("charge", "reserved", charge="reserved")],
     "share": [limit("share", "shared.limits", share="shared.limits")],
     "budget": [one("budget", "5usd", "5usd")],

@@ -59,7 +59,7 @@ MISTAKES = [
     (["--rps", "0.0000001"],
      "--rps must have a window longer than 0 s and at most 31 days: 0.0000001",
      "", "for example 2/1s or 500/60s"),
-    (["--guard", "20"], "--guard must be above 0 s and at most 10 s, not 20",
+    (["--guard", "20"], "--guard must be 0 s or more and at most 10 s, not 20",
      "", "for example 500ms"),
     (["--share", "x.limits", "--dry-run"], "there is no limit to share",
      "", "set one, for instance with --requests 500/60s"),

@@ -433,6 +433,26 @@ def test_auto_waits_for_batches_while_time_allows_and_does_the_rest_live() -> No
         assert stats["batches"]["cancels"] == 1
 
 
+def test_answers_of_a_batch_are_saved_while_the_input_takes_long() -> None:
+    saved = []
+
+    def rows() -> Iterator[dict[str, str]]:
+        # A file has one model, and 100 files are open: another model closes one of them.
+        for number in range(101):
+            yield {"prompt": f"say {number}", "model": f"m{number}"}
+        ends_s = time.monotonic() + 20
+        while not saved and time.monotonic() < ends_s:
+            time.sleep(0.05)
+            saved.extend(sealed_lines(Path("out.jsonl")))
+
+    with simulated("--batch-latency", "0.3") as sim:
+        report = redline.run(
+            rows(), endpoint=sim.base_url, via="batch", output="out.jsonl", progress=False
+        )
+    assert len(saved) == 1
+    assert report.succeeded == 101
+
+
 def test_auto_takes_the_batch_where_it_is_over_in_time() -> None:
     with simulated() as sim:
         write_rows(60)

@@ -30,6 +30,7 @@ from redline.job import build
 from redline.job.settings import Keywords
 from redline.sim import SimSettings, parse_faults, parse_latency
 from redline.sim.server import Sim
+from redline.testing import ScriptedBackend
 from support.simulated import simulated
 
 ROWS = [{"prompt": f"hello {number}"} for number in range(60)]
@@ -361,14 +362,15 @@ def test_an_input_may_raise_anything_and_the_run_says_so(
 
 
 @pytest.mark.parametrize("where", ["rows", "before", "call", "batch"])
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 def test_an_exit_leaves_an_output_that_the_same_process_can_continue(
-    tmp_path: Path, where: str
+    tmp_path: Path, where: str, kind: type[BaseException]
 ) -> None:
     exits = {where}
 
     def leave_in(place: str) -> None:
         if place in exits:
-            sys.exit(3)
+            raise kind(3)
 
     def rows() -> Iterator[dict[str, str]]:
         yield from ROWS
@@ -396,10 +398,10 @@ def test_an_exit_leaves_an_output_that_the_same_process_can_continue(
     given = {"call": asked(), "before": before, "output": output, "concurrency": 4}
     # A loop of the user's, which cancels no tasks at its end.
     with contextlib.closing(asyncio.new_event_loop()) as loop:
-        with pytest.raises(SystemExit) as caught:
+        with pytest.raises(kind) as caught:
             loop.run_until_complete(redline.arun(rows(), **given))
         assert not asyncio.all_tasks(loop)
-    assert caught.value.code == 3
+    assert caught.value.args == (3,)
     exits.clear()
     report = redline.run(rows(), call=asked(), before=before, output=output)
     assert report.succeeded + report.skipped == 60
@@ -698,6 +700,56 @@ async def test_a_closed_client_ends_its_calls_at_once_and_says_so(*, is_pool: bo
         assert outcome.status == "rejected"
         assert "the client was closed" in str(outcome.error)
     assert [outcome.attempts for outcome in outcomes] == [1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("endpoints", [1, 2])
+@pytest.mark.parametrize("is_used", [False, True])
+async def test_a_pool_that_another_client_closed_fails_its_calls_at_once(
+    *, endpoints: int, is_used: bool
+) -> None:
+    async with Sim() as sim, Sim() as other:
+        pool = redline.Pool([sim.base_url, other.base_url][:endpoints])
+        async with redline.Client(pool) as client:
+            if is_used:
+                assert (await client.call(CHAT)).is_success
+        async with asyncio.timeout(5), redline.Client(pool) as client:
+            first = await client.call(CHAT)
+            outcomes = [first, *await asyncio.gather(*(client.call(CHAT) for _ in range(20)))]
+    for outcome in outcomes:
+        assert outcome.status == "rejected"
+        assert isinstance(outcome.error, redline.errors.NoEndpoint)
+        assert "were closed for good" in outcome.error.what
+        assert "make a new one per Client" in outcome.error.hint
+
+
+async def test_a_client_a_limiter_and_a_batcher_are_used_in_one_event_loop_at_a_time() -> None:
+    client = redline.Client(ScriptedBackend([redline.Reply(output="here")]))
+    assert (await client.call(CHAT)).is_success
+    limiter = redline.Limiter("5/1s")
+
+    async def stream() -> None:
+        await anext(client.stream(CHAT))
+
+    async def wait() -> None:
+        async with limiter():
+            pass
+
+    async def answers(items: list[int]) -> list[int]:
+        return items
+
+    batcher = redline.DynamicBatcher(answers)
+    await wait()
+    assert await batcher(5) == 5
+    for elsewhere in (client.call(CHAT), stream(), wait(), batcher(5)):
+        with pytest.raises(redline.ConfigError, match="in two event loops at once"):
+            await asyncio.to_thread(asyncio.run, elsewhere)
+    assert (await client.call(CHAT)).is_success
+
+
+def test_a_client_may_be_used_in_one_event_loop_after_another() -> None:
+    client = redline.Client(ScriptedBackend([redline.Reply(output="here")]))
+    for _ in range(2):
+        assert asyncio.run(client.call(CHAT)).is_success
 
 
 async def test_a_client_that_is_closed_twice_cancels_nothing_of_its_users() -> None:

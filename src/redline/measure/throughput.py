@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ from redline.measure.measuring import Interrupts, Measuring, in_own_loop, measur
 from redline.measure.schedule import constant, poisson
 from redline.measure.slo import parse_objectives
 from redline.process import DaemonThreads, is_in_loop
+from redline.structs import check_number
 
 ARRIVALS = ("constant", "poisson")
 MOST_CONCURRENCY = 100_000
@@ -231,27 +231,22 @@ def _check(options: LoadOptions, duration_s: float) -> None:
         if name in _COUNTS and (not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
         if name in _NUMBERS:
-            _check_number(name, value)
+            check_number(name, value)
         kind, words = _OTHERS.get(name, (object, ""))
         if not isinstance(value, kind):
             raise ConfigError(f"{name} must be {words}, not {value!r}")
-    _check_number("duration_s", duration_s)
+    check_number("duration_s", duration_s)
     if (think_s := options.get("think_time_s", 0.0)) < 0:
         raise ConfigError(f"think_time_s must be 0 s or more, not {think_s:g} s")
-
-
-def _check_number(name: str, value: object) -> None:
-    """Raises ConfigError for anything but a finite number."""
-    if not isinstance(value, int | float) or not -math.inf < value < math.inf:
-        raise ConfigError(f"{name} must be a number, not {value!r}")
 
 
 def _endless(requests: Iterable[Any]) -> Iterator[Any]:
     """Returns an iterator that repeats a list endlessly, and reads any other iterable once.
 
-    Raises ConfigError for an empty list, and for a single request instead of a list.
+    Raises ConfigError for an empty list, and for anything else than several requests.
     """
-    if isinstance(requests, str | bytes | dict | msgspec.Struct):
+    is_one = isinstance(requests, str | bytes | dict | msgspec.Struct)
+    if is_one or not isinstance(requests, Iterable):
         raise ConfigError("requests must be a list or another iterable of requests")
     if not isinstance(requests, Sequence):
         return iter(requests)

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from redline.calls import Call, FunctionBackend, Outcome, Request
+from redline.calls import Call, FunctionBackend, Outcome, Reply, Request, failed
 from redline.calls.http import Shared
 from redline.errors import (
+    CallError,
     ConfigError,
     Disconnected,
+    NoEndpoint,
     RateLimited,
     Rejected,
     TimedOut,
@@ -51,6 +53,21 @@ def raising(error: BaseException) -> Any:
         raise error
 
     return broken
+
+
+@pytest.mark.parametrize("error", [None, Rejected("no"), RateLimited("later"), NoEndpoint("gone")])
+def test_an_outcome_that_it_returns_counts_as_its_own(error: CallError | NoEndpoint | None) -> None:
+    async def ask(row: Any) -> Outcome:
+        if error is not None:
+            return failed(error)
+        return Outcome(status="succeeded", reply=Reply(output="here"))
+
+    outcome = call_once(ask)
+    if error is None:
+        assert (outcome.status, outcome.output) == ("succeeded", "here")
+    else:
+        assert outcome.status == failed(error).status
+        assert error.what in str(outcome.error)
 
 
 def test_what_it_returns_is_the_output() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import redline
 from redline import EngineSettings, LocalEngine, Pool
 from redline.calls import Endpoint, Timeouts
 from redline.errors import ConfigError
@@ -44,6 +46,15 @@ def test_an_unknown_option_is_named_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown option: promt") as caught:
         job(promt="x")
     assert caught.value.hint == "did you mean prompt?"
+
+
+@pytest.mark.parametrize("function", [redline.run, redline.arun, redline.stream])
+def test_the_help_names_only_types_that_a_user_can_import(function: Any) -> None:
+    types = " ".join(re.findall(r"^ +\w+ \((.*?)\): ", function.__doc__, flags=re.MULTILINE))
+    names = set(re.findall(r"\b[A-Z]\w+", types))
+    usual = {"Any", "Awaitable", "Callable", "Executor", "Mapping", "PathLike", "Sequence"}
+    assert names - usual == {"Cache", "Endpoint", "Limits", "LocalEngine"}
+    assert names - usual <= {*redline.__all__}
 
 
 def test_none_means_not_given() -> None:
@@ -252,8 +263,9 @@ def test_output_and_times(tmp_path: Path) -> None:
     ("options", "problem"),
     [
         ({"limit": 0}, "limit must be at least 1 row, not 0"),
-        ({"deadline_s": 0}, "deadline must be above 0 s, not 0"),
-        ({"row_deadline_s": -1}, "row_deadline must be above 0 s, not -1"),
+        ({"deadline_s": 0}, "deadline_s must be above 0 s, not 0"),
+        ({"timeout_s": 0}, "timeout_s must be above 0 s, not 0"),
+        ({"row_deadline_s": -1}, "row_deadline_s must be above 0 s, not -1"),
         ({"fail_on": ["lenght"]}, "unknown reason to fail on: lenght"),
         ({"output": "o", "format": "btch"}, "unknown format: btch"),
         ({"retry_failed": True}, "there are no failed rows to retry without an output file"),
@@ -287,6 +299,12 @@ def test_a_folder_is_no_output(name: str) -> None:
         make_job([], {"output": name}, {})
 
 
+def test_a_pipe_is_no_output(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe is not a file"):
+        make_job([], {"output": tmp_path / "pipe"}, {})
+
+
 @pytest.mark.parametrize(
     ("name", "value", "what"),
     [
@@ -318,6 +336,9 @@ def test_a_folder_is_no_output(name: str) -> None:
             "endpoint must be a list of URLs and Endpoints, not of dict",
         ),
         ("rpm", float("inf"), "rpm must be a finite number, not inf"),
+        ("timeout_s", 10**400, f"timeout_s must be a finite number, not 1{'0' * 59}"),
+        ("alerts", {1: 2}, "unknown setting: 1"),
+        ("prices", {"m": {1: 2}}, "unknown setting: 1"),
         ("output_path", 3, "output_path must be str, not int: 3"),
         (
             "fail_on",

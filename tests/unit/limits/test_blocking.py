@@ -219,7 +219,7 @@ def test_more_than_a_limit_allows_at_all_is_refused_at_once() -> None:
 @pytest.mark.parametrize("tokens", [-1, float("nan")])
 def test_tokens_that_are_no_amount_are_refused_and_take_nothing(tokens: Any) -> None:
     limiter = SyncLimiter(Limits(tokens="100/1s"), ManualClock())
-    with pytest.raises(ConfigError, match="0 or more"), limiter(tokens=tokens):
+    with pytest.raises(ConfigError, match="tokens"), limiter(tokens=tokens):
         raise AssertionError("it was let in")
     with limiter(tokens=100) as grant:
         assert grant.waited_s == 0

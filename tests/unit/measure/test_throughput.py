@@ -170,9 +170,9 @@ async def test_in_a_running_loop_it_is_awaited() -> None:
         ({"rate_per_s": 0.0}, "a rate must be above 0"),
         ({"duration_s": 1.0, "warm_up_s": 2.0}, "the warm-up of 2 s leaves none of the 1 s"),
         ({"duration_s": 0.0}, "the duration must be above 0 s"),
-        ({"duration_s": "5s"}, "duration_s must be a number, not '5s'"),
-        ({"rate_per_s": "5"}, "rate_per_s must be a number, not '5'"),
-        ({"warm_up_s": math.nan}, "warm_up_s must be a number, not nan"),
+        ({"duration_s": "5s"}, "duration_s must be a finite number, not '5s'"),
+        ({"rate_per_s": "5"}, "rate_per_s must be a finite number, not '5'"),
+        ({"warm_up_s": math.nan}, "warm_up_s must be a finite number, not nan"),
         ({"think_time_s": -5}, "think_time_s must be 0 s or more, not -5 s"),
         ({"concurency": 3}, "did you mean concurrency"),
         ({"concurrency": 0}, "concurrency must be a whole number of at least 1"),
@@ -186,6 +186,12 @@ async def test_in_a_running_loop_it_is_awaited() -> None:
 def test_options_that_cannot_be_are_refused(options: Any, error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         redline.ThroughputMetrics.measure(coroutine, ["a"], **options)
+
+
+@pytest.mark.parametrize("requests", [5, None, "hello", {"model": "m"}])
+def test_requests_are_several(requests: Any) -> None:
+    with pytest.raises(ConfigError, match="requests must be a list or another iterable"):
+        redline.ThroughputMetrics.measure(coroutine, requests, limit=3)
 
 
 def test_a_load_without_requests_is_refused() -> None:

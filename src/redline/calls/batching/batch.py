@@ -90,8 +90,8 @@ class Batch:
             is_first = False
             try:
                 left.extend(await self._ask(members))
-            except SystemExit as error:
-                # Raised in this task, SystemExit would end the event loop before a caller gets it.
+            except (SystemExit, KeyboardInterrupt) as error:
+                # Raised in this task, an exit would end the event loop before a caller gets it.
                 for member in members:
                     if not member.answer.done():
                         member.answer.set_exception(error)

@@ -21,6 +21,7 @@ from redline.calls.http import HttpBackend
 from redline.calls.wire import Endpoint
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, RateLimited, TimedOut
+from redline.limits.wait import sole_loop
 from redline.waist import Backend, Call, Health, Load, Outcome, Request, Sink, failed, is_backend
 
 # Batches in flight to an endpoint or a coroutine function. A plain function is called by one thread
@@ -225,7 +226,7 @@ class DynamicBatcher:
     def _enter(self, part: Part, call: Call) -> Member:
         """Queues a request."""
         now_s = self._clock.now_s()
-        loop = asyncio.get_running_loop()
+        loop = sole_loop(self._loop, "DynamicBatcher")
         if loop is not self._loop:
             # Each run may have an event loop of its own, and the timer of an old loop never fires.
             self._turn, self._loop = None, loop

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Mapping
+from types import NoneType
 from typing import Any
 
 from redline.calls.client.retry import Retry, RetryPolicy
@@ -11,7 +13,9 @@ from redline.calls.http import HttpBackend, refuse_partial
 from redline.calls.wire import Endpoint
 from redline.clock import SYSTEM
 from redline.errors import ConfigError, Rejected
+from redline.limits.wait import sole_loop
 from redline.process import end_tasks
+from redline.structs import check_number, check_type
 from redline.waist import Backend, Call, Chunk, Outcome, Request, Sink, is_backend
 
 # The most chunks read ahead of a slow reader; then reading from the connection pauses.
@@ -23,7 +27,7 @@ class Client:
 
     endpoint: an Endpoint or its base URL; or a backend, such as a Pool of several endpoints, which
     is closed with the client. retry: None for the default policy. Raises ConfigError for any other
-    object as `endpoint`.
+    object as `endpoint` or `retry`.
     Use the client in `async with`, or close it with `aclose`. As in a run, each call waits for the
     limits, has timeouts and is retried.
     """
@@ -33,6 +37,7 @@ class Client:
     ) -> None:
         if isinstance(endpoint, str):
             endpoint = Endpoint(base_url=endpoint)
+        check_type("retry", retry, (RetryPolicy, NoneType))
         backend = HttpBackend(endpoint) if isinstance(endpoint, Endpoint) else endpoint
         if not is_backend(backend):
             raise ConfigError(
@@ -40,6 +45,7 @@ class Client:
                 hint="for several endpoints: Client(Pool([...]))",
             )
         self._backend: Backend = Retry(backend, retry)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def backend(self) -> Backend:
@@ -52,9 +58,10 @@ class Client:
         """Makes one call and returns its outcome; a failed call does not raise.
 
         request: a Request, or the body of a chat completion. deadline_s: seconds for the call and
-        its retries, from now on; None for no deadline. Raises ConfigError for any other object as
-        `request`.
+        its retries, from now on; None for no deadline. Raises ConfigError for any other argument,
+        and while another event loop uses the client.
         """
+        self._loop = sole_loop(self._loop, "Client")
         call, request = _call(deadline_s), _request(request)
         try:
             refuse_partial(request)
@@ -80,6 +87,7 @@ class Client:
     async def _chunks(
         self, request: Request | Mapping[str, Any], deadline_s: float | None
     ) -> AsyncGenerator[Chunk, None]:
+        self._loop = sole_loop(self._loop, "Client")
         sink = _QueueSink()
         send = self._backend.send(_request(request), _call(deadline_s), sink)
         task = asyncio.create_task(send, name="redline stream")
@@ -169,4 +177,7 @@ def _request(request: Request | Mapping[str, Any]) -> Request:
 
 
 def _call(deadline_s: float | None) -> Call:
-    return Call() if deadline_s is None else Call(deadline_s=SYSTEM.now_s() + deadline_s)
+    if deadline_s is None or deadline_s == math.inf:
+        return Call()
+    check_number("deadline_s", deadline_s)
+    return Call(deadline_s=SYSTEM.now_s() + deadline_s)

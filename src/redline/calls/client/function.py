@@ -51,7 +51,8 @@ class FunctionBackend:
 
     If the function raises a CallError, this error determines whether the row is retried. A
     TimeoutError or ConnectionError is retried. Any other exception rejects the row and is quoted in
-    the outcome's error. If it blocks the event loop, the loop still gets a turn between the calls.
+    the outcome's error. If it returns an Outcome, an error in it counts as raised. If it blocks the
+    event loop, the loop still gets a turn between the calls.
 
     timeout_s: the timeout of one call, above 0 and at most 86,400 s. shared: the limiter, and the
     store of its sends. before_write: called before each call begins. attempts: counts the attempts.
@@ -199,6 +200,11 @@ class FunctionBackend:
                         hint="write `async def`, and run what blocks with asyncio.to_thread",
                     )
                 output = await result
+            if isinstance(output, Outcome):
+                # Such as that of a Client's call, which returns its failure and raises nothing.
+                if output.error is not None:
+                    raise output.error
+                output = output.output
         except BaseException as error:
             is_row = alarm.has_rung and until_s < self._timeout_s
             if is_row and isinstance(error, TimeoutError):

@@ -27,6 +27,7 @@ from redline.clock import SYSTEM, Clock
 from redline.errors import (
     BadReply,
     ConfigError,
+    NoEndpoint,
     RateLimited,
     Rejected,
     Retryable,
@@ -208,7 +209,7 @@ class Retry(Around):
             if isinstance(error, Withdrawn):
                 # A withdrawn call does not count as an attempt.
                 outcome.attempts = call.attempts = attempts - 1
-            if self._is_closed and isinstance(error, Retryable | Withdrawn):
+            if self._is_closed and isinstance(error, NoEndpoint | Retryable | Withdrawn):
                 tried = outcome.tried
                 break
             if isinstance(error, Withdrawn):

@@ -170,7 +170,7 @@ def parse_price(name: str, table: Mapping[str, Any], where: str = "") -> Price:
             raise ConfigError(
                 f"unknown setting: {key}",
                 where=where,
-                hint=nearest(key, PRICE_KEYS) or f"known settings: {', '.join(PRICE_KEYS)}",
+                hint=nearest(str(key), PRICE_KEYS) or f"known settings: {', '.join(PRICE_KEYS)}",
             )
     for key in ("input", "output"):
         if key not in table:

@@ -31,7 +31,12 @@ class Outage:
         self.again_s = -math.inf
         self._pause_s = _FIRST_PAUSE_S
         self._has_answered = False
+        self._is_closed = False
         self.is_up = False  # the endpoint has answered, and no connection has failed since
+
+    def close(self) -> None:
+        """Records that no other connection will be made: the endpoint is out of reach for good."""
+        self._is_closed = True
 
     def answered(self) -> bool:
         """Records any sign of the server: a success, an error, or a reset after connecting.
@@ -61,17 +66,20 @@ class Outage:
 
     @property
     def is_down(self) -> bool:
-        """Whether the last attempt to connect failed."""
-        return self._since_s is not None
+        """Whether the last attempt to connect failed, or no other will be made."""
+        return self._is_closed or self._since_s is not None
 
     def lasted_s(self, now_s: float) -> float:
         """Returns the seconds since the outage began; 0 while the endpoint is up."""
         return 0.0 if self._since_s is None else now_s - self._since_s
 
     def is_over(self, now_s: float) -> bool:
-        """Whether the outage has lasted 300 s, or 5 s if the endpoint has never answered."""
+        """Whether the outage has lasted 300 s, or 5 s if the endpoint has never answered.
+
+        Once closed, the endpoint gets no time at all.
+        """
         patience_s = _ANSWERED_BEFORE_S if self._has_answered else _NEVER_ANSWERED_S
-        return self.lasted_s(now_s) >= patience_s
+        return self._is_closed or self.lasted_s(now_s) >= patience_s
 
 
 def is_unreachable(error: object) -> bool:

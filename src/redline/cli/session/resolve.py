@@ -264,13 +264,8 @@ def _check_needs(flags: Flags, stated: Flags) -> None:
 
 
 def _check_output_path(text: str) -> None:
-    """Raises ConfigError if no file can be at this path. A folder is refused by `output_at`."""
-    path = local_path(text)
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ConfigError(
-            f"the output {text} is not a file", hint="leave out -o to get results on stdout"
-        )
-    if not (folder := path.parent).is_dir():
+    """Raises ConfigError if the folder of this path does not exist; see also `output_at`."""
+    if not (folder := local_path(text).parent).is_dir():
         what, hint = f"the folder {folder} does not exist", f"mkdir -p {folder}, or "
         if folder.exists():
             what, hint = f"{folder} is a file, not a folder", ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from redline.calls import Outcome, Request, failed
@@ -18,6 +19,7 @@ _MOST_PARTS = 100
 # A file of requests has one path and one model, so each such pair fills a file of its own. At most
 # this many files are open at a time: for one more, the fullest is closed, even if it has few rows.
 _MOST_ROUTES = 100
+_LONGEST_WAIT_S = 1.0
 
 Route = tuple[str, str]
 
@@ -48,13 +50,17 @@ class Filler:
     async def fill(self) -> None:
         """Reads rows until a part is full, no more rows follow, or the budget has no room for one.
 
+        Returns earlier if the input takes long to deliver a row, since batches must be polled.
         Raises BudgetSpent if the budget has no room and there is no open part to wait for.
         """
         if len(self._ledger.parts) >= _MOST_PARTS:
             return
         metered = self._world.metered
         while not self.is_read:
-            self._waiting = self._waiting or await self._next()
+            try:
+                self._waiting = self._waiting or await self._next()
+            except TimeoutError:
+                return
             if self._waiting is None:
                 continue
             kept, route = self._waiting
@@ -95,10 +101,12 @@ class Filler:
         """Reads a row; returns it with its path and model, or None if there is nothing to send.
 
         That is so if no more rows follow, which sets `is_read`, or if no request can be made from
-        the row, whose outcome is then saved.
+        the row, whose outcome is then saved. Raises TimeoutError if the input delivers no row for
+        a second; the next call gets that row.
         """
         runner, metered = self._world.runner, self._world.metered
-        picked = await runner.next_row()
+        async with asyncio.timeout(_LONGEST_WAIT_S):
+            picked = await runner.next_row()
         if picked is None:
             self.is_read = True
             return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from redline.job.settings.option_hints import meant
 from redline.job.settings.options import TABLE, Options
 from redline.limits import Limits, as_rates
 from redline.limits.rule import KINDS
-from redline.structs import check_type, classes_in
+from redline.structs import check_number, check_type, classes_in
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -221,16 +220,20 @@ def lists_options(function: F) -> F:
 
 
 def _with_type(named: re.Match[str]) -> str:
-    return f"{named[0]} ({Keywords.__annotations__[named[1]].__forward_arg__})"
+    # LocalEngine, the only public class of its kind, is in a layer above this one.
+    shown = Keywords.__annotations__[named[1]].__forward_arg__.replace("Embedded", "LocalEngine")
+    return f"{named[0]} ({shown})"
 
 
 def _check_types(given: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a value whose type its option cannot use."""
+    """Raises ConfigError for a value that its option cannot use, by its type or as a time."""
     for name, value in given.items():
         if name not in _UNCHECKED:
             check_type(name, value, _kinds()[name], "" if name in _SECRET else f": {value!r}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{name} must be a finite number, not {value}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            check_number(name, value)
+            if name.endswith("_s") and value <= 0:
+                raise ConfigError(f"{name} must be above 0 s, not {value:g}")
         if name in ("before", "after") and inspect.iscoroutinefunction(value):
             # The coroutine that it returns would be kept as the output, or fail a paid row.
             raise ConfigError(

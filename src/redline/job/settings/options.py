@@ -95,9 +95,16 @@ def whole(key: str, about: str, *, least: int = 1, most: int = 10**15, **facts: 
     return flag(key, "N", about, read=reader, **facts)
 
 
-def time(key: str, about: str, *, most_s: float = values.MAX_SECONDS, **facts: Any) -> Option:
+def time(
+    key: str,
+    about: str,
+    *,
+    most_s: float = values.MAX_SECONDS,
+    may_be_0: bool = False,
+    **facts: Any,
+) -> Option:
     """Returns an option with a flag that takes a duration and sets `drain_s` for `drain`."""
-    reader = partial(values.duration, most_s=most_s)
+    reader = partial(values.duration, most_s=most_s, may_be_0=may_be_0)
     return flag(key, "TIME", about, field=f"{key}_s", read=reader, **facts)
 
 
@@ -308,6 +315,7 @@ class Options:
     guard_s: float | None = _time(
         "Margin added to each window for network jitter, such as 50ms. Default: measured.",
         most_s=MAX_GUARD_S,
+        may_be_0=True,
         of_endpoint=True,
         python="limits",
     )

@@ -65,13 +65,14 @@ def job_of(rows: object, options: Options, environment: Environment) -> Job:
 def output_at(place: str | os.PathLike[str], options: Options) -> Output:
     """Returns the output at a path or URL, with the format and the other settings of the options.
 
-    Raises ConfigError for a folder.
+    Raises ConfigError for a folder, and for anything else that is not a file, such as a pipe.
     """
-    if url_of(place) is None and (path := local_path(place)).is_dir():
-        raise ConfigError(
-            f"the output {os.fspath(place)} is a folder",
-            hint=f"choose a file in it: {path / 'labels.jsonl'}",
-        )
+    if url_of(place) is None and (path := local_path(place)).exists() and not path.is_file():
+        if path.is_dir():
+            what, hint = "is a folder", f"choose a file in it: {path / 'labels.jsonl'}"
+        else:
+            what, hint = "is not a file", "leave out -o to get results on stdout"
+        raise ConfigError(f"the output {os.fspath(place)} {what}", hint=hint)
     return Output.at(place, **_given(options, *_OUTPUT))
 
 

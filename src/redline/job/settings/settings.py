@@ -201,10 +201,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             )
         for reason in self.fail_on:
             check_known("reason to fail on", reason, FAIL_ON)
-        for name in ("row_deadline_s", "deadline_s", "longest_wait_s"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name.removesuffix('_s')} must be above 0 s, not {value:g}")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1 row, not {self.limit}")
         if self.retry_failed and self.output is None:

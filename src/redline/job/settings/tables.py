@@ -46,7 +46,7 @@ def refuse_unknown(table: Iterable[str], known: Iterable[str], where: str) -> No
             raise ConfigError(
                 f"unknown setting: {key}",
                 where=where,
-                hint=meant(key, known) or f"known settings: {', '.join(known)}",
+                hint=meant(str(key), known) or f"known settings: {', '.join(known)}",
             )
 
 

@@ -249,7 +249,7 @@ class Feed:
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(self._thread, self._read, self.source, batch)
         except BaseException as error:
-            if ends_task(error) and not isinstance(error, SystemExit):
+            if ends_task(error) and not isinstance(error, SystemExit | KeyboardInterrupt):
                 self._is_end = True
                 self._end_early()
                 raise

@@ -154,14 +154,14 @@ class Runner:
         self._left = asyncio.Event()
         self._is_left = False  # `_left` as a plain bool, which is faster to check for each row
         # Raised by a user's function or by the input; `run` re-raises it.
-        self._exit: SystemExit | None = None
+        self._exit: SystemExit | KeyboardInterrupt | None = None
         self._leaving: asyncio.Handle | None = None
 
     async def run(self, supply: Supply | None = None) -> None:
         """Processes rows until the input ends or the run is ended; the caller closes the journal.
 
         supply: hands out rows to this call of `run`; by default, the runner's own supply. Raises
-        SystemExit if a user's function or the input has raised it.
+        SystemExit or KeyboardInterrupt if a user's function or the input has raised it.
         """
         own = self.supply
         self.supply = own if supply is None else supply
@@ -448,21 +448,23 @@ class Runner:
             # Only a draining run cancels its workers one by one; their rows stay unfinished.
             if not self.is_draining:
                 raise
-        except (Unblocked, SystemExit) as error:
+        except (Unblocked, SystemExit, KeyboardInterrupt) as error:
             self._end_for(error, task)
         finally:
             self._tasks.pop(task, None)
             if large_bytes:
                 self.load.remove(large_bytes)
 
-    def _end_for(self, error: Unblocked | SystemExit, task: asyncio.Task[Any]) -> None:
-        if isinstance(error, SystemExit):
-            # A SystemExit that left its task would end the event loop before the output is closed.
-            self._exit = self._exit or error
-            self.abort()
-        else:
+    def _end_for(
+        self, error: Unblocked | SystemExit | KeyboardInterrupt, task: asyncio.Task[Any]
+    ) -> None:
+        if isinstance(error, Unblocked):
             self._abandon(task, "it blocked the event loop")
             self.drain()
+        else:
+            # An exit that left its task would end the event loop before the output is closed.
+            self._exit = self._exit or error
+            self.abort()
 
     async def next_row(self) -> Picked | None:
         """Returns the next row; None at the end, or if reading failed.

@@ -1,7 +1,7 @@
 """Decides rate limits in pure functions of the time `now_s`: windows, guard, bookings."""
 
 from redline.limits.rule.bucket import BucketLevel
-from redline.limits.rule.cost import CERTAIN, KINDS, Cost, Kind, Spread
+from redline.limits.rule.cost import CERTAIN, KINDS, Cost, Kind, Spread, stated_cost
 from redline.limits.rule.guard import FIRST_GUARD_S, MARGIN_S, PRIOR_S, Jitter
 from redline.limits.rule.kept_sends import RecentSends
 from redline.limits.rule.phases import Phases

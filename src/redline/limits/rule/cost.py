@@ -7,6 +7,8 @@ from typing import Literal, get_args
 
 import msgspec
 
+from redline.structs import check_number
+
 Kind = Literal["requests", "tokens", "input_tokens", "output_tokens"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -50,6 +52,13 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     def spread_of(self, kind: Kind) -> Spread:
         """Returns the uncertainty of the amount that a limit of this kind counts."""
         return self.spread if kind in ("tokens", "output_tokens") else CERTAIN
+
+
+def stated_cost(tokens: int, output_tokens: int) -> Cost:
+    """Returns the cost that a caller states. Raises ConfigError for anything but numbers."""
+    check_number("tokens", tokens)
+    check_number("output_tokens", output_tokens)
+    return Cost(tokens, output_tokens)
 
 
 AmountOf = Callable[[Cost], int]

@@ -3,6 +3,6 @@
 from redline.limits.wait.blocking import SyncLimiter
 from redline.limits.wait.grant import Grant
 from redline.limits.wait.limiter import Limiter
-from redline.limits.wait.queue import Waiter, WaitQueue
+from redline.limits.wait.queue import Waiter, WaitQueue, sole_loop
 from redline.limits.wait.rate_limiter import RateLimiter
 from redline.limits.wait.slots import Slots

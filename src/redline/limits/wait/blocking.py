@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from redline.clock import SYSTEM, Clock
-from redline.limits.rule import Booking, Cost, Limits, Rate, Rules
+from redline.limits.rule import Booking, Cost, Limits, Rate, Rules, stated_cost
 from redline.limits.wait.grant import Grant
 
 # A thread's place in the queue: its priority, its number, and the event that wakes it.
@@ -47,8 +47,9 @@ class SyncLimiter:
         tokens: of the input, or of input and output together; 0 or more. output_tokens: of the
         output alone; 0 if included in `tokens`. priority: lower goes first. Entering raises
         OverLimit if the call could never be granted, ConfigError if a limit counts negative tokens.
+        Tokens that are not a finite number raise ConfigError.
         """
-        grant = self.acquire(Cost(tokens, output_tokens), priority)
+        grant = self.acquire(stated_cost(tokens, output_tokens), priority)
         try:
             sent_s = self._clock.now_s()
             grant.sent(sent_s)

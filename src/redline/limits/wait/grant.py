@@ -9,7 +9,7 @@ import msgspec
 
 from redline.errors import ConfigError
 from redline.limits.rule import Cost
-from redline.structs import mutable
+from redline.structs import check_number, mutable
 
 
 class Issuer(Protocol):
@@ -52,12 +52,13 @@ class Grant(msgspec.Struct, eq=False, gc=False):
     def settle(self, used: Cost | int) -> None:
         """Replaces the call's estimate with its usage: a Cost, or the sum of its tokens.
 
-        Does nothing before `sent`; a later value replaces an earlier one. Raises ConfigError if a
-        number is below 0.
+        Does nothing before `sent`; a later value replaces an earlier one. Raises ConfigError for
+        anything else, and if a number is below 0.
         """
         if self.sent_s is None:
             return
         if not isinstance(used, Cost):
+            check_number("the usage of a call", used)
             # A sum does not show its parts: input and output keep the ratio of their estimates.
             share = used / self.cost.tokens if self.cost.tokens else 1.0
             input_tokens = round(self.cost.input_tokens * share) if self.cost.tokens else used

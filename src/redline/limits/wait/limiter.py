@@ -16,10 +16,10 @@ import msgspec
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import OverLimit
-from redline.limits.rule import AUTO, Booking, Cost, Kind, Limits, Rate, RecentSends
+from redline.limits.rule import AUTO, Booking, Cost, Kind, Limits, Rate, RecentSends, stated_cost
 from redline.limits.server import Feedback, Stated
 from redline.limits.wait.grant import FreeGrant, Grant
-from redline.limits.wait.queue import WaitQueue
+from redline.limits.wait.queue import WaitQueue, sole_loop
 from redline.limits.wait.rate_limiter import RateLimiter
 
 _NOTHING = Cost()
@@ -50,6 +50,8 @@ class Limiter(RateLimiter):
         self._free: Grant | None = None
         # Whether the head of the queue waits until a call that has its grant is written.
         self.is_stalled = False
+        # The event loop of the last context that was entered.
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self, tokens: int = 0, *, output_tokens: int = 0, priority: int = 0) -> _Entry:
         """Returns a context that is entered when one call may be sent, and counts it as sent.
@@ -57,8 +59,9 @@ class Limiter(RateLimiter):
         tokens: of the input, or of input and output together; 0 or more. output_tokens: of the
         output alone; 0 if included in `tokens`. priority: lower goes first. Entering raises
         OverLimit if the call could never be granted, ConfigError if a limit counts negative tokens.
+        Tokens that are not a finite number raise ConfigError.
         """
-        return _Entry(self, self._clock, Cost(tokens, output_tokens), priority)
+        return _Entry(self, self._clock, stated_cost(tokens, output_tokens), priority)
 
     @property
     def easy_tokens(self) -> int:
@@ -302,6 +305,7 @@ class _Entry(msgspec.Struct, eq=False):
     grant: Grant | None = None
 
     async def __aenter__(self) -> Grant:
+        self.limiter.loop = sole_loop(self.limiter.loop, "Limiter")
         self.grant = grant = await self.limiter.acquire(self.cost, self.priority)
         grant.sent(self.clock.now_s())
         return grant

@@ -12,6 +12,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from redline.errors import ConfigError
+
 # Cancelled waiters are swept out when they outnumber the others by more than this.
 _MOST_FORGOTTEN = 64
 
@@ -144,3 +146,20 @@ class WaitQueue(Generic[Want, Got]):
                 line.clear()
                 line.extend(kept)
             self._forgotten = 0
+
+
+def sole_loop(known: asyncio.AbstractEventLoop | None, user: str) -> asyncio.AbstractEventLoop:
+    """Returns the running event loop, for an object that only one loop may use at a time.
+
+    known: the loop that used it last. user: the object's class, for the message. Raises ConfigError
+    if another loop, of another thread, is still running: it would never notice that a wait of its
+    own was ended by this one.
+    """
+    loop = asyncio.get_running_loop()
+    if known is not None and known is not loop and known.is_running():
+        raise ConfigError(
+            f"this {user} is used in two event loops at once",
+            hint="use it in one event loop, to which other threads pass their calls with "
+            "asyncio.run_coroutine_threadsafe; limits alone are kept across threads by SyncLimiter",
+        )
+    return loop
