@@ -76,7 +76,7 @@ def plan(job: Job) -> Plan:
         opened_source(job.rows, job.samples) as source,
         closing(asyncio.new_event_loop()) as loop,
     ):
-        _survey(job, source, loop, made)
+        loop.run_until_complete(_survey(job, source, made))
     if not made.is_batched:
         made.limit_s, made.bound = _time(made, job.call_limits)
         without_output = msgspec.structs.replace(made, output_tokens=0)
@@ -84,11 +84,8 @@ def plan(job: Job) -> Plan:
     return made
 
 
-def _survey(job: Job, source: Source, loop: asyncio.AbstractEventLoop, made: Plan) -> None:
-    """Counts each row in `made`, by what the run would do with it, and adds up the tokens.
-
-    loop: runs the job's task until its first request for a row.
-    """
+async def _survey(job: Job, source: Source, made: Plan) -> None:
+    """Counts each row in `made`, by what the run would do with it, and adds up the tokens."""
     renderer, estimator = Renderer(job.prompting), TokenEstimator(may_block=True)
     rules = [] if job.via == "batch" else [Rules(limits) for limits in job.call_limits]
     succeeded, failed = _done(job)
@@ -107,7 +104,7 @@ def _survey(job: Job, source: Source, loop: asyncio.AbstractEventLoop, made: Pla
                 raise BadRow("an earlier row has the same custom_id")
             request = renderer.request(row.data)
             if job.task is not None:
-                request = loop.run_until_complete(first_request(job.task, row.data, request))
+                request = await first_request(job.task, row.data, request)
             # As in a run: an estimate may be too high, so a row is refused only if even its least
             # possible cost exceeds a limit.
             _check_any(rules, Cost(estimator.least(request)))
