@@ -223,10 +223,16 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
     if plan.first_problem:
         lines.append(f"the first row that cannot be sent: {plan.first_problem}")
     if plan.sent_rows:
+        if plan.following:
+            lines.append(
+                f"{counted(plan.requests, 'request')}: {plan.sent_rows:,} for the rows, and "
+                f"{plan.following:,} to judge their answers"
+            )
         tokens = plan.input_tokens + plan.output_tokens
+        most = "up to " if plan.following else ""
         off = f" (±{100 * plan.input_error:.0f} %)" if plan.input_error else ""
         lines.append(
-            f"about {counted(tokens, 'token')}: {plan.input_tokens:,} in{off}, "
+            f"about {counted(tokens, 'token')}: {most}{plan.input_tokens:,} in{off}, "
             f"and up to {plan.output_tokens:,} out"
         )
         if plan.is_batched:
@@ -246,6 +252,11 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
             )
         else:
             lines.append(f"at least {duration(plan.limit_s)}, bound by {plan.bound}")
+        if plan.most_reasks:
+            lines.append(
+                "not counted: an answer that is not accepted is asked for again, at most "
+                f"{counted(plan.most_reasks, 'time')} per row"
+            )
     if plan.first_request is not None:
         shown = msgspec.json.format(loose_json.encoded(plan.first_request), indent=2).decode()
         lines.append(f"the first request:\n{shown}")
