@@ -22,7 +22,7 @@ SIM = ("--endpoint", "sim", "--prompt", "{{ text }}")
 def settled(text: str) -> str:
     """The text with what differs from run to run taken out."""
     text = re.sub(r"^(under )?[\d.]+ s, ", "T, ", text, flags=re.M)
-    text = re.sub(r"at [\d.]+/s", "at R/s", text)
+    text = re.sub(r"at [\d.,]+/s", "at R/s", text)
     return re.sub(r"at most \d+ in flight", "at most N in flight", text)
 
 

@@ -17,7 +17,7 @@ from redline.job import Plan
 from redline.job.show import InputCounts, Report
 from redline.job.show import notices as troubles
 from redline.journal import Output, ResultsLost, error_fields, flaws_text
-from redline.process import counted, duration
+from redline.process import counted, duration, three_digits
 from redline.store import url_of
 
 # The fields of a report that are in the summary for programs, in order.
@@ -72,9 +72,9 @@ def _summary(report: Report, argv: Sequence[str], notes: Notes) -> Iterator[str]
     if report.attempts:
         per_s = report.attempts / report.elapsed_s if report.elapsed_s > 0 else 0.0
         yield (
-            f"{duration(report.elapsed_s)}, {counted(report.attempts, 'request')} at {per_s:.1f}"
-            f"/s, {counted(report.retries, 'retry', 'retries')}, {report.rate_limited:,} x 429, "
-            f"at most {report.most_in_flight:,} in flight"
+            f"{duration(report.elapsed_s)}, {counted(report.attempts, 'request')} at "
+            f"{three_digits(per_s)}/s, {counted(report.retries, 'retry', 'retries')}, "
+            f"{report.rate_limited:,} x 429, at most {report.most_in_flight:,} in flight"
         )
     if report.repeated:
         yield (
