@@ -324,6 +324,10 @@ class Runner:
         calls = [call for call in self._tasks.values() if call is not None]
         return [call.sent_s for call in calls if call.sent_s is not None]
 
+    def _is_asking(self) -> bool:
+        """Whether a request of any row is on the wire, or waits to be sent."""
+        return any(call is not None and call.attempts for call in self._tasks.values())
+
     def finishing(self) -> tuple[int, float]:
         """Returns the number of calls on the wire, and how many seconds they may still take."""
         sent_s = self.sent_s()
@@ -644,8 +648,10 @@ class Runner:
                 return
         if self.permit is not None and not await self._is_permitted(picked, outcome):
             return
-        if error is not None and (reason := self._failures.failed(error, self._succeeded)):
-            self.stop(reason)
+        if error is not None:
+            is_early = not outcome.attempts and not self._succeeded and self._is_asking()
+            if reason := self._failures.failed(error, self._succeeded, is_early=is_early):
+                self.stop(reason)
         if (handing := self._save(picked, outcome)) is not None:
             await handing
 

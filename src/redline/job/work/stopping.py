@@ -40,21 +40,26 @@ class Failures:
 
     _job: Job
     _count: int = 0
+    _early: int = 0
     # For each row that failed recently, the number of rows that had ended by then.
     _lately: deque[int] = field(default_factory=deque)
 
-    def failed(self, error: CallError | NoEndpoint, succeeded: int) -> RedlineError | None:
+    def failed(
+        self, error: CallError | NoEndpoint, succeeded: int, *, is_early: bool = False
+    ) -> RedlineError | None:
         """Counts a failed row; returns the error that ends the run, or None if the run continues.
 
-        succeeded: rows of this run that have succeeded so far.
+        succeeded: rows of this run that have succeeded so far. is_early: the row failed without a
+        request, while earlier rows wait for their answers; it is not one of the first rows then.
         """
         if self._job.strict:
             error.hint = error.hint or "leave out --strict to continue after rows that fail"
             return error
         self._count += 1
+        self._early += is_early
         ends_early = self._job.ends_if_hopeless and not self._job.retry_failed
         is_first = ends_early and not succeeded and isinstance(error, CallError)
-        if is_first and self._count >= HOPELESS_ROWS:
+        if is_first and self._count - self._early >= HOPELESS_ROWS:
             return ConfigError(
                 f"the first {HOPELESS_ROWS} rows all failed, the last with: {error.what}",
                 where=error.where,
