@@ -1050,11 +1050,14 @@ def test_a_drain_is_reported_to_what_watches_the_run_and_to_nothing_after_that()
     virtual_run(main())
 
 
-def test_rows_that_fail_at_once_do_not_stop_a_run_whose_calls_are_not_answered_yet() -> None:
+@pytest.mark.parametrize("most", [None, 0.3])
+def test_rows_that_fail_at_once_do_not_stop_a_run_whose_calls_are_not_answered_yet(
+    most: float | None,
+) -> None:
     async def main() -> None:
         given = [{"n": at} if at % 4 else None for at in range(800)]
         backend = ScriptedBackend([Reply(output=1)], latency_s=10.0)
-        run = Harness(given, backend, wired={"slots": 900})
+        run = Harness(given, backend, wired={"slots": 900}, stop_at_error_rate=most)
         await run.run()
         assert run.runner.stopped is None
         assert (run.tally.succeeded, run.tally.failed) == (600, 200)

@@ -650,7 +650,8 @@ class Runner:
             return
         if error is not None:
             is_early = not outcome.attempts and not self._succeeded and self._is_asking()
-            if reason := self._failures.failed(error, self._succeeded, is_early=is_early):
+            failed = self._failures.failed
+            if reason := failed(error, self._succeeded, begun=self.offered, is_early=is_early):
                 self.stop(reason)
         if (handing := self._save(picked, outcome)) is not None:
             await handing
