@@ -182,10 +182,14 @@ def task(tmp_path: Path, **settings: object) -> str:
     return "task.toml"
 
 
-def test_a_judges_words_and_tokens_are_in_the_line(cli: Cli, rows: Rows, tmp_path: Path) -> None:
+def judged(tmp_path: Path, judge: str = "") -> None:
     task(tmp_path, metric="judge", gold="gold")
     with (tmp_path / "task.toml").open("a") as file:
-        file.write('[judge]\nmodel = "large"\n')
+        file.write(f'[judge]\nmodel = "large"\n{judge}')
+
+
+def test_a_judges_words_and_tokens_are_in_the_line(cli: Cli, rows: Rows, tmp_path: Path) -> None:
+    judged(tmp_path)
 
     def say(body: dict[str, Any]) -> str:
         return "Fine.\nVERDICT: CORRECT" if body["model"] == "large" else "a"
@@ -199,12 +203,38 @@ def test_a_judges_words_and_tokens_are_in_the_line(cli: Cli, rows: Rows, tmp_pat
     assert line["usage"] == {name: 2 * count for name, count in USAGE.items()}
 
 
+def test_a_dry_run_counts_the_requests_to_a_judge(cli: Cli, rows: Rows, tmp_path: Path) -> None:
+    given = rows(*({"q": "x", "gold": "y"},) * 3)
+    command = ("eval", "--task", "task.toml", "--data", given, "--model", "m", "--endpoint", "sim",
+               "--max-tokens", "100", "--dry-run")  # fmt: skip
+    judged(tmp_path, 'prompt = "{{ reply }} word word"\nparams = {max_tokens = 10}')
+    # The prompts of a question and its judge have 13 tokens, and an answer at most 100.
+    assert cli(*command, "--rpm", "2").out.splitlines()[:5] == [
+        "3 rows = 0 done already + 3 to send + 0 that cannot be sent",
+        "6 requests: 3 for the rows, and 3 to judge their answers",
+        "about 669 tokens: up to 339 in (±20 %), and up to 330 out",
+        "at least 2 m 30 s, bound by 2/60s requests",
+        "not counted: an answer that is not accepted is asked for again, at most 1 time per row",
+    ]
+    # Before the last request: 5/6 of 39 tokens, or of 669 if all answers have the maximum length.
+    times = cli(*command, "--tokens", "150/1s").out.splitlines()[3]
+    assert times.startswith("at least 0.2 s, and 3.9 s if every answer has the maximum length")
+
+
+def test_a_dry_run_finds_rows_that_the_judges_prompt_does_not_fit(
+    cli: Cli, rows: Rows, tmp_path: Path
+) -> None:
+    judged(tmp_path, 'prompt = "{{ repl }}"')
+    told = cli("eval", "--task", "task.toml", "--data", rows({"q": "x", "gold": "y"}),
+               "--model", "m", "--endpoint", "sim", "--dry-run")  # fmt: skip
+    assert told.status == 1
+    assert "in.jsonl:1: the prompt template does not fit the row: 'repl' is undefined" in told.out
+
+
 def test_the_time_of_a_judge_is_the_endpoints_and_not_the_clients(
     cli: Cli, rows: Rows, tmp_path: Path
 ) -> None:
-    task(tmp_path, metric="judge", gold="gold")
-    with (tmp_path / "task.toml").open("a") as file:
-        file.write('[judge]\nmodel = "large"\n')
+    judged(tmp_path)
 
     def say(body: dict[str, Any]) -> str:
         time.sleep(0.5 if body["model"] == "large" else 0)

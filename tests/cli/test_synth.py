@@ -95,6 +95,13 @@ def test_a_dry_run_needs_no_file_and_makes_nothing(cli: Cli) -> None:
     assert told.out.startswith("7 rows = 7 to send + 0 that cannot be sent\n")
 
 
+def test_texts_have_no_input_to_verify(cli: Cli) -> None:
+    cli(*NUMBERED, *OUT, "--count", "1")
+    told = cli("verify", OUT[1])
+    assert told.status == 2
+    assert f"{OUT[1]} was made without an input file" in told.err
+
+
 def test_columns_of_a_file_and_lines_of_a_file(cli: Cli, rows: Rows) -> None:
     name = rows({"custom_id": "a", "hero": "Ada"}, {"custom_id": "b", "hero": "Bo"})
     Path("places.txt").write_text("the sea, at night\n\na town\n", "utf-8-sig")

@@ -63,8 +63,8 @@ def test_tags_are_compared_with_gold_and_failures_are_told_apart(
         "tagged 2, failed 1, re-asks 2\n"
         "accuracy  50.0%  1 of 2  (95 %: 9.5 to 90.5 %)\n"
         "macro F1  0.333  over 2 labels\n"
-        "not compared: 1 failed, 0 without gold\n"
         "     1 x bug tagged as question\n"
+        "not compared: 1 failed, 0 without gold\n"
         "confusion matrix: out.confusion.csv\n"
         "table: out.csv, 2 rows; without the 1 that failed\n\n"
         "tagged: 2\nfailed: 1\nreasks: 2\nwithout_gold: 0\nmacro_f1: 0.333333\naccuracy: 1/2\n"
@@ -147,6 +147,7 @@ def test_a_dry_run_shows_what_is_asked(cli: Cli, given: str, labels: str) -> Non
     assert told.status == 0
     assert "Be bug.\\n\\nAnswer with JSON and nothing else" in told.out
     assert "It breaks." in told.out
+    assert "not counted: an answer that is not accepted is asked for again, at most 2 t" in told.out
     assert not Path("out.jsonl").exists()
 
 
@@ -217,7 +218,7 @@ MISTAKES = [
     (["--schema", "labels.json", "--export", "a.csv"], "--export needs an output file",
      "set it with -o tagged.jsonl"),
     (["--schema", "labels.json", "--gold", "glod", "-o", "out.jsonl"],
-     "the rows have no column glod", "did you mean gold?"),
+     "the first row has no column glod", "did you mean gold?"),
     (["--schema", "both.json", "--gold", "gold", "-o", "out.jsonl"],
      "--gold gold does not say which field of a tag it is compared with",
      "--gold FIELD=gold, where FIELD is one of: label, urgency"),

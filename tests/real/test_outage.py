@@ -111,7 +111,7 @@ async def test_a_server_that_dies_is_told_at_once_and_retries_are_requests(tmp_p
     summary = err.decode()
     assert process.returncode == 0, summary
     assert summary.partition(" + ")[0] == f"{ROWS} rows = {ROWS} succeeded"
-    numbers = re.search(r"(\d+) requests at [\d.]+/s, (\d+) retr", summary)
+    numbers = re.search(r"(\d+) requests at [\d.,]+/s, (\d+) retr", summary)
     assert numbers is not None
     requests, retries = map(int, numbers.groups())
     twice = re.search(r"^(\d+) requests? sent twice", summary, re.M)

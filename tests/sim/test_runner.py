@@ -29,7 +29,7 @@ from redline.errors import (
     ServerFailed,
     TimedOut,
 )
-from redline.job.settings import Hooks, Job, Prompting
+from redline.job.settings import Ask, Hooks, Job, Prompting
 from redline.job.work import (
     GRACE_S,
     HOPELESS_ROWS,
@@ -1046,6 +1046,54 @@ def test_a_drain_is_reported_to_what_watches_the_run_and_to_nothing_after_that()
             assert drains == ["drained"]
         runner.drain()
         assert drains == ["drained"]
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("most", [None, 0.3])
+def test_rows_that_fail_at_once_do_not_stop_a_run_whose_calls_are_not_answered_yet(
+    most: float | None,
+) -> None:
+    async def main() -> None:
+        given = [{"n": at} if at % 4 else None for at in range(800)]
+        backend = ScriptedBackend([Reply(output=1)], latency_s=10.0)
+        run = Harness(given, backend, wired={"slots": 900}, stop_at_error_rate=most)
+        await run.run()
+        assert run.runner.stopped is None
+        assert (run.tally.succeeded, run.tally.failed) == (600, 200)
+
+    virtual_run(main())
+
+
+class AskingTwice:
+    """A task that needs two answers for each row."""
+
+    def settings(self) -> dict[str, Any]:
+        return {}
+
+    async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
+        first = await ask(request)
+        return first if first.error is not None else await ask(request)
+
+
+def test_calls_that_a_drain_gives_up_between_two_requests_are_unsaved() -> None:
+    async def main() -> None:
+        backend = ScriptedBackend([Reply(output=1)], latency_s=1.0)
+        run = Harness(rows(20), backend, task=AskingTwice())
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(2.5)
+        run.runner.drain()
+        await task
+        assert (run.tally.saved, run.runner.ended, run.runner.unsaved) == (8, 16, 8)
+
+    virtual_run(main())
+
+
+def test_calls_that_stop_the_run_are_unsaved() -> None:
+    async def main() -> None:
+        run = Harness(rows(8), ScriptedBackend([Refused("401")]))
+        await run.run()
+        assert (run.tally.saved, run.runner.ended, run.runner.unsaved) == (0, 8, 8)
 
     virtual_run(main())
 

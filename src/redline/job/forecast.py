@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from redline.calls import TokenEstimator
+from redline.calls import Request, TokenEstimator
 from redline.errors import BadRow, ConfigError, JournalError, OverLimit, Rejected
 from redline.job.outputs import fetched
-from redline.job.settings import BATCHING, Job, first_request
+from redline.job.settings import BATCHING, Following, Job, first_request
 from redline.job.work import Renderer, fate
 from redline.journal import KeySet, Output, keyed_rows, mark_of, read_keys
 from redline.journal import manifest as manifests
@@ -30,14 +30,17 @@ class Plan(msgspec.Struct, kw_only=True):
     done_rows: rows that have an outcome in the output. untried_rows: rows without an outcome that
     `retry_failed` leaves out. bad_rows: rows that would fail before anything is sent;
     first_problem: the problem of the first of them.
-    input_tokens, output_tokens: estimates, summed over the rows to send; output_tokens counts the
-    maximum that each request sets, or 256 per answer without one. input_error: the relative error
-    to expect of input_tokens; 0.2 is 20 %.
+    following: the requests by which a task follows up the answers to its rows' first requests.
+    most_reasks: the most further requests of a row whose answers are not accepted; no other figure
+    counts these. input_tokens, output_tokens: estimates, summed over the requests; output_tokens
+    counts the maximum that each request sets, or 256 per answer without one. quoted_tokens: as many
+    of input_tokens are answers, of the maximum length, in requests that follow them. input_error:
+    the relative error to expect of input_tokens; 0.2 is 20 %.
     limit_s: seconds from the start until the limits allow the last row to be sent; 0 if no limit
     delays it. bound: the limit that determines limit_s; None without limits. least_s: what limit_s
     would be if answers had no tokens. is_batched: rows are sent in batches, to which limits do not
     apply. first_request: the method, URL and body of the first row's first request; None without a
-    row to send. A task's later requests for a row, such as a judge's, are not estimated.
+    row to send.
     """
 
     rows: int = 0
@@ -45,8 +48,11 @@ class Plan(msgspec.Struct, kw_only=True):
     untried_rows: int = 0
     bad_rows: int = 0
     first_problem: str | None = None
+    following: int = 0
+    most_reasks: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    quoted_tokens: int = 0
     input_error: float = 0.0
     limit_s: float = 0.0
     bound: str | None = None
@@ -57,6 +63,30 @@ class Plan(msgspec.Struct, kw_only=True):
     @property
     def sent_rows(self) -> int:
         return self.rows - self.done_rows - self.untried_rows - self.bad_rows
+
+    @property
+    def requests(self) -> int:
+        return self.sent_rows + self.following
+
+    def add(self, request: Request, following: Request | None, estimator: TokenEstimator) -> None:
+        """Adds the first request of a row, and the one that follows its answer."""
+        self.first_request = self.first_request or {
+            "method": request.method,
+            "url": request.url,
+            "body": request.body,
+        }
+        cost = estimator.estimate(request)
+        self._add_cost(request, cost, estimator)
+        if following is not None:
+            self.following += 1
+            self.quoted_tokens += cost.output_tokens
+            self.input_tokens += cost.output_tokens
+            self._add_cost(following, estimator.estimate(following), estimator)
+
+    def _add_cost(self, request: Request, cost: Cost, estimator: TokenEstimator) -> None:
+        self.input_error = max(self.input_error, estimator.first_error(request))
+        self.input_tokens += cost.input_tokens
+        self.output_tokens += cost.output_tokens
 
 
 def plan(job: Job) -> Plan:
@@ -70,25 +100,24 @@ def plan(job: Job) -> Plan:
     for limits in job.call_limits:
         if limits.share and job.via != "batch":
             limits.check_shared()
-    made = Plan(is_batched=job.via in BATCHING)
+    made = Plan(is_batched=job.via in BATCHING, most_reasks=getattr(job.task, "most_reasks", 0))
     # Of a file that the run would follow, only the present content is read.
     with (
         opened_source(job.rows, job.samples) as source,
         closing(asyncio.new_event_loop()) as loop,
     ):
-        _survey(job, source, loop, made)
+        loop.run_until_complete(_survey(job, source, made))
     if not made.is_batched:
         made.limit_s, made.bound = _time(made, job.call_limits)
-        without_output = msgspec.structs.replace(made, output_tokens=0)
+        without_output = msgspec.structs.replace(
+            made, output_tokens=0, input_tokens=made.input_tokens - made.quoted_tokens
+        )
         made.least_s, _ = _time(without_output, job.call_limits)
     return made
 
 
-def _survey(job: Job, source: Source, loop: asyncio.AbstractEventLoop, made: Plan) -> None:
-    """Counts each row in `made`, by what the run would do with it, and adds up the tokens.
-
-    loop: runs the job's task until its first request for a row.
-    """
+async def _survey(job: Job, source: Source, made: Plan) -> None:
+    """Counts each row in `made`, by what the run would do with it, and adds up the tokens."""
     renderer, estimator = Renderer(job.prompting), TokenEstimator(may_block=True)
     rules = [] if job.via == "batch" else [Rules(limits) for limits in job.call_limits]
     succeeded, failed = _done(job)
@@ -105,25 +134,19 @@ def _survey(job: Job, source: Source, loop: asyncio.AbstractEventLoop, made: Pla
                 raise BadRow(f"the row cannot be read: {row.problem}")
             if is_duplicate:
                 raise BadRow("an earlier row has the same custom_id")
-            request = renderer.request(row.data)
+            request, following = renderer.request(row.data), None
             if job.task is not None:
-                request = loop.run_until_complete(first_request(job.task, row.data, request))
+                request = await first_request(job.task, row.data, request)
             # As in a run: an estimate may be too high, so a row is refused only if even its least
             # possible cost exceeds a limit.
             _check_any(rules, Cost(estimator.least(request)))
+            if isinstance(job.task, Following):
+                following = job.task.following(row.data, request)
         except (Rejected, OverLimit) as error:
             made.bad_rows += 1
             made.first_problem = made.first_problem or f"{source.name}:{row.line}: {error.what}"
             continue
-        cost = estimator.estimate(request)
-        made.input_error = max(made.input_error, estimator.first_error(request))
-        made.input_tokens += cost.input_tokens
-        made.output_tokens += cost.output_tokens
-        made.first_request = made.first_request or {
-            "method": request.method,
-            "url": request.url,
-            "body": request.body,
-        }
+        made.add(request, following, estimator)
 
 
 def _done(job: Job) -> tuple[KeySet, KeySet]:
@@ -208,11 +231,11 @@ def _time_of(made: Plan, limits: Limits, share: float) -> tuple[float, str | Non
     Returns 0 and None without limits. share: the share of the rows that are sent within these
     limits, 0 to 1. The times come from `last_send_s`.
     """
-    sent = max(1, made.sent_rows)
+    sent = max(1, made.requests)
     total = made.input_tokens + made.output_tokens
     tokens = {"tokens": total, "input_tokens": made.input_tokens}
     tokens["output_tokens"] = made.output_tokens
-    # The amounts sent before the last row; the last row's own amounts delay nothing.
+    # The amounts sent before the last request, whose own amounts delay nothing.
     before = {kind: max(0.0, amount * share - amount / sent) for kind, amount in tokens.items()}
     before["requests"] = max(0.0, sent * share - 1)
     times = [

@@ -92,7 +92,8 @@ def load(output: Output) -> Manifest | None:
     except (ValueError, RecursionError) as error:
         raise JournalError(
             f"{path_of(output)} is damaged: {error}",
-            hint="continue with these settings with --force, or start over with --restart",
+            hint="repeat the run's command with --force to continue with its settings, or with "
+            "--restart to start over",
         ) from error
 
 

@@ -207,6 +207,11 @@ class CsvRows(StreamRows):
                 return []
             raise no_rows(self.name) from None
         except csv.Error as error:
+            if "new-line" in str(error):
+                raise ConfigError(
+                    f"the header of {self.name} has a CR without LF, as in files of old Macs",
+                    hint=self._stream.command(r"tr '\r' '\n' <", ".lf.csv"),
+                ) from error
             raise ConfigError(
                 f"the first line of {self.name} is not a CSV header: "
                 f"{error if str(error) else 'it is too long'}",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from io import BytesIO
 from itertools import count
 from operator import itemgetter
@@ -219,6 +221,10 @@ def _problem(text: bytes, error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "not JSON that can be read: nested too deeply"
     if str(error) == "Input data was truncated":
+        with suppress(ValueError):
+            # Python accepts half of a surrogate pair; msgspec expects the other half.
+            json.loads(text)
+            return "not JSON: half of a utf-16 surrogate pair"
         return f"not JSON: it ends too early at byte {len(text)}"
     reason = str(error).removeprefix("JSON is malformed: ")
     return "not JSON: " + _POSITION.sub(r" at byte \1", reason)

@@ -62,6 +62,11 @@ def test_a_summary_with_everything(tmp_path: Path) -> None:
     )
 
 
+def test_a_low_rate_is_not_rounded_to_zero() -> None:
+    text = summary_text(report(offered=3, succeeded=3, attempts=3), ARGV, Notes())
+    assert "1 m 15 s, 3 requests at 0.0400/s, " in text
+
+
 def test_a_run_that_was_stopped_says_why_once(tmp_path: Path) -> None:
     stopped = Refused("the endpoint refused the key: HTTP 401", where="in.jsonl:88", hint="set it")
     notes = Notes()

@@ -59,7 +59,9 @@ class Books:
 
 def view(rows: int | None = None) -> Any:
     """What a display sees of a run over so many rows; None where nobody knows how many."""
-    runner = SimpleNamespace(is_draining=False, stopped=None, ended=0, finishing=lambda: (3, 90.0))
+    runner = SimpleNamespace(
+        is_draining=False, stopped=None, ended=0, unsaved=0, finishing=lambda: (3, 90.0)
+    )
     parts = {"tally": Tally(), "rows_skipped": 0, "runner": runner, "bill": Books()}
     parts["sampler"] = SimpleNamespace(windows=[], slots=0)
     parts["found_limits"] = list
@@ -178,10 +180,10 @@ def test_a_rate_is_of_the_last_ten_seconds_however_often_it_is_read(every_s: flo
             break
 
 
-def test_answers_that_are_not_on_disk_yet_cost_no_row_more() -> None:
+def test_answers_that_are_not_on_disk_yet_cost_no_row_more_but_rows_given_up_do() -> None:
     seen = view(100)
     tally = seen.tally
-    tally.succeeded, seen.runner.ended = 10, 20
+    tally.succeeded, seen.runner.ended, seen.runner.unsaved = 10, 30, 10
     tally.input_tokens, tally.output_tokens = 1_500, 500
     seen.bill.spent = Spent(allowance=Allowance(), picodollars=20 * DOLLAR, here=20 * DOLLAR)
     found = Meter(seen, ManualClock()).read()

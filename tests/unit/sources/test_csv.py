@@ -291,7 +291,9 @@ class TestCsvHeader:
         assert "iconv -f WINDOWS-1252" in error.hint
 
     def test_a_header_that_cannot_be_parsed(self, tmp_path: Path) -> None:
-        assert "is not a CSV header: new-line" in error_of(tmp_path, b"a,b\r1,2\r").what
+        error = error_of(tmp_path, b"a,b\r1,2\r")
+        assert "has a CR without LF" in error.what
+        assert r"tr '\r' '\n' < " in error.hint
 
         error = error_of(tmp_path, b'"a,b\n1,2\n')
         assert "is not a CSV header: a quote is opened and never closed" in error.what

@@ -115,6 +115,7 @@ class TestBadRows:
             (b'{"a": tru}', "not JSON: invalid character at byte 10"),
             (b"hello", "not JSON: invalid character at byte 0"),
             (b'{"a": 1', "not JSON: it ends too early at byte 7"),
+            (rb'{"a": "\ud83d"}', "not JSON: half of a utf-16 surrogate pair"),
             (b'{"a":1}}', "not JSON: trailing characters at byte 8"),
             (b"[" * 100_000, "not JSON that can be read: nested too deeply"),
             (b"[1, 2]", "not an object but a list"),

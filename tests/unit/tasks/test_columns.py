@@ -135,8 +135,8 @@ def test_gold_names_a_column_and_its_field(text: str, schema: Schema, gold: Gold
             "--gold lable=category names no field of a tag: lable",
             "did you mean label?",
         ),
-        ("categry", ONE, "the rows have no column categry", "did you mean category?"),
-        ("zzz", ONE, "the rows have no column zzz", "they have: text, category, a=b, level"),
+        ("categry", ONE, "the first row has no column categry", "did you mean category?"),
+        ("zzz", ONE, "the first row has no column zzz", "it has: text, category, a=b, level"),
     ],
 )
 def test_a_gold_that_is_not_there_is_told(text: str, schema: Schema, what: str, hint: str) -> None:

@@ -267,10 +267,7 @@ class Retry(Around):
                 f"HTTP {history.fault} {history.fault_count} times while other rows succeeded, "
                 f"so this row is the likely cause: {error.what}"
             )
-            error.hint = error.hint or (
-                "check this row's content; if you correct it, run the same command again; "
-                "--retry-failed sends it again as it is"
-            )
+            error.hint = error.hint or "check this row's content"
             return True
         return history.blamed > most
 

@@ -17,7 +17,6 @@ from redline.calls.tokens.asked import Asked, asked_of, chat_of
 from redline.calls.tokens.body_facts import MOST_OUTPUT_TOKENS
 from redline.calls.tokens.kalman import Prior, Weights
 from redline.calls.tokens.pending_outputs import PendingOutputs
-from redline.calls.tokens.prompt import Prompt
 from redline.calls.tokens.tokenizer import TOKENIZERS, Tokenizer, Tokenizers
 from redline.calls.tokens.upper_bound import FRAME_TOKENS
 from redline.limits import Cost
@@ -53,8 +52,6 @@ _BY_CLASS = (
 )
 _MESSAGE_BYTES = len('{"role":"","content":""},')
 _BY_TOKEN = (_CONSTANT, _MESSAGE, _MEDIA, Prior(1.0, 0.1, 2.0))
-# Long texts are estimated from this many of their characters, which bounds the time.
-_MOST_CHARS = 4096
 # Half the first guess for a letter; less for other classes, on which tokenizers differ more.
 # Spaces and marks have no minimum: a run of them may be a single token.
 _LEAST_LETTER, _LEAST_DIGIT, _LEAST_ACCENTED, _LEAST_WIDE = 0.12, 0.25, 0.1, 0.3
@@ -231,7 +228,8 @@ class TokenEstimator:
         Ignores everything learned, since it may come from another kind of row, and a row whose
         result is above the limit is refused for good.
         """
-        return _least(Prompt(request.body)) if isinstance(request.body, dict) else 1
+        asked = asked_of(request)
+        return 1 if asked is None else _least(asked)
 
     def first_error(self, request: Request) -> float:
         """Returns the mean relative error of the input's first guess; 0 with a tokenizer."""
@@ -298,12 +296,12 @@ class TokenEstimator:
         return model
 
 
-def _least(prompt: Prompt) -> int:
-    letters, _, digits, _, accented, wide = prompt.classes(_MOST_CHARS)
+def _least(asked: Asked) -> int:
+    _, messages, _, letters, _, digits, _, accented, wide = asked.amounts(None)
     text = (
         letters * _LEAST_LETTER
         + digits * _LEAST_DIGIT
         + accented * _LEAST_ACCENTED
         + wide * _LEAST_WIDE
     )
-    return max(1, prompt.ids + prompt.messages + round(text))
+    return max(1, asked.ids + int(messages) + round(text))

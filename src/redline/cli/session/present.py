@@ -17,7 +17,7 @@ from redline.job import Plan
 from redline.job.show import InputCounts, Report
 from redline.job.show import notices as troubles
 from redline.journal import Output, ResultsLost, error_fields, flaws_text
-from redline.process import counted, duration
+from redline.process import counted, duration, three_digits
 from redline.store import url_of
 
 # The fields of a report that are in the summary for programs, in order.
@@ -72,9 +72,9 @@ def _summary(report: Report, argv: Sequence[str], notes: Notes) -> Iterator[str]
     if report.attempts:
         per_s = report.attempts / report.elapsed_s if report.elapsed_s > 0 else 0.0
         yield (
-            f"{duration(report.elapsed_s)}, {counted(report.attempts, 'request')} at {per_s:.1f}"
-            f"/s, {counted(report.retries, 'retry', 'retries')}, {report.rate_limited:,} x 429, "
-            f"at most {report.most_in_flight:,} in flight"
+            f"{duration(report.elapsed_s)}, {counted(report.attempts, 'request')} at "
+            f"{three_digits(per_s)}/s, {counted(report.retries, 'retry', 'retries')}, "
+            f"{report.rate_limited:,} x 429, at most {report.most_in_flight:,} in flight"
         )
     if report.repeated:
         yield (
@@ -223,10 +223,16 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
     if plan.first_problem:
         lines.append(f"the first row that cannot be sent: {plan.first_problem}")
     if plan.sent_rows:
+        if plan.following:
+            lines.append(
+                f"{counted(plan.requests, 'request')}: {plan.sent_rows:,} for the rows, and "
+                f"{plan.following:,} to judge their answers"
+            )
         tokens = plan.input_tokens + plan.output_tokens
+        most = "up to " if plan.following else ""
         off = f" (±{100 * plan.input_error:.0f} %)" if plan.input_error else ""
         lines.append(
-            f"about {counted(tokens, 'token')}: {plan.input_tokens:,} in{off}, "
+            f"about {counted(tokens, 'token')}: {most}{plan.input_tokens:,} in{off}, "
             f"and up to {plan.output_tokens:,} out"
         )
         if plan.is_batched:
@@ -246,6 +252,11 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
             )
         else:
             lines.append(f"at least {duration(plan.limit_s)}, bound by {plan.bound}")
+        if plan.most_reasks:
+            lines.append(
+                "not counted: an answer that is not accepted is asked for again, at most "
+                f"{counted(plan.most_reasks, 'time')} per row"
+            )
     if plan.first_request is not None:
         shown = msgspec.json.format(loose_json.encoded(plan.first_request), indent=2).decode()
         lines.append(f"the first request:\n{shown}")

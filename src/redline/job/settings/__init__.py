@@ -36,7 +36,15 @@ from redline.job.settings.resolve import (
 )
 from redline.job.settings.settings import BATCHING, BODILESS, Hooks, Job, Prompting
 from redline.job.settings.tables import errors_in, refuse_unknown, struct_in
-from redline.job.settings.task import NO_MORE_S, Answered, Ask, Remembering, first_request, unsent
+from redline.job.settings.task import (
+    NO_MORE_S,
+    Answered,
+    Ask,
+    Following,
+    Remembering,
+    first_request,
+    unsent,
+)
 from redline.job.settings.toml_file import (
     fields_in,
     read_toml,

@@ -55,6 +55,9 @@ class Task(Protocol):
     A task that sends exactly one request per row can also be used with batches if its attribute
     `asks_once` is True. `do` is then called twice for a row: first to get the request, for which
     `ask` returns a failure, and again once the answer is there.
+
+    A task that may ask for a row again, because an answer was not accepted, states the most such
+    requests per row as `most_reasks`.
     """
 
     def settings(self) -> Mapping[str, Any]:
@@ -81,6 +84,18 @@ class Remembering(Protocol):
         """Reads the files that earlier runs have written; `failures` may not exist.
 
         Called once, in a thread, after the output is locked and repaired, and before the first row.
+        """
+        ...
+
+
+@runtime_checkable
+class Following(Protocol):
+    """A Task whose first answer for a row is followed by another request."""
+
+    def following(self, row: dict[str, Any], request: Request) -> Request | None:
+        """Returns the request that follows an empty answer to `request`; None if none does.
+
+        The real one also quotes the answer. Raises Rejected for an unsuitable row.
         """
         ...
 

@@ -199,7 +199,7 @@ class Meter:
         found = notices(view, now_s)
         spent = view.bill.read()
         # The cost of answers is known before their rows are on disk.
-        ended = max(tally.saved, runner.ended)
+        ended = max(tally.saved, runner.ended - runner.unsaved)
         to_pay = None if left is None else max(0, left - (ended - tally.saved))
         expected = spent.expected(ended, to_pay)
         self._readings.append(_Reading(now_s, tally.saved, tally.tokens, spent.here))

@@ -141,6 +141,7 @@ class Runner:
         self.ends_s: float | None = None
         self.offered = 0
         self.ended = 0  # calls that have their outcome, on disk or not
+        self.unsaved = 0  # of these, outcomes that are not saved because the run is ending
         self.is_draining = False
         self.stopped: RedlineError | None = None
         self._input_error: RedlineError | None = None
@@ -323,6 +324,10 @@ class Runner:
         calls = [call for call in self._tasks.values() if call is not None]
         return [call.sent_s for call in calls if call.sent_s is not None]
 
+    def _is_asking(self) -> bool:
+        """Whether a request of any row is on the wire, or waits to be sent."""
+        return any(call is not None and call.attempts for call in self._tasks.values())
+
     def finishing(self) -> tuple[int, float]:
         """Returns the number of calls on the wire, and how many seconds they may still take."""
         sent_s = self.sent_s()
@@ -435,7 +440,7 @@ class Runner:
                 if outcome.error is None and not has_permit:
                     if (handing := self._save(picked, outcome)) is not None:
                         await handing
-                elif call.deadline_s == due_s or not self._is_cut_short(outcome, due_s):
+                elif call.deadline_s == due_s or not self._drops(outcome, due_s):
                     await self._conclude(picked, outcome)
                 # The request and the answer must not stay in memory while this worker waits.
                 del picked, outcome, tried
@@ -485,11 +490,16 @@ class Runner:
         self._input_error = self._input_error or failure
         return None
 
-    def _is_cut_short(self, outcome: Outcome, due_s: float) -> bool:
-        """Whether the call ended only because the run is ending, before its deadline `due_s`."""
+    def _drops(self, outcome: Outcome, due_s: float) -> bool:
+        """Drops a call that ended only because the run is ending, before its deadline `due_s`.
+
+        Returns False for any other call.
+        """
         error = outcome.error
         is_late = isinstance(error, TimedOut) and error.phase == "row"
-        return is_late and self.clock.now_s() < due_s
+        is_cut_short = is_late and self.clock.now_s() < due_s
+        self.unsaved += is_cut_short
+        return is_cut_short
 
     def _ask(self, picked: Picked, call: Call, backend: Backend) -> Awaitable[Outcome]:
         """Returns a row's outcome as an awaitable. Raises Rejected if the row makes no request."""
@@ -635,12 +645,16 @@ class Runner:
         if error is not None:
             error.where = self._where(picked, outcome)
             if error.stops_run:
+                self.unsaved += 1
                 self.stop(error)
                 return
         if self.permit is not None and not await self._is_permitted(picked, outcome):
             return
-        if error is not None and (reason := self._failures.failed(error, self._succeeded)):
-            self.stop(reason)
+        if error is not None:
+            is_early = not outcome.attempts and not self._succeeded and self._is_asking()
+            failed = self._failures.failed
+            if reason := failed(error, self._succeeded, begun=self.offered, is_early=is_early):
+                self.stop(reason)
         if (handing := self._save(picked, outcome)) is not None:
             await handing
 

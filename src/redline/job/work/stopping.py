@@ -2,7 +2,8 @@
 
 by default             the first HOPELESS_ROWS rows all fail, except with --retry-failed
 --strict               the first row fails
---stop-at-error-rate   that share of the last WINDOW_ROWS rows fails; checked from row LEAST_ROWS on
+--stop-at-error-rate   that share of the last WINDOW_ROWS rows fails; checked from row LEAST_ROWS
+                       on; unfinished rows count as not failed
 --longest-wait         no call is in flight, and none can be sent for longer than that
 """
 
@@ -40,21 +41,32 @@ class Failures:
 
     _job: Job
     _count: int = 0
-    # For each row that failed recently, the number of rows that had ended by then.
+    _early: int = 0
+    # For each row that failed recently, the number of rows that had begun by then.
     _lately: deque[int] = field(default_factory=deque)
 
-    def failed(self, error: CallError | NoEndpoint, succeeded: int) -> RedlineError | None:
+    def failed(
+        self,
+        error: CallError | NoEndpoint,
+        succeeded: int,
+        *,
+        begun: int = 0,
+        is_early: bool = False,
+    ) -> RedlineError | None:
         """Counts a failed row; returns the error that ends the run, or None if the run continues.
 
-        succeeded: rows of this run that have succeeded so far.
+        succeeded: rows of this run that have succeeded so far. begun: rows that have begun, with or
+        without an outcome; rows without one count as not failed. is_early: the row failed without a
+        request, while earlier rows wait for their answers; it is not one of the first rows then.
         """
         if self._job.strict:
             error.hint = error.hint or "leave out --strict to continue after rows that fail"
             return error
         self._count += 1
+        self._early += is_early
         ends_early = self._job.ends_if_hopeless and not self._job.retry_failed
         is_first = ends_early and not succeeded and isinstance(error, CallError)
-        if is_first and self._count >= HOPELESS_ROWS:
+        if is_first and self._count - self._early >= HOPELESS_ROWS:
             return ConfigError(
                 f"the first {HOPELESS_ROWS} rows all failed, the last with: {error.what}",
                 where=error.where,
@@ -63,18 +75,19 @@ class Failures:
                 "--restart",
             )
         most = self._job.stop_at_error_rate
-        return None if most is None else self._at_rate(error, succeeded + self._count, most)
+        rows = max(begun, succeeded + self._count)
+        return None if most is None else self._at_rate(error, rows, most)
 
     def _at_rate(
-        self, error: CallError | NoEndpoint, ended: int, most: float
+        self, error: CallError | NoEndpoint, begun: int, most: float
     ) -> TooManyFailures | None:
         """Returns an error if at least the share `most` of the last rows failed.
 
-        ended: the number of rows that have ended, including the one that has just failed.
+        begun: the number of rows that have begun, including the one that has just failed.
         """
-        lately, rows = self._lately, min(ended, WINDOW_ROWS)
-        lately.append(ended)
-        while lately[0] <= ended - WINDOW_ROWS:
+        lately, rows = self._lately, min(begun, WINDOW_ROWS)
+        lately.append(begun)
+        while lately[0] <= begun - WINDOW_ROWS:
             lately.popleft()
         if rows < LEAST_ROWS or len(lately) / rows < most:
             return None

@@ -123,8 +123,8 @@ class Rules:
         for line, amount_of, most in self._tokens:
             if (amount := amount_of(cost)) > most:
                 raise OverLimit(
-                    f"the call needs about {amount:,} {line.kind.replace('_', ' ')}, more "
-                    f"than the limit of {self._largest(line)} allows at all",
+                    f"the call needs at least {amount:,} {line.kind.replace('_', ' ')}, "
+                    f"more than the limit of {self._largest(line)} allows at all",
                     hint="shorten the prompt, lower max_tokens, or raise the token limit",
                 )
             # A NaN, once booked, would hold all other calls back forever.

@@ -23,7 +23,7 @@ from redline.calls import Outcome, Request
 from redline.errors import ConfigError, Rejected
 from redline.job.settings import Ask
 from redline.process import listed
-from redline.tasks.evaluate.judge import Judge, JudgeSettings
+from redline.tasks.evaluate.judge import MOST_REASKS, Judge, JudgeSettings
 from redline.tasks.evaluate.metrics import Grade, Metric, metric_of
 from redline.tasks.evaluate.text import in_thread_if_long
 from redline.tasks.evaluate.usage_sum import UsageSum
@@ -92,6 +92,7 @@ class Grading:
             )
         # A judge needs a second call, which a batch cannot make.
         self.asks_once = judge is None
+        self.most_reasks = 0 if judge is None else MOST_REASKS
         self._settings = {
             "metric": evaluation.metric,
             "gold": evaluation.gold,
@@ -133,7 +134,7 @@ class Grading:
         elif not text.strip():
             grade = Grade()
         else:
-            seen = {**row, "asked": _asked(request), "gold": gold, "reply": text}
+            seen = self._seen(row, request, text)
             judgement = await self._judge.judge(seen, request, asked_judge)
             if isinstance(judgement, Outcome):
                 used.put_into(judgement)
@@ -150,6 +151,15 @@ class Grading:
             **fields,
         }
         return outcome
+
+    def following(self, row: dict[str, Any], request: Request) -> Request | None:
+        if self._judge is None:
+            return None
+        return self._judge.request(self._seen(row, request, ""), request)
+
+    def _seen(self, row: dict[str, Any], request: Request, reply: str) -> dict[str, Any]:
+        """Returns the columns of the judge's prompt."""
+        return {**row, "asked": _asked(request), "gold": self._gold_of(row), "reply": reply}
 
     def example(self, row: dict[str, Any]) -> str:
         """Returns a right answer for this row. Raises Rejected if there is none."""

@@ -44,6 +44,7 @@ _VERDICT = re.compile(r"(?i)verdict\W{0,12}((?:not\s{1,4}|in)?correct)\b")
 # The text that each try adds to the prompt. The second try is a different request, so that a cache
 # does not repeat the first answer.
 _TRIES = ("", "\n\nEnd your reply with VERDICT: CORRECT or VERDICT: INCORRECT.")
+MOST_REASKS = len(_TRIES) - 1
 
 
 class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +69,15 @@ class Judge:
         self._params = {"temperature": 0, **settings.params, "model": settings.model}
         self._renderer = Renderer(Prompting(prompt=settings.prompt))
 
+    def request(self, seen: Mapping[str, Any], request: Request, reminder: str = "") -> Request:
+        """Returns the request to the judge. Raises Rejected if the prompt does not fit `seen`.
+
+        seen, request: as for `judge`. reminder: text to add to the prompt.
+        """
+        content = self._renderer.prompt(dict(seen)) + reminder
+        body = {"messages": [{"role": "user", "content": content}], **self._params}
+        return msgspec.structs.replace(request, body=body)
+
     async def judge(
         self,
         seen: Mapping[str, Any],
@@ -79,10 +89,8 @@ class Judge:
         seen: the question's columns, `asked`, `gold` and `reply`. request: the answered
         request. Raises Rejected if the prompt does not fit the question.
         """
-        text = self._renderer.prompt(dict(seen))
         for reminder in _TRIES:
-            body = {"messages": [{"role": "user", "content": text + reminder}], **self._params}
-            outcome = await ask(msgspec.structs.replace(request, body=body))
+            outcome = await ask(self.request(seen, request, reminder))
             if outcome.reply is None:
                 assert outcome.error is not None
                 outcome.error.what = f"the judge {self._model}: {outcome.error.what}"

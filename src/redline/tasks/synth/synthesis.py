@@ -102,6 +102,7 @@ class Synthesis:
         self._variations = variations
         self._filters = filters
         self._tries = tries
+        self.most_reasks = tries - 1
         self.similarity = similarity
         self._structured = None if filters.schema is None else Structured(filters.schema)
         self._index = None if similarity is None else NearDuplicates(similarity)

@@ -105,7 +105,7 @@ def gold_of(text: str, schema: Schema, row: Mapping[str, Any] | None) -> Gold:
         )
     if row is not None and column not in row:
         raise ConfigError(
-            f"the rows have no column {column}",
-            hint=nearest(column, row) or f"they have: {listed(row)}",
+            f"the first row has no column {column}",
+            hint=nearest(column, row) or f"it has: {listed(row)}",
         )
     return Gold(field, column)

@@ -48,7 +48,7 @@ class Tagging:
     def __init__(self, schema: Schema, *, reasks: int, response_format: str = "auto") -> None:
         self._schema = schema
         self._structured = Structured(schema, response_format)
-        self._reasks = reasks
+        self.most_reasks = reasks
 
     @property
     def is_format_refused(self) -> bool:
@@ -74,7 +74,7 @@ class Tagging:
             if not problem:
                 reply.output = value
                 break
-            if reasks == self._reasks or reason in _FINAL_ENDINGS:
+            if reasks == self.most_reasks or reason in _FINAL_ENDINGS:
                 outcome.status = "rejected"
                 outcome.error = _no_answer(problem, reasks + 1, reason)
                 break

@@ -95,14 +95,14 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
                 f"{found.total:,}  {interval.text()}",
                 f"macro F1 {found.macro_f1:6.3f}  over {counted(len(found.labels), 'label')}",
             ]
+        for (gold, said), rows in found.confusions(_MOST_SHOWN):
+            lines.append(f"{rows:>6,} x {gold} tagged as {said}")
         if self.failed or self.without_gold:
             lines.append(
                 f"not compared: {self.failed:,} failed, {self.without_gold:,} without gold"
             )
         if self.strays:
             lines.append(f"gold labels that are not in the schema: {counted(self.strays, 'row')}")
-        for (gold, said), rows in found.confusions(_MOST_SHOWN):
-            lines.append(f"{rows:>6,} x {gold} tagged as {said}")
         return lines
 
 
