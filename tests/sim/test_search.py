@@ -94,6 +94,27 @@ def test_a_limit_that_changes_is_found_again(server: str, now: Rate) -> None:
         assert seen.share(now, 160.0, 220.0)[1] <= 0.01
 
 
+class UsedUp(MovingWindow):
+    """A limit that an earlier client has used up until `until_s`."""
+
+    def __init__(self, rate: Rate, until_s: float) -> None:
+        super().__init__(rate)
+        self._until_s = until_s
+
+    def wait_s(self, amount: int, now_s: float) -> float:
+        return max(self._until_s - now_s, super().wait_s(amount, now_s))
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("rate", [PER_SECOND, PER_MINUTE], ids=str)
+def test_a_limit_that_was_used_up_at_the_start_is_found(rate: Rate, is_told: bool) -> None:
+    case = bench.Case(UsedUp(rate, 130.0), 1, 500.0, is_told=is_told)
+    seen, search = drive(case)
+    assert seen.calls[0][1], "the first call is refused"
+    assert seen.share(rate, 300.0, 500.0)[0] >= bench.LEAST_USED, f"found {search.found}"
+    assert search.found == rate
+
+
 class Shared(MovingWindow):
     """A limit that others use up for a moment now and then."""
 

@@ -188,6 +188,12 @@ class RateSearch:
     def _decide(self, now_s: float, until_s: float) -> None:
         """Chooses the next rate from all verdicts so far."""
         evidence = self._evidence
+        if evidence.begins_full:
+            # Calls before the search had used the limit up: these refusals do not bound it.
+            self._evidence = Evidence()
+            self._evidence.sent(until_s)
+            self._rest_s, self._burst, self._refusals = None, 0, 0
+            return
         bucket = evidence.bucket(until_s)
         windows = evidence.windows(until_s)
         window = likeliest(windows) if windows else None
