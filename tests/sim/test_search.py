@@ -5,6 +5,7 @@ The small form of bench/search.py, whose driver and bars these are. Virtual time
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_a_limit_that_changes_is_found_again(server: str, now: Rate) -> None:
 
 
 class UsedUp(MovingWindow):
-    """A limit that an earlier client has used up until `until_s`."""
+    """A limit that other clients use up until `until_s`."""
 
     def __init__(self, rate: Rate, until_s: float) -> None:
         super().__init__(rate)
@@ -113,6 +114,14 @@ def test_a_limit_that_was_used_up_at_the_start_is_found(rate: Rate, is_told: boo
     assert seen.calls[0][1], "the first call is refused"
     assert seen.share(rate, 300.0, 500.0)[0] >= bench.LEAST_USED, f"found {search.found}"
     assert search.found == rate
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_limit_that_was_used_up_for_a_while_is_used_again(server: str) -> None:
+    make = bench.SERVERS[server]
+    changes = [(150.0, UsedUp(PER_SECOND, math.inf)), (180.0, make(PER_SECOND))]
+    seen, search = drive(bench.Case(make(PER_SECOND), 1, 500.0, changes=changes))
+    assert seen.share(PER_SECOND, 200.0, 500.0)[0] >= 0.93, f"found {search.found}"
 
 
 class Shared(MovingWindow):
