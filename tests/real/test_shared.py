@@ -316,6 +316,25 @@ def test_other_limits_under_the_same_name_are_refused(redis: RedisServer) -> Non
 
 
 @needs_redis
+def test_a_key_with_something_else_is_an_error_of_the_settings(redis: RedisServer) -> None:
+    import redis as redis_py
+
+    async def use() -> None:
+        limiter = SharedLimiter(LIMITS[0], open_ledger(redis.url, LIMITS[0], "overwritten"))
+        (await limiter.acquire()).release()
+        await limiter.aclose()
+
+    with redis_py.Redis.from_url(redis.url) as client:
+        before = set(client.scan_iter("redline:{*}"))
+        asyncio.run(use())
+        (key,) = set(client.scan_iter("redline:{*}")) - before
+        for value in (b"text", msgspec.msgpack.encode(["a", "list"])):
+            client.set(key, value)
+            with pytest.raises(ConfigError, match="does not hold shared limits"):
+                open_ledger(redis.url, LIMITS[0], "overwritten")
+
+
+@needs_redis
 def test_a_redis_that_is_not_there_is_an_error_of_the_settings() -> None:
     url = "redis://someone:secret@127.0.0.1:1/0"
     with pytest.raises(ConfigError, match=r"cannot be shared through redis://127.0.0.1:1/0") as it:

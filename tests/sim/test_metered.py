@@ -50,8 +50,8 @@ def worth(calls: float) -> Allowance:
 
 def metered(backend: Any, allowance: Allowance, **more: Any) -> Any:
     clock = VirtualClock(asyncio.get_running_loop())
-    spending = more.pop("spending", Spending)(allowance)
-    return Metered(backend, spending, PRICES, clock=clock, **more)
+    spending, prices = more.pop("spending", Spending)(allowance), more.pop("prices", PRICES)
+    return Metered(backend, spending, prices, clock=clock, **more)
 
 
 def one(step: Any, *, allowance: Allowance | None = None, request: Request = REQUEST) -> Any:
@@ -85,6 +85,23 @@ class Unwritten:
 def test_a_reply_costs_what_its_usage_says() -> None:
     outcome, spent = one(ok())
     assert (outcome.output, spent) == ("ok", USED)
+
+
+@pytest.mark.parametrize("step", [Reply(output="ok"), TimedOut("attempt", 1.0)], ids=type)
+def test_what_may_have_been_billed_has_the_price_of_its_endpoint(step: Any) -> None:
+    tariffs = {
+        name: {"m": parse_price("m", {"input": price, "output": 2 * price})}
+        for name, price in (("cheap", 1), ("dear", 100))
+    }
+    prices = Prices({}, {"cheap": {}, "dear": {}}, tariffs)
+
+    async def main() -> None:
+        inner = ScriptedBackend([step], label="cheap")
+        backend = metered(inner, worth(100), prices=prices)
+        await backend.send(REQUEST, Call())
+        assert backend.spending.spent == WORST
+
+    virtual_run(main())
 
 
 def test_cached_input_costs_its_own_price() -> None:

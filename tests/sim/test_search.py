@@ -5,6 +5,7 @@ The small form of bench/search.py, whose driver and bars these are. Virtual time
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -92,6 +93,35 @@ def test_a_limit_that_changes_is_found_again(server: str, now: Rate) -> None:
     if now.count < PER_SECOND.count:
         # Being refused shows at once; that there is more must be asked for now and then.
         assert seen.share(now, 160.0, 220.0)[1] <= 0.01
+
+
+class UsedUp(MovingWindow):
+    """A limit that other clients use up until `until_s`."""
+
+    def __init__(self, rate: Rate, until_s: float) -> None:
+        super().__init__(rate)
+        self._until_s = until_s
+
+    def wait_s(self, amount: int, now_s: float) -> float:
+        return max(self._until_s - now_s, super().wait_s(amount, now_s))
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("rate", [PER_SECOND, PER_MINUTE], ids=str)
+def test_a_limit_that_was_used_up_at_the_start_is_found(rate: Rate, is_told: bool) -> None:
+    case = bench.Case(UsedUp(rate, 130.0), 1, 500.0, is_told=is_told)
+    seen, search = drive(case)
+    assert seen.calls[0][1], "the first call is refused"
+    assert seen.share(rate, 300.0, 500.0)[0] >= bench.LEAST_USED, f"found {search.found}"
+    assert search.found == rate
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_limit_that_was_used_up_for_a_while_is_used_again(server: str) -> None:
+    make = bench.SERVERS[server]
+    changes = [(150.0, UsedUp(PER_SECOND, math.inf)), (180.0, make(PER_SECOND))]
+    seen, search = drive(bench.Case(make(PER_SECOND), 1, 500.0, changes=changes))
+    assert seen.share(PER_SECOND, 200.0, 500.0)[0] >= 0.93, f"found {search.found}"
 
 
 class Shared(MovingWindow):

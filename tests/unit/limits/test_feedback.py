@@ -619,6 +619,28 @@ def test_a_flood_of_429s_is_answered_at_once_and_once_a_window() -> None:
     assert rules.guard_s == Rules(Limits(requests="600/60s")).guard_s
 
 
+def test_the_whole_limit_is_used_again_soon_after_a_block() -> None:
+    rules = Rules(Limits(requests="100/1s"))
+    feedback, now_s = Feedback(rules), 0.0
+    for _ in range(3):
+        now_s = answers(feedback, now_s, 60, 60)
+    assert rules.share < 0.1
+    # The end of the block lies within the window.
+    now_s = answers(feedback, now_s, 30, 5)
+    answers(feedback, now_s, 101, 0)
+    assert rules.share == 1
+
+
+def test_a_limit_that_is_far_too_high_is_taken_for_a_block_only_once() -> None:
+    rules = Rules(Limits(requests="100/1s"))
+    feedback, now_s = Feedback(rules), 0.0
+    for _ in range(2):
+        now_s = answers(feedback, now_s, 101, 91)
+        for _ in range(3):
+            now_s = answers(feedback, now_s, 30, 0)
+    assert rules.share < 0.2
+
+
 def test_limits_of_tokens_alone_are_watched_for_429s_too() -> None:
     rules = Rules(Limits(tokens="100k/1s"))
     feedback = Feedback(rules)

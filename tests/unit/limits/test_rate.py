@@ -171,6 +171,8 @@ def test_a_text_of_unknown_origin_is_called_what_it_should_be() -> None:
         ("input_tokens", Rate(9_000_000, 3600.0), "9,000k input tokens/h"),
         ("requests", Rate(500, 60.0), "500 requests/min"),
         ("requests", Rate(5, 2.5), "5 requests/2.5 s"),
+        ("requests", Rate(1, 60.0), "1 request/min"),
+        ("output_tokens", Rate(1000, 31 * 86400.0), "1,000 output tokens/31 days"),
         ("requests", None, "the rate of requests that is searched for"),
     ],
 )

@@ -2,7 +2,7 @@
 
   an attempt ends with                          the amount spent is
   a reply with its usage                        the cost of the usage
-  a reply without a usage                       the worst case
+  a reply without a usage                       the worst case, at its endpoint's price
   an HTTP error instead of an answer            nothing
   HTTP 504 or 524                               the worst case: the model may have continued
   anything else, after it was written           the worst case: it may have been billed
@@ -43,12 +43,26 @@ class Account(Protocol):
 
 
 class _Attempt(msgspec.Struct):
-    """One attempt. worst: its highest possible cost. writes: how often its request was written."""
+    """One attempt. input_tokens, output_tokens: the most that it can use. price: its highest price.
 
-    worst: Amount
+    writes: how often its request was written.
+    """
+
+    input_tokens: int
+    output_tokens: int
     bound: Worst
     price: Price
     writes: int = 0
+
+    @property
+    def worst(self) -> Amount:
+        """Its highest possible cost."""
+        return self.worst_at(self.price)
+
+    def worst_at(self, price: Price) -> Amount:
+        """Returns its highest possible cost at this price."""
+        most = price.most(self.input_tokens, self.output_tokens, may_write=self.bound.may_write)
+        return Amount(most, self.input_tokens + self.output_tokens)
 
 
 class Metered(Around):
@@ -168,8 +182,7 @@ class Metered(Around):
         if output_tokens is None:
             output_tokens = self._estimator.most(request).output_tokens
         input_tokens = bound.input_tokens + self._hidden_tokens
-        picodollars = price.most(input_tokens, output_tokens, may_write=bound.may_write)
-        return _Attempt(Amount(picodollars, input_tokens + output_tokens), bound, price)
+        return _Attempt(input_tokens, output_tokens, bound, price)
 
     async def _reserve(self, worst: Amount, call: Call) -> float | None:
         """Reserves `worst`, waiting if needed; returns when the wait began, None without a wait.
@@ -267,17 +280,18 @@ class Metered(Around):
         if outcome is None:
             return attempt.worst
         error = outcome.error
+        price = self._prices.at(outcome.endpoint, request.model) or attempt.price
+        worst = attempt.worst_at(price)
         if error is not None and outcome.reply is None:
-            return attempt.worst if may_be_billed(error) else NOTHING
+            return worst if may_be_billed(error) else NOTHING
         usage = None
         if outcome.reply is not None:
             has_output = api_of(request.url).has_output
             usage = read_usage(outcome.reply.usage, has_output=has_output)
         if usage is None:
-            return attempt.worst
+            return worst
         hidden = usage.input_tokens - attempt.bound.input_tokens
         self._hidden_tokens = max(self._hidden_tokens, hidden)
-        price = self._prices.at(outcome.endpoint, request.model) or attempt.price
         return Amount(price.of(usage), usage.tokens)
 
     def spent(self, worst: Amount) -> BudgetSpent:

@@ -73,6 +73,11 @@ class Evidence:
         self.is_first = True  # the limit has been the same since the first call
         self._longest_s = math.inf  # calls before the refusals prove little about longer windows
 
+    @property
+    def begins_full(self) -> bool:
+        """Whether the server was full before the first call, so that it refused that call."""
+        return self.is_first and self._refused[:1] < self._calls[:1]
+
     def sent(self, now_s: float) -> None:
         insort(self._calls, now_s)
         if len(self._calls) > _MOST_CALLS:

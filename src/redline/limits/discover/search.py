@@ -173,9 +173,11 @@ class RateSearch:
         assert self._rest_s is not None
         if is_limited:
             self._probes += 1
-            if self._probes > _MOST_PROBES:
-                # The cause is not momentary: the held rate is no longer the limit.
+            if self._probes > _MOST_PROBES and self._hold is not None:
+                # The cause is not momentary: the limit is a different one, or other clients use it
+                # up. What is refused in such a block does not bound the rate after it.
                 self._lose()
+                self._evidence, self._is_careful = Evidence(), True
             longer_s = max(self._rest_s * _REST_GROWTH, asked_s)
             self._rest_s = min(longer_s, _LONGEST_REST_S)
             return self._change(now_s)
@@ -188,6 +190,12 @@ class RateSearch:
     def _decide(self, now_s: float, until_s: float) -> None:
         """Chooses the next rate from all verdicts so far."""
         evidence = self._evidence
+        if evidence.begins_full:
+            # Calls before the search had used the limit up: these refusals do not bound it.
+            self._evidence = Evidence()
+            self._evidence.sent(until_s)
+            self._rest_s, self._burst, self._refusals = None, 0, 0
+            return
         bucket = evidence.bucket(until_s)
         windows = evidence.windows(until_s)
         window = likeliest(windows) if windows else None

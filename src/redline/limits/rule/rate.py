@@ -151,10 +151,12 @@ def limit_text(kind: str, rate: Rate | None) -> str:
     what = kind.replace("_", " ")
     if rate is None:
         return f"the rate of {what} that is searched for"
-    count, window = f"{rate.count:,}", f"{rate.window_s:g} s"
+    count = f"{rate.count:,}"
+    if rate.count == 1:
+        what = what.removesuffix("s")
     for unit, factor in (("m", 1_000_000), ("k", 1_000)):
         if rate.count >= 10 * factor and rate.count % factor == 0:
             count = f"{rate.count // factor:,}{unit}"
             break
     names = {1.0: "s", 60.0: "min", 3600.0: "h", 86400.0: "day"}
-    return f"{count} {what}/{names.get(rate.window_s, window)}"
+    return f"{count} {what}/{names.get(rate.window_s) or span(rate.window_s)}"

@@ -53,7 +53,7 @@ _GAIN, _GIVEN = 0.5, 0.08
 # Constants by which rejections are judged (see Pressure).
 _TOLERATED, _RAISE = 0.01, 0.01
 _CUT, _MORE = 4.0, 0.05
-_MANY, _FLOOD = 0.15, 0.3
+_MANY, _FLOOD, _BLOCK = 0.15, 0.3, 0.8
 # While at least half of the calls are admitted, at least this share of a limit is used: not all
 # 429s are due to the number of this process's calls.
 _LEAST_ACCEPTED = 0.1
@@ -389,6 +389,8 @@ class Pressure:
     client seen                       once
     certain                           less is sent: by 4 x the share above 1 %, but at most by the
                                       rejected share + 5 %
+    80 % and more, if the pressure    a block: the first quiet window after it restores the share
+    was not certain before            before it
 
     Clients that add and cut shares of their own rate converge to equal rates (Chiu and Jain 1989).
     """
@@ -404,6 +406,7 @@ class Pressure:
         self._quiet = 0  # windows since the last one that caused a reaction
         self._is_certain = False
         self._is_guard_doubled = False
+        self._share_before = 0.0  # of the block that has begun the present pressure; 0 without one
         self.share = 1.0
 
     def accepted(self, now_s: float) -> bool:
@@ -424,6 +427,9 @@ class Pressure:
             # Calls that were answered during the rest had been sent before the change.
             self._is_resting = False
             self._answered = 0
+        if self._share_before and not is_limited and self._limited == self._answered:
+            # The block is over: its rejections say nothing about the time after it.
+            self._since_s, self._answered, self._limited = now_s, 0, 0
         self._answered += 1
         self._limited += is_limited
         if self._limited and self._answered < _LEAST_ANSWERS:
@@ -457,14 +463,19 @@ class Pressure:
         # Three standard deviations of a Poisson distribution.
         is_clear = limited > expected + 3 * math.sqrt(expected)
         is_certain = is_clear and (rejected >= _MANY or self._clear < _MEMORY)
-        self._is_certain = self._is_certain or is_certain
+        was_certain, self._is_certain = self._is_certain, self._is_certain or is_certain
         self._clear = 0 if is_clear else self._clear + 1
         if not self._is_certain or limited <= expected:
             self._quiet += 1
             self._is_certain = self._is_certain and self._quiet < _MEMORY
-            self.share = min(1.0, self.share + _RAISE * self._quiet)
+            self.share = min(1.0, max(self.share + _RAISE * self._quiet, self._share_before))
+            self._share_before = 0.0
             return False
         self._quiet = 0
+        if rejected < _BLOCK:
+            self._share_before = 0.0
+        elif not was_certain:
+            self._share_before = self.share
         if rejected < _MANY and is_alone and not self._is_guard_doubled:
             self._is_guard_doubled = True
             self._rules.jitter.was_short()

@@ -41,6 +41,13 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Lease)
 
 
+class _Head(msgspec.Struct, array_like=True):
+    """The first fields of a State."""
+
+    limits: str
+    touched_s: float
+
+
 class RedisLedger:
     """Keeps the state under `name` in the Redis at `url`.
 
@@ -136,10 +143,16 @@ class RedisLedger:
             ) from error
         if blob is None:
             return
-        others, touched_s = msgspec.msgpack.decode(blob)[:2]
-        if others != limits and seconds + micros / 1e6 - touched_s < STALE_S:
+        try:
+            state = msgspec.msgpack.decode(blob, type=_Head)
+        except msgspec.DecodeError as error:
             raise ConfigError(
-                f"{self._where} is in use for {others}, not for {limits}",
+                f"the key {self._key} in {self._where} does not hold shared limits",
+                hint="delete this key, or pass another database to --share",
+            ) from error
+        if state.limits != limits and seconds + micros / 1e6 - state.touched_s < STALE_S:
+            raise ConfigError(
+                f"{self._where} is in use for {state.limits}, not for {limits}",
                 hint="set the same limits in every process, or pass another database to --share",
             )
 
