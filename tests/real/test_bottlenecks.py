@@ -41,3 +41,13 @@ def test_a_pool_that_may_have_fewer_calls_than_its_endpoints_is_short_of_concurr
     causes = [binding.cause for binding in bindings(windows)]
     assert causes.count(Cause.CONCURRENCY) >= 0.6 * len(causes)
     assert Cause.CLIENT not in causes
+
+
+def test_the_last_window_of_a_run_has_its_slots(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Sort."}\n' * 20)
+    with SimProcess("--latency", "0.05") as sim:
+        command = [sys.executable, "-m", "redline", "run", "rows.jsonl", "--model", "m", "-c", "4"]
+        command += ["--base-url", sim.base_url, "-o", "out.jsonl", "-q"]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    # Its last sample is taken after the connections were closed.
+    assert read_timeline(tmp_path / "out.redline" / NAME).runs[0].windows[-1].slots == 4

@@ -14,7 +14,7 @@ import pytest
 from redline.calls import Call, Endpoint, HttpBackend, Request
 from redline.calls.wire import Connection, Outbox, Timing, Transport, pool
 from redline.clock import SYSTEM
-from redline.errors import NoEndpoint
+from redline.errors import Disconnected
 from redline.limits import Limits
 from support.asking import Asked, Asker, wire
 from support.catching import assert_caught
@@ -81,9 +81,9 @@ def test_a_transport_that_is_closed_connects_no_more(run: Run) -> None:
                 await asyncio.sleep(0)
                 assert not due.done()
                 await asker.transport.aclose()
-                with pytest.raises(NoEndpoint):
+                with pytest.raises(Disconnected):
                     await due
-                with pytest.raises(NoEndpoint):
+                with pytest.raises(Disconnected):
                     await asker.ask(wire("/3"))
             assert [seen.target for seen in server.seen] == ["/1"]
             assert server.connections == 1
@@ -98,7 +98,7 @@ def test_a_connection_that_is_made_while_the_transport_is_closed_is_closed_too(r
                 connecting = asyncio.create_task(asker.ask(wire("/1")))
                 await asyncio.sleep(0)
                 await asker.transport.aclose()
-                with pytest.raises(NoEndpoint):
+                with pytest.raises(Disconnected):
                     await connecting
             await server.closed()
             assert server.seen == []

@@ -497,7 +497,7 @@ class HttpBackend:
         self._listener.on_event(RequestRepeated(sent_s, self.label))
 
     async def aclose(self) -> None:
-        self._outage.close()
+        self._outage.is_closed = True
         self.withdraw()
         await self._steering.aclose()
         await self.transport.aclose()
@@ -659,9 +659,10 @@ class HttpBackend:
         if self._outage.refused(now_s):
             self._listener.on_event(EndpointLost(now_s, self.label, error.what))
         if self._outage.is_over(now_s):
+            lasted_s = self._outage.lasted_s(now_s)
+            long = f"the endpoint has not been reachable for {lasted_s:.0f} s: "
             lost = NoEndpoint(
-                f"the endpoint has not been reachable for {self._outage.lasted_s(now_s):.0f} s: "
-                f"{error.what}",
+                error.what if self._outage.is_closed else long + error.what,
                 where=error.where,
                 hint=error.hint or "check the base URL and the network, then try again",
             )

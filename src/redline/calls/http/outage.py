@@ -23,7 +23,8 @@ _LONGEST_PAUSE_S = 15.0
 class Outage:
     """Whether the endpoint can be reached, judged by the results of its connection attempts.
 
-    again_s: when to try the next connection; -inf while the endpoint is up.
+    again_s: when to try the next connection; -inf while the endpoint is up. is_closed: set once no
+    other connection will be made, so that the next outage is over at once.
     """
 
     def __init__(self) -> None:
@@ -31,12 +32,8 @@ class Outage:
         self.again_s = -math.inf
         self._pause_s = _FIRST_PAUSE_S
         self._has_answered = False
-        self._is_closed = False
+        self.is_closed = False
         self.is_up = False  # the endpoint has answered, and no connection has failed since
-
-    def close(self) -> None:
-        """Records that no other connection will be made: the endpoint is out of reach for good."""
-        self._is_closed = True
 
     def answered(self) -> bool:
         """Records any sign of the server: a success, an error, or a reset after connecting.
@@ -66,20 +63,17 @@ class Outage:
 
     @property
     def is_down(self) -> bool:
-        """Whether the last attempt to connect failed, or no other will be made."""
-        return self._is_closed or self._since_s is not None
+        """Whether the last attempt to connect failed."""
+        return self._since_s is not None
 
     def lasted_s(self, now_s: float) -> float:
         """Returns the seconds since the outage began; 0 while the endpoint is up."""
         return 0.0 if self._since_s is None else now_s - self._since_s
 
     def is_over(self, now_s: float) -> bool:
-        """Whether the outage has lasted 300 s, or 5 s if the endpoint has never answered.
-
-        Once closed, the endpoint gets no time at all.
-        """
+        """Whether the outage has lasted 300 s, or 5 s if the endpoint has never answered."""
         patience_s = _ANSWERED_BEFORE_S if self._has_answered else _NEVER_ANSWERED_S
-        return self._is_closed or self.lasted_s(now_s) >= patience_s
+        return self.is_closed or self.lasted_s(now_s) >= patience_s
 
 
 def is_unreachable(error: object) -> bool:

@@ -8,9 +8,9 @@ from redline.calls.wire.connection import Connection
 from redline.calls.wire.deadlines import Stops
 from redline.calls.wire.dialer import Dialer
 from redline.calls.wire.exchange import Exchange
+from redline.calls.wire.proxy import no_connection
 from redline.calls.wire.reply_memory import ReplyMemory
 from redline.calls.wire.reuse import Reuse
-from redline.errors import NoEndpoint
 
 # Servers close idle connections after 5 s (uvicorn) to 75 s (nginx). A closed connection costs a
 # reconnect but no attempt, so this only bounds the number of idle sockets.
@@ -98,7 +98,7 @@ class Pool:
             connection.close()
 
     async def connect(self) -> Connection:
-        """Opens a connection. Raises as Dialer.connect does, and NoEndpoint after `close`."""
+        """Opens a connection. Raises as Dialer.connect does, and Disconnected after `close`."""
         if not self._is_closed:
             self.enter(asyncio.get_running_loop())
             connection = await self._dialer.connect(self._new)
@@ -107,8 +107,8 @@ class Pool:
                     self._all.add(connection)
                 return connection
             connection.close()
-        raise NoEndpoint(
-            "the connections to the endpoint were closed for good",
+        raise no_connection(
+            "the client was closed",
             hint="closing a Client closes its Pool or backend as well: make a new one per Client",
         )
 
@@ -126,7 +126,7 @@ class Pool:
                 connection.close()
 
     def close(self) -> None:
-        """Closes every connection for good; `connect` then raises NoEndpoint."""
+        """Closes every connection for good; `connect` then raises Disconnected."""
         self._is_closed = True
         self._stop_sweeper()
         self._idle.clear()

@@ -212,7 +212,7 @@ class Transport:
             raise unauthorized(407, answer.headers.get("proxy-authenticate", ""), self._forwarder)
 
     async def aclose(self) -> None:
-        """Closes every connection: exchanges end with Disconnected, later ones with NoEndpoint."""
+        """Closes every connection. Current and later exchanges end with Disconnected."""
         self._pool.close()
 
     async def _ready(self, exchange: Exchange) -> Connection:
