@@ -497,7 +497,7 @@ class HttpBackend:
         self._listener.on_event(RequestRepeated(sent_s, self.label))
 
     async def aclose(self) -> None:
-        self._outage.is_closed = True
+        self._outage.close()
         self.withdraw()
         await self._steering.aclose()
         await self.transport.aclose()
