@@ -1,6 +1,6 @@
 """The main job, killed half-way and continued: `make demo`.
 
-It labels examples/tickets.jsonl by a simulated endpoint, so it needs no key and costs nothing.
+It labels examples/tickets.jsonl at a simulated endpoint, so it needs no key and costs nothing.
 Takes about 20 seconds. Exit status 0 only if every claim that it prints was true.
 """
 
@@ -31,7 +31,7 @@ _IS_COLOURED = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 class Failed(Exception):
-    """Something the demo claims was not true."""
+    """A claim of the demo is not true."""
 
 
 def say(text: str = "", *, style: str = "0") -> None:
@@ -39,14 +39,14 @@ def say(text: str = "", *, style: str = "0") -> None:
 
 
 def check(claim: str, is_true: bool) -> None:
-    """Prints a claim that is true; ends the demo at one that is not."""
+    """Prints `claim` if it is true; raises Failed otherwise."""
     if not is_true:
         raise Failed(claim)
     say(f"  ok  {claim}", style="32")
 
 
 def show(*words: str) -> list[str]:
-    """Prints a command as one types it; the words that run it with this Python."""
+    """Prints a command as a user types it; returns the words that run it with this Python."""
     say(f"$ {shlex.join(['redline', *words])}", style="1")
     return [sys.executable, "-m", "redline", *words]
 
@@ -60,7 +60,7 @@ def run_command(base_url: str) -> list[str]:
 
 @contextmanager
 def endpoint() -> Iterator[str]:
-    """The base URL of a simulated endpoint that takes 20 requests a second."""
+    """Starts a simulated endpoint that takes 20 requests a second, and yields its base URL."""
     command = show("sim", "--requests", "20/1s", "--latency", "0.2-0.6")
     server = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -78,7 +78,10 @@ def endpoint() -> Iterator[str]:
 
 
 def requests_received(base_url: str) -> int:
-    """The endpoint's own count, from GET /sim/stats, once it has noticed that a client is gone."""
+    """Returns the requests that the endpoint has counted, once none of them is in flight.
+
+    Raises Failed if some still are after LIMIT_S.
+    """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     ends_s = time.monotonic() + LIMIT_S
     while time.monotonic() < ends_s:
@@ -96,7 +99,10 @@ def whole_lines(path: Path) -> bytes:
 
 
 def kill_half_way(command: list[str], labels: Path, rows: int) -> bytes:
-    """Runs `command`, kills it once half of the rows are saved; the lines on disk then."""
+    """Runs `command`, kills it once half of `rows` are saved, and returns the lines on disk.
+
+    Raises Failed if the command ends first, or after LIMIT_S.
+    """
     process = subprocess.Popen(command, cwd=ROOT)
     ends_s = time.monotonic() + LIMIT_S
     try:
@@ -128,10 +134,10 @@ def demo() -> None:
             run_command(base_url), cwd=ROOT, timeout=LIMIT_S, check=False
         ).returncode
         again = requests_received(base_url) - asked
-    say("\nWhat came of it:")
-    check("the second run ended well", status == 0)
+    say("\nThe outcome:")
+    check("the second run succeeded", status == 0)
     check(
-        f"the {done} rows from before are there, byte for byte",
+        f"the {done} rows from before are unchanged, byte for byte",
         labels.read_bytes().startswith(kept),
     )
     check(
@@ -139,7 +145,7 @@ def demo() -> None:
         again == rows - done,
     )
     check(
-        f"{asked + again} requests for {rows} rows: what was in flight at the kill, and no more",
+        f"{asked + again} requests for {rows} rows: only calls in flight at the kill were repeated",
         asked + again <= rows + CONCURRENCY,
     )
     verify = subprocess.run(
@@ -152,7 +158,7 @@ def demo() -> None:
     )
     say(verify.stdout.strip(), style="1;32")
     if verify.returncode or verify.stdout.strip() != f"verify: {rows} of {rows}, each once":
-        raise Failed("every row stands in the results once")
+        raise Failed("every row is in the results once")
 
 
 def main() -> int:

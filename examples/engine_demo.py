@@ -1,4 +1,4 @@
-"""A model made, served and asked, all on this machine: `make engine-demo`.
+"""Trains, serves and calls a model, all on this machine: `make engine-demo`.
 
 The model is trained once, which takes minutes, and kept in build/tiny-model. Exit status 0 only if
 every row was answered.
@@ -22,7 +22,7 @@ TOLD = ("batch_size_mean", "tokens_per_step_mean", "draft_acceptance", "generati
 
 
 def show(*words: str) -> list[str]:
-    """Prints a command as one types it; the words that run it with this Python."""
+    """Prints a command as a user types it; returns the words that run it with this Python."""
     print(f"$ {shlex.join(words)}", flush=True)
     own = [sys.executable] if words[0] == "python" else [sys.executable, "-m", "redline"]
     return [*own, *words[1:]]
@@ -30,7 +30,7 @@ def show(*words: str) -> list[str]:
 
 @contextmanager
 def served() -> Iterator[str]:
-    """The base URL of the engine."""
+    """Starts the engine and yields its base URL; kills the engine at the end."""
     target, draft = FOLDER / "target", FOLDER / "draft"
     command = show("redline", "engine", str(target), "--draft-model", str(draft))
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -38,7 +38,7 @@ def served() -> Iterator[str]:
     try:
         base_url = process.stdout.readline().strip()
         if not base_url:
-            raise SystemExit("the engine has not started")
+            raise SystemExit("the engine did not start")
         yield base_url
     finally:
         process.kill()
@@ -46,7 +46,7 @@ def served() -> Iterator[str]:
 
 
 def write_questions(path: Path) -> None:
-    """Rows of questions from text that the model has not seen."""
+    """Writes at most ROWS questions, from text that the model has not seen, to `path`."""
     texts = (ROOT / FOLDER / "held-out.txt").read_text("utf-8").splitlines()
     asked = [text.partition("<|end|>")[0].removeprefix("<|user|>") for text in texts]
     rows = [{"question": question} for question in asked[:ROWS]]

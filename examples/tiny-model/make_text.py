@@ -2,11 +2,11 @@
 
     python examples/tiny-model/make_text.py [--megabytes 4] [--seed 0] > text.txt
 
-One document a line, as the model reads it. A seeded grammar writes all of it, so it is nobody's
-data, and the same settings give the same bytes. What stands before mostly decides what follows: a
-town keeps its river, a sum its result, an order its words. So a small model learns it in minutes,
-and a smaller one guesses most of what the small one says. Choices that are free are uneven: the
-first of n options is the likeliest, as the words of a language are.
+One document a line, as the model reads it. A seeded grammar generates all of it, so it is no one's
+data, and the same settings give the same bytes. Most tokens follow from those before them: a town
+keeps its river, a sum its result, an order its words. So a small model learns it in minutes, and a
+smaller one predicts most of what the small one says. Free choices are uneven, like the words of a
+language: the first of n options is the likeliest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ END = "<|end|>"
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of `text`."""
+    """Splits `text` at white space."""
     return tuple(text.split())
 
 
@@ -69,7 +69,7 @@ ITEMS = words(
 COLOURS = words("blue red green white black yellow brown grey orange silver")
 CARGOES = words("salt timber wool apples barley fish cloth iron")
 
-# What is known of a town: ways to ask, and the one way to answer.
+# The facts about a town: ways to ask for each, and the one way to answer.
 FACTS = (
     (
         ("Which river flows through {name}?", "What is the river of {name} called?"),
@@ -126,14 +126,14 @@ Town = dict[str, str]
 
 
 def render(document: Document) -> str:
-    """The document as the model reads it, without the token that begins every text."""
+    """Returns the document as the model reads it, without the token that begins every text."""
     if isinstance(document, str):
         return document + END
     return "".join(f"<|{role}|>{content}{END}" for role, content in document)
 
 
 def contents(document: Document) -> str:
-    """All that the document says, without the tokens that mark its turns."""
+    """Returns the text of the document, without the tokens that mark its turns."""
     if isinstance(document, str):
         return document
     return " ".join(message.content for message in document)
@@ -160,7 +160,7 @@ def evenly(rng: Random, options: Sequence[Option]) -> Option:
 
 
 def distinct(rng: Random, options: Sequence[Option], count: int) -> list[Option]:
-    """`count` different ones of `options`, which holds at least as many."""
+    """`count` different ones of `options`, which must hold at least as many."""
     left = list(options)
     return [left.pop(int(rng.random() * len(left))) for _ in range(count)]
 
@@ -204,7 +204,7 @@ def facts(rng: Random, towns: Sequence[Town]) -> Document:
 
 
 def article(rng: Random, towns: Sequence[Town]) -> Document:
-    """A paragraph that tells most of what is known about one town."""
+    """A paragraph with most of the facts about one town."""
     sentences = (
         "{name} is a town in {region}, {distance} km from {neighbour}.",
         pick(rng, ("It was founded in the year {founded}.", "Its first year was {founded}.")),
@@ -249,7 +249,7 @@ def order(rng: Random, towns: Sequence[Town]) -> Document:
 
 
 def total(rng: Random, towns: Sequence[Town]) -> Document:
-    """A chat that adds two numbers of two digits, with the steps of it."""
+    """A chat that adds two two-digit numbers, step by step."""
     one, other = (10 + int(rng.random() * 90) for _ in range(2))
     ones = one % 10 + other % 10
     tens = one // 10 + other // 10
@@ -266,7 +266,7 @@ def total(rng: Random, towns: Sequence[Town]) -> Document:
 
 
 def counted(rng: Random, towns: Sequence[Town]) -> Document:
-    """A chat about what somebody has after buying or selling some."""
+    """A chat about how many items a person has after buying or selling some."""
     who, item = evenly(rng, GIVEN), evenly(rng, ITEMS)
     have, change = 11 + int(rng.random() * 9), 2 + int(rng.random() * 8)
     verb, sign, left = pick(rng, (("buys", "+", have + change), ("sells", "-", have - change)))
@@ -286,7 +286,7 @@ def alphabet(rng: Random, towns: Sequence[Town]) -> Document:
 
 
 def diary(rng: Random, towns: Sequence[Town]) -> Document:
-    """The harbour book of one town: some days of one week, one after the other."""
+    """The harbour book of one town, on three to six consecutive days of a week."""
     town = pick(rng, towns)
     first = int(rng.random() * 4)
     lines = [
@@ -297,7 +297,7 @@ def diary(rng: Random, towns: Sequence[Town]) -> Document:
     return " ".join([f"Harbour book of {town['name']} on the river {town['river']}.", *lines])
 
 
-# The kinds of document and how many of 100 are of each.
+# The kinds of document, and how many of 100 documents are of each kind.
 KINDS: dict[Callable[[Random, Sequence[Town]], Document], int] = {
     facts: 34,
     order: 20,
@@ -311,7 +311,7 @@ KINDS: dict[Callable[[Random, Sequence[Town]], Document], int] = {
 
 
 def documents(seed: int, towns: int = 48) -> Iterator[Document]:
-    """Documents without end, no two of them alike. towns: how many the text knows, 2 to 600."""
+    """Yields documents without end, no two alike. towns: how many occur in them, 2 to 600."""
     rng = Random(f"text {seed}")
     known = make_towns(towns)
     deck = [kind for kind, share in KINDS.items() for _ in range(share)]
@@ -324,7 +324,7 @@ def documents(seed: int, towns: int = 48) -> Iterator[Document]:
 
 
 def make_text(size_bytes: int, seed: int = 0, towns: int = 48) -> list[Document]:
-    """Documents that take at least `size_bytes` in UTF-8 when rendered."""
+    """Returns documents that take at least `size_bytes` in UTF-8 when rendered, one a line."""
     taken: list[Document] = []
     size = 0
     for document in documents(seed, towns):

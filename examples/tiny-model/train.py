@@ -1,11 +1,12 @@
-"""A tiny target and its draft, trained on text that make_text.py writes: two folders to serve.
+"""Trains a tiny target and its draft on text from make_text.py: two folders to serve.
 
     python examples/tiny-model/train.py DIR [--target tiny|32m] [--steps N] [--threads 2]
 
 Leaves DIR/target and DIR/draft, which AutoModelForCausalLM and AutoTokenizer load, DIR/held-out.txt
 with documents that neither has seen, one a line, and DIR/training.json with the figures. The draft
-learns from the text and from what the target says of it, so that it guesses the target rather than
-the text; that costs nothing, as the target has been asked already. Needs torch and transformers.
+learns from the text and from the target's distributions, so that it predicts the target rather than
+the text; they cost nothing, as the target is trained on the same batch. Needs torch and
+transformers.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 HELD_OUT_SHARE = 0.03
-# Blocks that the held-out loss is taken over while training goes on.
+# The number of blocks over which the held-out loss is computed during training.
 HELD_OUT_BLOCKS = 4
 REPORT_S = 3.0
 WARM_UP_SHARE = 0.08
 WEIGHT_DECAY = 0.1
-# What a draft learns of: half the text, half the target's opinion of it.
+# The share of the target's distribution in what the draft learns from; the rest is the text.
 OPINION = 0.5
 # How acceptance is measured: continuations of the first tokens of held-out documents.
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS, DRAFTED = 32, 24, 64, 4
@@ -52,7 +53,10 @@ PROMPTS, PROMPT_TOKENS, NEW_TOKENS, DRAFTED = 32, 24, 64, 4
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of one Llama: widths in numbers, heads of `hidden / heads` each."""
+    """The sizes of one Llama model; each head has `hidden / heads` dimensions.
+
+    inner: the width of the MLP. is_tied: whether the embedding and the head share their weights.
+    """
 
     hidden: int
     inner: int
@@ -66,8 +70,8 @@ class Shape:
 class Plan:
     """What is trained, on what, and for how long.
 
-    batch: sequences a step. length: tokens a sequence. rate, draft_rate: AdamW's highest. context:
-    the most tokens that the model says it takes; it has been trained on `length` at a time.
+    batch: sequences per step. length: tokens per sequence. rate, draft_rate: the highest learning
+    rates. context: the longest sequence that the models declare; they are trained on `length`.
     """
 
     target: Shape
@@ -93,32 +97,32 @@ PLANS = {
         rate=3e-3,
         draft_rate=4e-3,
     ),
-    # 31.8 and 5.8 million, with the 1,280 tokens that the text fills.
+    # 31.8 and 5.8 million, with a vocabulary of 1,280 tokens, all that the text yields.
     "32m": Plan(
         target=Shape(hidden=512, inner=1472, layers=10, heads=8, kv_heads=4),
         draft=Shape(hidden=512, inner=2432, layers=1, heads=8, kv_heads=4),
         steps=500,
         rate=1.2e-3,
         draft_rate=2e-3,
-        # More steps for the same tokens: with so few of them, steps are what is short.
+        # More steps for the same tokens: with few tokens, the number of steps is the bottleneck.
         batch=4,
     ),
 }
 
 
 class Pair(NamedTuple):
-    """A model and the one that guesses for it."""
+    """A target model and its draft model."""
 
     target: LlamaForCausalLM
     draft: LlamaForCausalLM
 
 
 class Acceptance(NamedTuple):
-    """How well a draft guesses what its target decodes greedily.
+    """How well a draft predicts what its target decodes greedily.
 
-    agreement: of the target's tokens, the share that the draft would have guessed after the same
-    words. accepted: of the tokens drafted four at a time, the share before the first wrong one.
-    per_step: tokens that one step of the target then gives, its own included; 1 to 5.
+    agreement: of the target's tokens, the share that the draft predicts after the same prefix.
+    accepted: of the tokens drafted DRAFTED at a time, the share before the first wrong one.
+    per_step: tokens that one step of the target then gives, its own included; 1 to DRAFTED + 1.
     """
 
     agreement: float
@@ -130,7 +134,7 @@ def make_tokenizer(texts: Sequence[str], vocabulary: int, context: int) -> PreTr
     """A byte-level BPE tokenizer of at most `vocabulary` tokens, with a chat template.
 
     Each digit is a token of its own, as sums need it. Every text begins with BEGIN; the chat
-    template puts it there itself, so what it renders is to be encoded without special tokens.
+    template adds it itself, so its output must be encoded without special tokens.
     """
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -167,9 +171,9 @@ def make_tokenizer(texts: Sequence[str], vocabulary: int, context: int) -> PreTr
 def make_model(
     shape: Shape, tokenizer: PreTrainedTokenizerFast, context: int, seed: int
 ) -> LlamaForCausalLM:
-    """An untrained Llama of that shape for the tokenizer; no other random draw depends on it."""
+    """Returns an untrained Llama of `shape` for the tokenizer; keeps torch's random state."""
     config = LlamaConfig(
-        # A multiple of 64, so that shards of the vocabulary are of one size.
+        # A multiple of 64, so that shards of the vocabulary have the same size.
         vocab_size=math.ceil(len(tokenizer) / 64) * 64,
         hidden_size=shape.hidden,
         intermediate_size=shape.inner,
@@ -189,7 +193,7 @@ def make_model(
 
 
 def pack(tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document], length: int) -> Tensor:
-    """(N, length + 1) int64: the documents one after another, cut into blocks; the rest is left."""
+    """Returns the joined documents cut into blocks, (N, length + 1) int64; drops the rest."""
     ids = tokenizer([render(document) for document in documents])["input_ids"]
     stream = torch.tensor([token for row in ids for token in row])
     count = len(stream) // (length + 1)
@@ -197,7 +201,7 @@ def pack(tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document], leng
 
 
 def batches(blocks: Tensor, plan: Plan) -> Iterator[Tensor]:
-    """`plan.steps` batches of blocks; all blocks once in random order before any comes again."""
+    """Yields `plan.steps` random batches; every block occurs once before any occurs again."""
     generator = torch.Generator().manual_seed(plan.seed)
     order = torch.empty(0, dtype=torch.int64)
     for _ in range(plan.steps):
@@ -208,7 +212,7 @@ def batches(blocks: Tensor, plan: Plan) -> Iterator[Tensor]:
 
 
 def rate_share(step: int, steps: int) -> float:
-    """The share of the highest learning rate: a straight warm-up, then a cosine down to 2 %."""
+    """The share of the highest learning rate: a linear warm-up, then a cosine down to 2 %."""
     warm_up = max(1, round(steps * WARM_UP_SHARE))
     if step < warm_up:
         return (step + 1) / warm_up
@@ -216,7 +220,7 @@ def rate_share(step: int, steps: int) -> float:
 
 
 def optimizer(model: LlamaForCausalLM, rate: float) -> AdamW:
-    """AdamW that decays the matrices and leaves the norms alone."""
+    """Returns AdamW with weight decay for the matrices, but not for the norms."""
     groups = [
         {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": WEIGHT_DECAY},
         {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
@@ -225,7 +229,7 @@ def optimizer(model: LlamaForCausalLM, rate: float) -> AdamW:
 
 
 def learn(model: LlamaForCausalLM, adam: AdamW, loss: Tensor, rate: float) -> None:
-    """One step of `adam` down the gradient of `loss`."""
+    """Takes one step of `adam` on `loss` at learning rate `rate`; clips the gradients to norm 1."""
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for group in adam.param_groups:
@@ -235,7 +239,7 @@ def learn(model: LlamaForCausalLM, adam: AdamW, loss: Tensor, rate: float) -> No
 
 
 def losses(pair: Pair, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a batch: the target's loss, what the draft learns by, and the draft's loss on the text."""
+    """Returns the target's loss, the loss that trains the draft, and the draft's on the text."""
     inputs, wanted = rows[:, :-1], rows[:, 1:].flatten()
     logits = pair.target(inputs, use_cache=False).logits.flatten(0, 1)
     guesses = pair.draft(inputs, use_cache=False).logits.flatten(0, 1)
@@ -249,9 +253,9 @@ def losses(pair: Pair, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def train(
     pair: Pair, blocks: Tensor, held_out: Tensor, plan: Plan, say: Callable[[str], None]
 ) -> tuple[float, float]:
-    """Trains both in place; their losses per held-out token in nats.
+    """Trains both in place; returns their losses per held-out token, in nats.
 
-    Says how it stands every few seconds, more rarely where asking for the held-out loss is slow.
+    Reports progress every few seconds, less often if computing the held-out loss is slow.
     """
     adams = (optimizer(pair.target, plan.rate), optimizer(pair.draft, plan.draft_rate))
     rates = (plan.rate, plan.draft_rate)
@@ -283,7 +287,7 @@ def train(
 
 @torch.inference_mode()
 def held_out_losses(pair: Pair, held_out: Tensor) -> tuple[float, float]:
-    """Mean loss per token in nats of target and draft."""
+    """Returns the mean losses of target and draft per token, in nats."""
     sums = [0.0, 0.0]
     for rows in held_out.split(8):
         target_loss, _, draft_loss = losses(pair, rows)
@@ -294,10 +298,10 @@ def held_out_losses(pair: Pair, held_out: Tensor) -> tuple[float, float]:
 
 @torch.inference_mode()
 def accept(pair: Pair, prompts: Tensor, new_tokens: int = NEW_TOKENS) -> Acceptance:
-    """How well the draft guesses the target's greedy continuations of `prompts` (N, P)."""
+    """Returns how well the draft predicts the target's greedy continuations of `prompts` (N, P)."""
     model = pair.target
     end = model.generation_config.eos_token_id
-    # A continuation goes on past the end of its document, as in a benchmark of equal lengths.
+    # Continuations do not stop at the end of a document, as in a benchmark of equal lengths.
     model.generation_config.eos_token_id = None
     whole = model.generate(
         prompts,
@@ -326,19 +330,19 @@ def accept(pair: Pair, prompts: Tensor, new_tokens: int = NEW_TOKENS) -> Accepta
 def held_out_prompts(
     tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document], count: int, length: int
 ) -> Tensor:
-    """(count, length) int64: how the first held-out documents that are long enough begin."""
+    """Returns the first tokens of at most `count` documents that have enough, (N, length) int64."""
     ids = tokenizer([render(document) for document in documents])["input_ids"]
     return torch.tensor([row[:length] for row in ids if len(row) >= length][:count])
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Leaves both in `folder`, the chat template in tokenizer_config.json."""
+    """Saves both in `folder`, with the chat template in tokenizer_config.json."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder, save_jinja_files=False)
 
 
 def make_pair(folder: Path, plan: Plan, say: Callable[[str], None] = print) -> Acceptance:
-    """Trains a pair by `plan` and leaves it in `folder`; the draft's acceptance, held out."""
+    """Trains a pair by `plan` and saves it in `folder`; returns the draft's held-out acceptance."""
     start_s = time.monotonic()
     documents = make_text(int(plan.megabytes * 1e6), plan.seed, plan.towns)
     kept = int(len(documents) * (1 - HELD_OUT_SHARE))
@@ -350,7 +354,7 @@ def make_pair(folder: Path, plan: Plan, say: Callable[[str], None] = print) -> A
     pair = Pair(target, make_model(plan.draft, tokenizer, plan.context, plan.seed + 1))
     sizes = [sum(p.numel() for p in model.parameters()) for model in pair]
     say(
-        f"{len(documents):,} documents, {blocks.numel():,} tokens of {len(tokenizer):,} kinds;"
+        f"{len(documents):,} documents, {blocks.numel():,} tokens, vocabulary {len(tokenizer):,};"
         f" target {sizes[0] / 1e6:.1f}M parameters, draft {sizes[1] / 1e6:.1f}M"
     )
     held_out_loss = train(pair, blocks, held_out, plan, say)
