@@ -148,6 +148,15 @@ def test_another_count_or_guard_takes_over_what_was_sent() -> None:
     assert 1.0 < waited_s < 2.1
 
 
+def test_what_is_given_back_is_never_taken_once_more() -> None:
+    phases, now_s = sent_evenly(0.05, after=295)
+    step = phases.add(7, now_s)
+    for later_s in (0.0, 0.02, 0.04):
+        before = free(phases, 1000, now_s + later_s)
+        phases.amend(step, -2, 5)
+        assert before <= free(phases, 1000, now_s + later_s) <= before + 2
+
+
 def free_exactly(sends: list[Sent], count: int, guard_s: float, now_s: float) -> float:
     """What is free in a window of 1 s, by the formula at the head of phases.py.
 

@@ -196,6 +196,20 @@ def test_sends_are_kept_though_the_wall_clock_steps(
         assert second.wait_s(amount) == pytest.approx(first_s, abs=0.02)
 
 
+def test_a_clock_that_steps_in_a_burst_moves_what_is_counted_ahead(tmp_path: Path) -> None:
+    rate = Rate(1000, 60.0)
+    clock = SteppedClock(now_s=500.0, wall_s=1_000_000.0)
+    window = Window(rate, profile="moving", guard_s=GUARD_S)
+    RecentSends(tmp_path, "gpu-1", clock).keep("requests", window)
+    for number in range(60):
+        if number == 30:
+            clock.step(3600.0)
+        window.sent(window.book(1, clock.now_s()), clock.now_s())
+    # Killed, not closed: all that was sent is in the file, and may be claimed once more.
+    second = Process(tmp_path, clock.wall_s() + 1.0, rate=rate)
+    assert 60 <= second.window.used(second.clock.now_s()) <= 60 + 1000 // 64
+
+
 def test_another_window_begins_with_what_the_nearest_one_knew(tmp_path: Path) -> None:
     Process(tmp_path, 1000.0, rate=Rate(99, 3600.0)).send(7)
     Process(tmp_path, 1001.0, rate=Rate(5, 1.0)).send(2)
@@ -215,6 +229,14 @@ def test_another_window_begins_with_what_the_nearest_one_knew(tmp_path: Path) ->
     assert used(5.0) == 0
     assert used(120.0) == 7
     assert used(86_400.0) == 7
+
+
+def test_files_without_a_length_hide_none_that_have_one(tmp_path: Path) -> None:
+    Process(tmp_path, 1000.0, rate=Rate(99, 3600.0)).send(7)
+    for number in range(30):
+        (tmp_path / f"gpu-1-requests-{number}xs.sends").touch()
+    process = Process(tmp_path, 1001.0, rate=Rate(99, 60.0))
+    assert process.window.used(process.clock.now_s()) == 7
 
 
 @pytest.mark.parametrize("profile", ALL)
@@ -602,6 +624,9 @@ def test_what_is_recalled_is_told_from_nothing(tmp_path: Path) -> None:
     assert recent.recall("requests", longer)
     (path,) = tmp_path.iterdir()
     path.write_bytes(b"")
+    assert not recent.recall("requests", window)
+    path.unlink()
+    path.mkdir()
     assert not recent.recall("requests", window)
     assert window.used(first.clock.now_s()) == 1
 

@@ -44,8 +44,14 @@ def test_what_is_no_rate_shows_the_right_form(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["2/0s", "2/32d", "2/" + "9" * 400 + "s"])
 def test_a_window_has_bounds(text: str) -> None:
-    with pytest.raises(ConfigError, match="longer than 0 s and at most 31 days"):
+    with pytest.raises(ConfigError, match=f"longer than 0 s and at most 31 days: {text}"):
         parse_rate(text)
+
+
+def test_a_fraction_of_a_request_is_no_count() -> None:
+    with pytest.raises(ConfigError, match=r"whole requests or tokens, not 2\.5") as caught:
+        Rate(2.5, 1.0)  # type: ignore[arg-type]
+    assert caught.value.hint == "widen the window: Rate(5, 2.0) is 2.5 a second"
 
 
 @pytest.mark.parametrize("count", [0, -1, MAX_COUNT + 1])

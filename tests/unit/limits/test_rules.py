@@ -66,6 +66,15 @@ def test_the_longest_wait_of_all_limits_counts() -> None:
     assert rules.wait_s(Cost(30), 0.6) == 0
 
 
+def test_the_limits_that_hold_a_call_are_those_with_nearly_the_longest_wait() -> None:
+    rules = budget_of(requests=("2/10s", "2/8s", "2/1s"))
+    send(rules, Cost(), 0.0)
+    send(rules, Cost(), 0.1)
+    assert [str(line.stated) for line in rules.holding(Cost(), 0.2)] == ["2/10s", "2/8s"]
+    assert [str(line.stated) for line in rules.holding(Cost(), 8.5)] == ["2/10s"]
+    assert rules.holding(Cost(), 10.5) == []
+
+
 def test_a_settlement_goes_to_the_token_limits_and_not_to_the_requests() -> None:
     rules = budget_of(requests="9/60s", tokens="100/60s", input_tokens="90/60s")
     bookings = send(rules, Cost(50, 20), 0.0)
@@ -309,6 +318,17 @@ def test_a_bound_is_granted_only_while_the_limits_are_free() -> None:
     assert rules.wait_s(Cost(60_000), 1.5) == 0
     assert rules.take_now(bound, 1.5) is None
     assert rules.take_now(Cost(60_000), 1.5)
+
+
+def test_a_bound_is_granted_again_once_a_crowded_limit_is_calm() -> None:
+    rules = budget_of(**LARGE)
+    bound = Cost(60_000, is_bound=True)
+    send(rules, Cost(90_000_000), 0.0)
+    assert rules.wait_s(Cost(60_000), 3.0) == 0
+    assert rules.take_now(bound, 3.0) is None
+    # No window in which much was used is near any more.
+    assert rules.wait_s(Cost(60_000), 10.0) == 0
+    assert rules.take_now(bound, 10.0)
 
 
 def test_a_bound_follows_a_limit_that_is_changed() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from rich.pretty import pretty_repr
 
 from redline.errors import ConfigError
 from redline.limits import PROFILES, Limits, Rate
+from redline.limits.rule import CERTAIN, KINDS, Cost, Spread, stated_cost
 
 
 @pytest.mark.parametrize(
@@ -102,6 +105,7 @@ def refused(**settings: object) -> ConfigError:
 
 def test_an_unknown_profile_names_the_nearest() -> None:
     assert refused(profile="movin").hint == "did you mean moving?"
+    assert refused(profile="movin").what == "unknown limit profile: movin"
     assert refused(profile="zzz").hint == f"one of {', '.join(PROFILES)}"
 
 
@@ -161,3 +165,27 @@ def test_as_many_calls_hold_a_connection_as_a_second_or_a_burst_may_send(
     requests: tuple[str, ...] | str, profile: str, ahead: int
 ) -> None:
     assert Limits(requests=requests, profile=profile).ahead() == ahead
+
+
+def test_only_a_stated_limit_can_be_shared() -> None:
+    Limits(tokens="200k/60s").check_shared()
+    with pytest.raises(ConfigError, match="no limit to share") as caught:
+        Limits(concurrency=8).check_shared()
+    assert "--requests" in caught.value.hint
+
+
+def test_only_amounts_with_output_are_uncertain() -> None:
+    spread = Spread(variance=9.0, third=1.0, most=20.0)
+    cost = Cost(100, 50, spread)
+    assert {kind: cost.spread_of(kind) for kind in KINDS} == {
+        "requests": CERTAIN,
+        "tokens": spread,
+        "input_tokens": CERTAIN,
+        "output_tokens": spread,
+    }
+
+
+@pytest.mark.parametrize(("stated", "name"), [((True, 1), "tokens"), ((1, "1"), "output_tokens")])
+def test_a_stated_cost_is_two_numbers(stated: tuple[Any, Any], name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} "):
+        stated_cost(*stated)

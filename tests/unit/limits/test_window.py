@@ -357,6 +357,14 @@ def test_what_is_recalled_counts_as_if_it_had_been_sent_here(profile: str) -> No
         assert recalled.wait_s(1, now_s) == pytest.approx(live.wait_s(1, now_s), abs=0.011)
 
 
+def test_a_bucket_owes_what_it_recalls_for_one_window_at_most() -> None:
+    window = window_of(10, 10.0, profile="bucket", guard_s=0.0)
+    window.recall([(0.0, 4)])
+    assert window.wait_s(10, 1.0) == pytest.approx(3.0)
+    window.recall([(1.0, 50)])
+    assert window.wait_s(10, 1.0) == pytest.approx(10.0)
+
+
 @pytest.mark.parametrize("kind", ["requests", "tokens"])
 def test_what_is_recalled_by_a_crowded_counter_counts_in_every_phase(kind: Any) -> None:
     live, recalled = (
@@ -425,6 +433,32 @@ def test_calls_are_settled_after_their_window_got_another_length() -> None:
     assert 0 < window.used(now_s) <= 4 * len(bookings)
     assert window.used(now_s + 11.0) == 0
     assert window.wait_s(100, now_s + 30.0) == 0.0
+
+
+def test_a_longer_window_allows_nothing_that_it_would_not_have_allowed_before() -> None:
+    always, longer = (
+        window_of(1000, window_s, profile="any", kind="tokens", guard_s=0.0)
+        for window_s in (20.0, 10.0)
+    )
+    for number in range(60):
+        for window in (always, longer):
+            send(window, 15, 0.2 * number)
+    longer.reshape(Rate(1000, 20.0), "any", 0.0)
+    for now_s in (12.0, 15.0, 20.0, 25.0, 30.0):
+        for amount in (10, 400, 900):
+            assert longer.wait_s(amount, now_s) > 0 or always.wait_s(amount, now_s) == 0
+
+
+def test_an_idle_queue_catches_nothing_up() -> None:
+    idle, busy = (
+        window_of(1000, 60.0, profile="any", kind="tokens", guard_s=0.0) for _ in range(2)
+    )
+    for window, busy_s in ((idle, {}), (busy, {"busy_s": 30.0})):
+        window.sent(window.book(100, 0.0), 0.0)
+        window.book(100, 8.0, **busy_s)
+    # Each 100 take the pace 6 s; the second came 2 s after it had paid for the first.
+    assert idle.wait_s(1, 8.0) == pytest.approx(6.0)
+    assert busy.wait_s(1, 8.0) == pytest.approx(4.0)
 
 
 def test_a_window_keeps_its_attributes_as_cpython_keeps_few() -> None:
