@@ -282,7 +282,7 @@ class _Handover:
             self._outcomes.put_nowait(None)
 
     def end(self) -> None:
-        """Ends the stream: a reader that waits for the next outcome gets None."""
+        """Ends the stream: drops unread outcomes; a reader that is waiting for one gets None."""
         self.is_left = True
         while not self._outcomes.empty():
             self._outcomes.get_nowait()

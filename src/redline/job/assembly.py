@@ -72,9 +72,9 @@ class Run(View, frozen=True, kw_only=True):
 
     @property
     def telemetry_notices(self) -> dict[str, str]:
-        """A notice, keyed by its kind, that OpenTelemetry cannot be reached or can be again.
+        """A notice, by its kind, that OpenTelemetry is out of reach, or reachable again.
 
-        Empty if there is nothing to notice.
+        Empty if there is no notice.
         """
         return {} if self.telemetry is None else self.telemetry.notices
 

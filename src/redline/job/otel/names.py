@@ -48,10 +48,10 @@ REQUEST_FIELDS = {
 # The attributes of a call's span, and of the event for a failed attempt.
 ATTEMPTS = "redline.attempts"
 ENDPOINT = "redline.endpoint"
-WAITED = "redline.waited"  # seconds until the first write
+WAITED = "redline.waited"  # seconds from queueing to the first write
 ATTEMPT_FAILED = "redline.attempt.failed"
 ATTEMPT_NUMBER = "redline.attempt.number"
-ATTEMPT_DURATION = "redline.attempt.duration"  # seconds since its write
+ATTEMPT_DURATION = "redline.attempt.duration"  # seconds from its write to its end
 
 # The attributes of the resource, which describes the sender.
 SERVICE_NAME = "service.name"

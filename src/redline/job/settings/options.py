@@ -103,7 +103,7 @@ def time(
     may_be_0: bool = False,
     **facts: Any,
 ) -> Option:
-    """Returns an option with a flag that takes a duration and sets `drain_s` for `drain`."""
+    """Returns an option with a flag that takes a duration; `--drain` sets the field `drain_s`."""
     reader = partial(values.duration, most_s=most_s, may_be_0=may_be_0)
     return flag(key, "TIME", about, field=f"{key}_s", read=reader, **facts)
 
@@ -531,7 +531,7 @@ def options_in(given: values.Flags, shown: Callable[[str], str] = values.flag_of
 def read(
     options: Iterable[Option], given: values.Flags, shown: Callable[[str], str] = values.flag_of
 ) -> dict[str, Any]:
-    """Returns the values of those of the options that `given` sets, by field.
+    """Returns, by field, the values of the options that `given` sets.
 
     given: values of flags or settings, by key. shown: returns the name of a key in errors. Raises
     ConfigError, which names the option, for a value that it cannot use.

@@ -260,7 +260,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         settings = {
             "call": call,
             **msgspec.to_builtins(self.prompting),
-            # It only permits a constant prompt, and changes no request.
+            # Left out, because it only permits a constant prompt, and changes no request.
             "constant_prompt": None,
             "format": self.output.format,
             "raw": self.output.raw,

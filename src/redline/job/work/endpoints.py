@@ -58,9 +58,9 @@ class Endpoints:
         return total if most is None else min(total, most)
 
     def loads(self, now_s: float) -> tuple[list[Load], set[str]]:
-        """Returns the loads of endpoints not out, and the names of limits that hold calls back.
+        """Returns the loads of the endpoints, and the names of the limits that hold calls back.
 
-        For a large fleet, reads MOST_LOOKED_AT endpoints.
+        Reads the endpoints that are not out; in a large fleet, only MOST_LOOKED_AT of them.
         """
         of = self._of
         if not isinstance(of, Pool | _Watched):
