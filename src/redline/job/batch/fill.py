@@ -100,9 +100,9 @@ class Filler:
     async def _next(self) -> tuple[Kept, Route] | None:
         """Reads a row; returns it with its path and model, or None if there is nothing to send.
 
-        That is so if no more rows follow, which sets `is_read`, or if no request can be made from
-        the row, whose outcome is then saved. Raises TimeoutError if the input delivers no row for
-        a second; the next call gets that row.
+        That is the case if no more rows follow, which sets `is_read`, or if no request can be made
+        from the row, whose outcome is then saved. Raises TimeoutError if the input delivers no row
+        for a second; the next call returns that row.
         """
         runner, metered = self._world.runner, self._world.metered
         async with asyncio.timeout(_LONGEST_WAIT_S):

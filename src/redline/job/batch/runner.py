@@ -478,7 +478,7 @@ class BatchRunner:
                 return answer
 
     def _count(self) -> None:
-        """Updates the figures of the running batches that the progress shows."""
+        """Updates the counts of batches and of their rows that the progress shows."""
         running = self._running()
         self._use.running, self._use.rows = len(running), sum(part.rows for part in running)
         states = Counter(part.seen for part in running)

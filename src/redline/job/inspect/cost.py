@@ -32,8 +32,8 @@ class Cost:
     """Adds up the cost of an output's answers.
 
     asked_model: the model that the job requests. judge: the model that judges the answers if it is
-    a different one, otherwise empty. endpoint: that of answers whose lines do not name theirs, as
-    in the batch format; empty if unknown. is_free: whether no answer costs anything.
+    a different one, otherwise empty. endpoint: that of answers whose lines name none, as in the
+    batch format; empty if unknown. is_free: whether the answers cost nothing.
 
     picodollars: the total cost of the `priced` answers. unpriced: the number of answers without a
     known price, by the model whose price is unknown: the answer's own or the judge. unstated: the

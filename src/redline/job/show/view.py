@@ -39,7 +39,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def telemetry_notices(self) -> dict[str, str]:
-        """The notice, by its kind, that the receiver of telemetry is unreachable or back."""
+        """A notice, by its kind, that the telemetry receiver is unreachable, or reachable again."""
         return {}
 
     @property
