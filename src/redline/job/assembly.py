@@ -105,7 +105,7 @@ class Run(View, frozen=True, kw_only=True):
 
     @property
     def waited_s(self) -> float:
-        """Seconds for which the end of the run has waited for the webhook and OpenTelemetry."""
+        """Seconds that the end of the run spent waiting for the webhook and OpenTelemetry."""
         return sum(one.waited_s for one in (self.webhook, self.telemetry) if one is not None)
 
     def _not_traced(self) -> str | None:

@@ -70,7 +70,7 @@ class Interrupts:
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Drains the run; aborts it if it is draining already. In an upload, abandons that instead.
+        """Drains the run; aborts it if it is draining already. In an upload, abandons the upload.
 
         May be called in any thread. Raises KeyboardInterrupt if there is no runner yet.
         """

@@ -50,7 +50,7 @@ class Filler:
     async def fill(self) -> None:
         """Reads rows until a part is full, no more rows follow, or the budget has no room for one.
 
-        Returns earlier if the input takes long to deliver a row, since batches must be polled.
+        Returns earlier if the input is slow to deliver a row, since batches must be polled.
         Raises BudgetSpent if the budget has no room and there is no open part to wait for.
         """
         if len(self._ledger.parts) >= _MOST_PARTS:

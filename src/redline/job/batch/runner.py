@@ -243,7 +243,7 @@ class BatchRunner:
         return [part for part in self._ledger.parts.values() if part.state == "running"]
 
     def _pause_s(self) -> float:
-        """Returns the seconds until the next batch is made or polled, or `_late_s`; at most 1."""
+        """Returns the seconds until a batch is made or polled, or until `_late_s`; at most 1."""
         now_s = SYSTEM.now_s()
         dues = [part.due_s for part in self._open() if part.state == "running" or not self._is_full]
         return max(0.0, min([now_s + _LONGEST_PAUSE_S, self._late_s(), *dues]) - now_s)
@@ -561,7 +561,7 @@ def batches_of(world: World, ledger: Ledger) -> BatchRunner:
 def place_of(job: Job) -> str:
     """Returns the name that the ledger records for the job's provider, such as its base URL.
 
-    It prevents batches from being looked up at another provider.
+    The name prevents batches from being looked up at another provider.
     """
     assert job.endpoint is not None
     return job.embedded.place if job.embedded is not None else job.endpoint.base_url

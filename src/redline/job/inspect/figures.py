@@ -41,8 +41,8 @@ class Figures:
     input_tokens, output_tokens: totals of the usages. cost: of the results. latencies: of the
     results that did not come from batches either.
 
-    dropped: the number of texts that `redline synth` did not keep, by reason. reasks: how often
-    `redline tag` repeated a request because an answer was not valid; None if no line states it.
+    dropped: the number of texts that `redline synth` did not keep, by reason. reasks: the
+    requests that `redline tag` repeated because of an invalid answer; None if no line records them.
     """
 
     def __init__(self, cost: Cost) -> None:

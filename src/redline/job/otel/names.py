@@ -6,7 +6,7 @@ their buckets, and spans:
 https://github.com/open-telemetry/semantic-conventions/blob/v1.41.0/docs/gen-ai/gen-ai-metrics.md
 https://github.com/open-telemetry/semantic-conventions/blob/v1.41.0/docs/gen-ai/gen-ai-spans.md
 These conventions are continued at https://github.com/open-telemetry/semantic-conventions-genai,
-where metrics have new names that no dashboard knows yet.
+where metrics have new names that no dashboard supports yet.
 
 `redline.*` are the metrics of the page for Prometheus (`job/monitor/metrics.py`, which also defines
 their units), with the same labels, and with the prefix `redline.` instead of `redline_`. If a

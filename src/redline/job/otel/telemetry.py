@@ -289,9 +289,9 @@ def _set_by_program(api: Any, kind: str) -> Any:
 
 
 def _resource(settings: OtelSettings, clock: Clock) -> Any:
-    """Returns a description of the sender: the service, and this run of it.
+    """Returns a description of the sender: the service and this run.
 
-    Because it contains the run, the counters of different runs stay separate.
+    Because it names the run, the counters of different runs stay separate.
     """
     resources = module("sdk.resources")
     run = f"{socket.gethostname()}-{os.getpid()}-{clock.wall_s():.3f}"

@@ -8,8 +8,8 @@ files of results and failures are compared with their objects:
   the object contains the file    the object is fetched
   neither contains the other      the run is refused, with the exception below
 
-Results are only appended, so a file contains an object, or the reverse, if its bytes begin with all
-bytes of the other. An object that has not changed since it was uploaded or fetched is not read: the
+Results are only appended, so a file contains an object if it begins with all of the object's bytes,
+and vice versa. An object that has not changed since it was uploaded or fetched is not read: the
 file contains it. If the object has changed since then but the file has not, the output was
 rewritten elsewhere, for example by --ordered: the object is fetched, and the file is kept under
 another name.

@@ -197,7 +197,7 @@ def options_of(keywords: Mapping[str, Any]) -> Options:
     _check_types(given)
     _check_rivals(given)
     fields: _Fields = {}
-    # In the order of `Keywords`: concurrency and rate override those of `limits`.
+    # In the order of `Keywords`, so that concurrency and rate override those of `limits`.
     for name in Keywords.__annotations__:
         if name in _AS_FLAGS and name in given:
             fields[name] = TABLE[name].read(given[name], name)

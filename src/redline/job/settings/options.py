@@ -53,7 +53,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """The names of one option, and how its value is read.
 
     key: the name in redline.toml and, with dashes, on the command line; if empty, the field's name
-    without the suffix `_s`. short: the flag of one letter, such as `-o`. python: the argument of
+    without the suffix `_s`. short: the one-letter flag, such as `-o`. python: the argument of
     `redline.run` that sets the option; the field's name if empty. field: the field that the option
     sets; the key if empty. read: turns the value of the flag or setting, which has the type `kind`,
     into that of the field. metavar, help: shown by `--help`. complete: the values that a shell's

@@ -1,4 +1,4 @@
-"""Makes a `Job` from options of any source, and finds the server and key that they leave out."""
+"""Makes a `Job` from options, and finds the server and the API key that they leave out."""
 
 from __future__ import annotations
 

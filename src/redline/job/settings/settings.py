@@ -131,7 +131,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     row that fails. ends_if_hopeless: end the run if its first 100 rows all fail.
 
     retry_failed: process only the rows that failed in earlier runs; retries_failures: process these
-    as well as the new ones. fail_on: the flaws, keys of FAIL_ON, that make an answer a failure.
+    as well as new rows. fail_on: the flaws, keys of FAIL_ON, that make an answer a failure.
     allowance: the budget of all runs of the output. prices: the user's prices by model, which
     override those that redline knows.
 

@@ -2,7 +2,7 @@
 
 A reader takes a value and the flag's name for errors, and returns the value in the form that an
 option has. It raises ConfigError for a value that it cannot use. Settings in redline.toml are
-brought into the form of flags first, so the same readers and errors serve both.
+first converted to the form of flags, so the same readers and errors serve both.
 """
 
 from __future__ import annotations

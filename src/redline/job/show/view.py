@@ -88,7 +88,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return known if is_possible else seen
 
     def flawed(self) -> dict[str, int]:
-        """Returns how many answers of all runs are cut, empty or refused, by finish reason."""
+        """Returns how many answers of all runs are cut, empty, filtered or refused, by reason."""
         before = Counter[str]() if self.journal is None else self.journal.answers.flaws
         return dict((before + self.tally.flawed).most_common())
 

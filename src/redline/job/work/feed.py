@@ -186,7 +186,7 @@ class Feed:
             # The read may be waiting for a row that never comes.
             self._refill.cancel()
         # Workers are woken even during a read: if its data arrives in this turn of the event loop,
-        # the source's client may lose the cancellation, and the read may take long to end.
+        # the source's client may lose the cancellation, and the read may go on.
         self._wake_some(len(self._waiting))
 
     async def aclose(self) -> None:

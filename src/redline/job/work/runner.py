@@ -223,7 +223,7 @@ class Runner:
 
     @asynccontextmanager
     async def watched(self, on_drain: Callable[[], object] | None = None) -> AsyncIterator[None]:
-        """Within the context, ends the run at its deadline, which counts from the first entry.
+        """Within the context, ends the run at its deadline, measured from the first entry.
 
         Also ends the run once results are no longer acknowledged, or once it would have to wait for
         longer than `longest_wait_s`; aborts it GRACE_S after a stop. on_drain: called if the run is
@@ -502,7 +502,7 @@ class Runner:
         return is_cut_short
 
     def _ask(self, picked: Picked, call: Call, backend: Backend) -> Awaitable[Outcome]:
-        """Returns a row's outcome as an awaitable. Raises Rejected if the row makes no request."""
+        """Returns a row's outcome as an awaitable. Raises Rejected if no request can be made."""
         found = picked.row
         row = found.data
         if row is None or found.problem is not None or picked.is_duplicate:

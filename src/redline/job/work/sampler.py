@@ -316,7 +316,7 @@ class _ThreadTime:
             self._fd = -1
 
     def read_s(self) -> float:
-        """Returns the thread's seconds, running or waiting for a CPU. Call it in that thread."""
+        """Returns the seconds for which the thread has run or waited; call it in that thread."""
         waited_ns = 0
         if self._fd >= 0:
             fields = os.pread(self._fd, 100, 0).split()

@@ -287,7 +287,7 @@ class Tally(Attempts):
             self.output_tokens += reply.output_tokens or 0
 
     def batch_failed(self, error: str) -> None:
-        """Counts the error of a row in a batch; the row may be sent again. error: the kind."""
+        """Counts the error of a row in a batch; the row may be sent again. error: its kind."""
         self.errors[error] += 1
 
     def on_event(self, event: Event) -> None:

@@ -74,7 +74,7 @@ class Renderer:
     def request(self, row: Columns) -> Request:
         """Returns the request for a row.
 
-        Raises BadRow if the row makes no valid request, BadTemplate if a template fails on it.
+        Raises BadRow if no valid request can be made, BadTemplate if a template fails on the row.
         """
         fixed = self._fixed
         if fixed is not None and (raw := fixed.json(row)) is not None:
