@@ -249,7 +249,7 @@ class BatchRunner:
         return max(0.0, min([now_s + _LONGEST_PAUSE_S, self._late_s(), *dues]) - now_s)
 
     async def _look(self) -> None:
-        """Polls the batches that are due, and finishes the parts of those that are over."""
+        """Polls the batches that are due, and finishes the parts whose batches are over."""
         for part in self._running():
             if SYSTEM.now_s() < part.due_s:
                 continue

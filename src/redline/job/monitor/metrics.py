@@ -77,7 +77,7 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def families(view: View, whole: Window) -> list[Family]:
-    """Returns the current metrics of a run, without those that have no samples.
+    """Returns the current metrics of a run, except those without samples.
 
     whole: all windows of the run, merged into one.
     """

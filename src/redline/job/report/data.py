@@ -158,7 +158,7 @@ def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
     runs = _runs(files)
     notes = files.notes
     if any(run.state == "dead" for run in runs):
-        notes = [*notes, "a run that was killed had not recorded its last second or two"]
+        notes = [*notes, "a run that was killed did not record its last second or two"]
     in_flight = (point.window.in_flight for point in points)
     found = predictions(timeline.runs)
     helps = () if isinstance(found, str) else tuple(found)

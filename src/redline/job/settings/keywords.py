@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Keywords(TypedDict, total=False):
-    """The keyword arguments, all optional; each means the same as the flag of its name, if any.
+    """The keyword arguments, all optional; each means the same as the flag of that name, if any.
 
     Options:
         prompt: Jinja template of the user message, filled from the row's columns.
@@ -167,7 +167,7 @@ _NOT_WITH_CALL = {
     **dict.fromkeys(("endpoint", "balance", "api_key", "headers", "proxy"), "leave one out"),
     **dict.fromkeys(
         ("prompt", "system", "body", "url", "method", "params", "output_path"),
-        "the function gets the row, and redline makes no request: do it in the function",
+        "the function gets the row, and redline makes no request: set it in the function",
     ),
     "constant_prompt": "the function gets the row, and redline makes no prompt",
     "prices": "a function reports no usage, so its cost is unknown",

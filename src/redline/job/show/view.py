@@ -44,7 +44,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows_skipped(self) -> int:
-        """The number of rows that were read and need not be sent, without those in batches."""
+        """The number of rows that were read and need not be sent, except those in batches."""
         return self.feed.rows_skipped - self.selection.with_batches
 
     @property

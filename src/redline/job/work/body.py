@@ -1,4 +1,4 @@
-"""Encodes bodies that differ only in texts taken from the row: all else is encoded once."""
+"""Encodes bodies that differ only in texts taken from the row; the rest is encoded once."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Endpoints:
 
 
 def _estimated(load: Load) -> Load:
-    """Returns `load` with estimates, for a backend that may not report what its calls wait for.
+    """Returns `load` with estimates, for a backend that does not report what calls wait for.
 
     If the backend is full, its calls are assumed to wait for a slot, otherwise for a limit. A
     degraded backend counts as ready, since it may still answer.

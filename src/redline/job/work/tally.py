@@ -202,7 +202,7 @@ class Tally(Attempts):
 
     @property
     def degraded(self) -> list[str]:
-        """The endpoints that are currently failing, without those taken out of the run."""
+        """The endpoints that are currently failing, except those taken out of the run."""
         return [name for name in self._left() if self._failing[name].is_down]
 
     @property
