@@ -108,7 +108,7 @@ class PartStore:
             await asyncio.sleep(min(wait_s, left_s))
 
     async def find(self, part: Part) -> Batch | None:
-        """Searches the provider's list for a batch of the part that is not noted.
+        """Returns a batch of the part that is in the provider's list but not noted.
 
         Returns None if there is none.
         """

@@ -173,7 +173,7 @@ _NOT_WITH_CALL = {
     "prices": "a function reports no usage, so its cost is unknown",
     "fail_on": "an output has no finish reason: raise redline.errors.Rejected in the function",
 }
-# Options that are set inside an `Endpoint`.
+# Options that cannot be combined with an `Endpoint`, which has its own.
 _NOT_WITH_ENDPOINT = (
     *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),
     *("api_key", "headers", "proxy", "timeout_s"),

@@ -22,9 +22,10 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoint: base URL of an OTLP/HTTP receiver; if empty, the OTEL_ variables of the environment
     set it. headers: sent with each export, and never printed. headers_env: the names of the
-    variables that hold headers' values, by header. service_name: if empty, the environment's name,
-    otherwise `redline`. sample: the share of the calls that get a span, 0 to 1. every_s: seconds
-    between two exports of metrics, 1 to 3,600. Raises ConfigError for an invalid value.
+    variables that hold headers' values, by header. service_name: if empty, the name in the
+    environment, otherwise `redline`. sample: the share of the calls that get a span, 0 to 1.
+    every_s: seconds between two exports of metrics, 1 to 3,600. Raises ConfigError for an invalid
+    value.
     """
 
     endpoint: str = ""

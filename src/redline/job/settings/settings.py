@@ -329,7 +329,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     def _check_continuous(self) -> None:
-        """Refuses settings that do not work with an endless input, or only with a stream."""
+        """Refuses settings that do not work with an endless input, or work only with a stream."""
         stream, output = stream_of(self.rows), self.output
         if stream is None and self.until_empty:
             raise ConfigError(

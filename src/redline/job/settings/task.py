@@ -130,5 +130,5 @@ class Answered:
 
 
 def unsent() -> Answered:
-    """Returns a stub backend for a row of which only the first request is wanted."""
+    """Returns a stub backend that only records the first request of a row."""
     return Answered(failed(Rejected("the row is not sent here")))

@@ -49,7 +49,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_begun(self) -> bool:
-        """Whether rows were read, so that at least some of those done before are known."""
+        """Whether rows have been read, so that at least some of the rows done before are known."""
         return self.feed.rows_read > 0 or self.feed.is_read
 
     def counts(self) -> InputCounts:
