@@ -249,12 +249,12 @@ def test_a_failure_of_the_results_ends_the_run_while_it_waits_for_answers() -> N
         (
             {"limits": Limits(requests="5/1s")},
             {"backend": ScriptedBackend([Reply()])},
-            "a supplied backend and limits other than a concurrency cannot be combined",
+            "a supplied backend and limits other than a fixed concurrency cannot be combined",
         ),
         (
             {"limits": Limits(concurrency="auto")},
             {"backend": ScriptedBackend([Reply()])},
-            "a supplied backend and limits other than a concurrency cannot be combined",
+            "a supplied backend and limits other than a fixed concurrency cannot be combined",
         ),
         ({}, {}, "a run needs an endpoint, a function to call, or a backend"),
     ],

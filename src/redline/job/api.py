@@ -42,7 +42,7 @@ _STREAM_AHEAD_BYTES = 32 * 1024 * 1024
 
 @lists_options
 def run(rows: object, **options: Unpack[Keywords]) -> Report:
-    """Sends every row and returns the report. A failed row is an outcome and raises nothing.
+    """Sends every row and returns the report. A failed row is an outcome, not an exception.
 
     rows: a path, a URL such as s3://bucket/rows.jsonl, or an iterable or async iterable of dicts or
     strings; the string "hello" is the row {"prompt": "hello"}.
@@ -55,7 +55,7 @@ def run(rows: object, **options: Unpack[Keywords]) -> Report:
     _refuse_to_block()
     report = run_job(_job_of(rows, options), display=_display(options))
     if report.abandoned and sys.stderr is not None:
-        # The run was interrupted or reached its deadline: reported even if no progress is shown.
+        # Abandoned work is reported even if no progress is shown.
         lasting(sys.stderr).write(f"abandoned: {'; '.join(report.abandoned)}\n")
     return report
 
@@ -282,7 +282,7 @@ class _Handover:
             self._outcomes.put_nowait(None)
 
     def end(self) -> None:
-        """Ends the stream: a reader that waits for the next outcome gets None."""
+        """Ends the stream: drops unread outcomes; a reader that is waiting for one gets None."""
         self.is_left = True
         while not self._outcomes.empty():
             self._outcomes.get_nowait()

@@ -72,9 +72,9 @@ class Run(View, frozen=True, kw_only=True):
 
     @property
     def telemetry_notices(self) -> dict[str, str]:
-        """A notice, keyed by its kind, that OpenTelemetry cannot be reached or can be again.
+        """A notice, by its kind, that OpenTelemetry is out of reach, or reachable again.
 
-        Empty if there is nothing to notice.
+        Empty if there is no notice.
         """
         return {} if self.telemetry is None else self.telemetry.notices
 
@@ -105,7 +105,7 @@ class Run(View, frozen=True, kw_only=True):
 
     @property
     def waited_s(self) -> float:
-        """Seconds for which the end of the run has waited for the webhook and OpenTelemetry."""
+        """Seconds that the end of the run spent waiting for the webhook and OpenTelemetry."""
         return sum(one.waited_s for one in (self.webhook, self.telemetry) if one is not None)
 
     def _not_traced(self) -> str | None:

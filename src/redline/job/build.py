@@ -113,9 +113,9 @@ class _Calls(msgspec.Struct, frozen=True):
     """The objects that make calls.
 
     endpoints: the endpoints as the sampler reads them. found: returns the limits that were found,
-    in words. metered: enforces the budget; None without one. backend: answers calls, with
-    everything around it. answers: the store of the cache; None without one. recorder: records
-    calls; None without a trace.
+    in words. metered: enforces the budget; None without one. backend: the outermost backend, which
+    wraps all others. answers: the store of the cache; None without one. recorder: records calls;
+    None without a trace.
     """
 
     endpoints: Endpoints
@@ -169,7 +169,7 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
 
 
 async def _serve_metrics(job: Job, stack: AsyncExitStack) -> MetricsServer | None:
-    """Starts the server of the job's metrics page, still without figures; None without a page."""
+    """Starts the server of the job's metrics page, still without metrics; None without a page."""
     if job.metrics_port is None:
         return None
     # Imported here, so that only runs with a metrics page load the module.
@@ -192,7 +192,7 @@ def _open_telemetry(job: Job, stack: AsyncExitStack) -> Telemetry | None:
 
 
 def _monitor(run: Run, parts: Parts, server: MetricsServer | None) -> Monitor:
-    """Returns a monitor of the run's windows, whose figures the server's page shows from now on."""
+    """Returns a monitor of the run; from now on, the server's page shows the monitor's metrics."""
     listener = Listeners(run.tally, *parts.listeners)
     telemetry = run.telemetry
     on_figures = None if telemetry is None else telemetry.note
@@ -342,7 +342,7 @@ def _runner(
 
 
 def _results(parts: Parts, acknowledge: Acknowledge) -> Results:
-    """Returns what receives the results of a run without an output."""
+    """Returns the receiver of the results of a run without an output."""
     if parts.results is None:
         return NotKept(acknowledge)
     return SuppliedResults(parts.results, acknowledge)
@@ -413,7 +413,7 @@ def _done_before(job: Job, journal: Journal) -> InputCounts:
 
 def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
     """Returns the objects that make calls: limits first, then budget, retries, trace and cache."""
-    # Lines of answers that arrived before a request is sent are written before the request.
+    # Before a request is sent, the lines of all answers that have arrived are written.
     before_write = do_nothing if kept is None else kept.journal.flush
     supplied, listeners = given.parts.backend, given.parts.listeners
     listener: Listener = Listeners(tally, *listeners) if listeners else tally
@@ -451,9 +451,9 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
 def _http(
     job: Job, given: _Input, tally: Tally, before_write: Callable[[], None], listener: Listener
 ) -> tuple[Backend, Callable[[], list[str]]]:
-    """Returns the backend of the job's endpoint, or a pool of its endpoints, and a function.
+    """Returns the backend of the job's endpoint, or a pool of its endpoints.
 
-    The function returns the limits that were found, in words.
+    Also returns a function that returns the limits found so far, in words.
     """
     # The stores are read under the output's lock, so that another run's sends are not overwritten.
     stores = _stores(job)

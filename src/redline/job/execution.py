@@ -119,6 +119,6 @@ async def _in_thread(mirror: Mirror, work: Callable[[], None]) -> None:
         await asyncio.shield(thread)
     except asyncio.CancelledError:
         mirror.stop()
-        # The error of the thread states only that the transfer was interrupted.
+        # The thread's error says only that the transfer was interrupted.
         await asyncio.gather(thread, return_exceptions=True)
         raise

@@ -30,12 +30,12 @@ class Plan(msgspec.Struct, kw_only=True):
     done_rows: rows that have an outcome in the output. untried_rows: rows without an outcome that
     `retry_failed` leaves out. bad_rows: rows that would fail before anything is sent;
     first_problem: the problem of the first of them.
-    following: the requests by which a task follows up the answers to its rows' first requests.
-    most_reasks: the most further requests of a row whose answers are not accepted; no other figure
+    following: the number of requests with which a task follows up its rows' first answers.
+    most_reasks: the most further requests for a row whose answers are not accepted; no other field
     counts these. input_tokens, output_tokens: estimates, summed over the requests; output_tokens
-    counts the maximum that each request sets, or 256 per answer without one. quoted_tokens: as many
-    of input_tokens are answers, of the maximum length, in requests that follow them. input_error:
-    the relative error to expect of input_tokens; 0.2 is 20 %.
+    counts the maximum that each request sets, or 256 per answer without one. quoted_tokens: the
+    part of input_tokens that quotes answers, of the maximum length, in following requests.
+    input_error: the relative error to expect in input_tokens; 0.2 is 20 %.
     limit_s: seconds from the start until the limits allow the last row to be sent; 0 if no limit
     delays it. bound: the limit that determines limit_s; None without limits. least_s: what limit_s
     would be if answers had no tokens. is_batched: rows are sent in batches, to which limits do not
@@ -101,7 +101,7 @@ def plan(job: Job) -> Plan:
         if limits.share and job.via != "batch":
             limits.check_shared()
     made = Plan(is_batched=job.via in BATCHING, most_reasks=getattr(job.task, "most_reasks", 0))
-    # Of a file that the run would follow, only the present content is read.
+    # If the run would follow a file, only its present content is read.
     with (
         opened_source(job.rows, job.samples) as source,
         closing(asyncio.new_event_loop()) as loop,
@@ -217,7 +217,7 @@ def _share_in(time_s: float, made: Plan, limits: Limits) -> float:
 
 
 def _least(most: float, is_enough: Callable[[float], bool]) -> float:
-    """Returns the least number from 0 to `most` for which `is_enough`, by bisection."""
+    """Returns the least number from 0 to `most` for which `is_enough` is true, by bisection."""
     least = 0.0
     for _ in range(_STEPS):
         middle = (least + most) / 2

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C and SIGTERM: the first drains a run, the second ends it within a second.
+"""Handles SIGINT and SIGTERM: the first signal drains a run, the second ends it within a second.
 
 What may delay the abort of a run, and how it is handled:
 
@@ -19,7 +19,7 @@ from typing import Any
 from redline.job.work import Runner
 from redline.process import Unblocked
 
-# Seconds after a second interrupt: until an event loop that has not handled it counts as blocked,
+# Seconds from the second interrupt until an event loop that has not handled it counts as blocked,
 # and until everything that has not ended is abandoned.
 _BLOCKED_S = 0.2
 GIVE_UP_S = 0.8
@@ -27,7 +27,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 class GivenUp(KeyboardInterrupt):
-    """Raised if a run has not ended within a second of the second Ctrl-C; lists what is left."""
+    """Raised if a run has not ended within a second of the second Ctrl-C; lists the work left."""
 
 
 class Interrupts:
@@ -57,7 +57,7 @@ class Interrupts:
             runner.drain()
 
     def watch_upload(self, give_up: Callable[[], None]) -> None:
-        """Makes interrupts call `give_up`, which abandons the upload, since the run has ended."""
+        """Makes interrupts call `give_up` to abandon the upload; the run itself has ended."""
         self._give_up = give_up
 
     def interrupt_from_outside(self) -> None:
@@ -85,7 +85,7 @@ class Interrupts:
         self._loop.call_soon_threadsafe(self._abort if is_second else self._runner.drain)
 
     def given_up(self) -> GivenUp:
-        """Returns the error to raise for an abandoned run; it lists what has not ended."""
+        """Returns the error to raise for an abandoned run; it lists the work that has not ended."""
         left = ["the start of the run"]
         if self._runner is not None:
             left = self._runner.abandoned or ["an operation that did not end"]

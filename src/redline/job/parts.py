@@ -22,8 +22,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     A part that is None is built from the job's settings, or left out. The caller closes the parts
     that it supplies, except the source.
 
-    backend: answers the calls of a job that has no endpoint and no function. The job's retries and
-    budget apply around the backend; of the job's limits, only the concurrency applies. Several jobs
+    backend: answers the calls of a job that has neither endpoints nor a function. The job's retries
+    and budget apply to these calls; of the job's limits, only the concurrency applies. Several jobs
     may share a backend, which must order their calls by `Call.priority` and call `Call.on_write`
     before each write.
     source: read instead of the job's rows. Closed at the end of the run, or when the run drains,
@@ -77,7 +77,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
             ("a function to call", job.call),
             ("a cache of answers", job.cache),
             ("batches", job.via in BATCHING),
-            ("limits other than a concurrency", job.limits != concurrency),
+            ("limits other than a fixed concurrency", job.limits != concurrency),
         ):
             if setting:
                 raise ConfigError(

@@ -61,7 +61,7 @@ def set_timeline_aside(output: Output) -> None:
     Call it for a new output: the results of the runs in the timeline are gone.
     """
     path = output.state_path / NAME
-    # If the rename fails, the new run is appended to the old timeline, which must not stop a run.
+    # A failed rename must not stop the run, which is then appended to the old timeline.
     with suppress(OSError):
         path.rename(free_name(path, "old"))
 

@@ -199,7 +199,7 @@ class Collector:
                     continue
                 offset = rest.reader.pop(line.custom_id)
                 if offset is None:
-                    # The line belongs to no row of the part, or is the second one of its row.
+                    # The line belongs to no row of the part, or is its row's second line.
                     continue
                 kept = rest.reader.read(offset)
                 outcome = self._outcome(rest.part, kept, raw, line)

@@ -50,7 +50,7 @@ class Filler:
     async def fill(self) -> None:
         """Reads rows until a part is full, no more rows follow, or the budget has no room for one.
 
-        Returns earlier if the input takes long to deliver a row, since batches must be polled.
+        Returns earlier if the input is slow to deliver a row, since batches must be polled.
         Raises BudgetSpent if the budget has no room and there is no open part to wait for.
         """
         if len(self._ledger.parts) >= _MOST_PARTS:
@@ -100,9 +100,9 @@ class Filler:
     async def _next(self) -> tuple[Kept, Route] | None:
         """Reads a row; returns it with its path and model, or None if there is nothing to send.
 
-        That is so if no more rows follow, which sets `is_read`, or if no request can be made from
-        the row, whose outcome is then saved. Raises TimeoutError if the input delivers no row for
-        a second; the next call gets that row.
+        That is the case if no more rows follow, which sets `is_read`, or if no request can be made
+        from the row, whose outcome is then saved. Raises TimeoutError if the input delivers no row
+        for a second; the next call returns that row.
         """
         runner, metered = self._world.runner, self._world.metered
         async with asyncio.timeout(_LONGEST_WAIT_S):

@@ -117,9 +117,9 @@ class Part(msgspec.Struct, kw_only=True):
 class Ledger:
     """Keeps the notes about an output's batches. The caller holds the output's lock.
 
-    parts: the parts that are not done, by number. spent: the cost of those that are. run, place:
-    the run's name and its provider, empty if not noted. The constructor reads the file and creates
-    nothing. Raises DamagedLedger, or JournalError if the file cannot be read.
+    parts: the parts that are not done, by number. spent: the cost of those that are done. run,
+    place: the run's name and its provider, empty if not noted. The constructor reads the file and
+    creates nothing. Raises DamagedLedger, or JournalError if the file cannot be read.
     """
 
     def __init__(self, output: Output) -> None:
@@ -149,7 +149,7 @@ class Ledger:
         return [self.folder / f"part-{number}.{kind}" for kind in ("output", "errors")]
 
     def next_number(self) -> int:
-        """Returns the number of a new part; numbers are never reused, even after a restart."""
+        """Returns the number of a new part; only `forget` allows numbers to be reused."""
         self._last_part += 1
         return self._last_part
 

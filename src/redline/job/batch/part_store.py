@@ -26,7 +26,7 @@ from redline.job.work import BatchUse
 from redline.journal import Journal
 from redline.process import in_thread
 
-# A provider's clock may be wrong by up to this.
+# A provider's clock may be wrong by up to this many seconds.
 _CLOCK_SLACK_S = 3600.0
 # HTTP statuses after which a batch may exist: the provider did not respond (None), or a proxy in
 # front of it gave up.
@@ -108,7 +108,7 @@ class PartStore:
             await asyncio.sleep(min(wait_s, left_s))
 
     async def find(self, part: Part) -> Batch | None:
-        """Searches the provider's list for a batch of the part that is not noted.
+        """Returns a batch of the part that is in the provider's list but not noted.
 
         Returns None if there is none.
         """

@@ -77,7 +77,7 @@ def appears_s(making_wall_s: float, wall_s: float) -> float:
     """Returns for how many more seconds a batch whose creation was not confirmed may appear.
 
     making_wall_s: when its creation was requested. wall_s: the time now. Returns 0 if the batch can
-    no longer appear, or if the clock was set back since.
+    no longer appear, or if the clock has been set back.
     """
     since_s = wall_s - making_wall_s
     return MOST_MAKING_S - since_s if 0 <= since_s < MOST_MAKING_S else 0.0

@@ -243,13 +243,13 @@ class BatchRunner:
         return [part for part in self._ledger.parts.values() if part.state == "running"]
 
     def _pause_s(self) -> float:
-        """Returns the seconds until the next batch is made or polled, or `_late_s`; at most 1."""
+        """Returns the seconds until a batch is made or polled, or until `_late_s`; at most 1."""
         now_s = SYSTEM.now_s()
         dues = [part.due_s for part in self._open() if part.state == "running" or not self._is_full]
         return max(0.0, min([now_s + _LONGEST_PAUSE_S, self._late_s(), *dues]) - now_s)
 
     async def _look(self) -> None:
-        """Polls the batches that are due, and finishes the parts of those that are over."""
+        """Polls the batches that are due, and finishes the parts whose batches are over."""
         for part in self._running():
             if SYSTEM.now_s() < part.due_s:
                 continue
@@ -478,7 +478,7 @@ class BatchRunner:
                 return answer
 
     def _count(self) -> None:
-        """Updates the figures of the running batches that the progress shows."""
+        """Updates the counts of batches and of their rows that the progress shows."""
         running = self._running()
         self._use.running, self._use.rows = len(running), sum(part.rows for part in running)
         states = Counter(part.seen for part in running)
@@ -561,7 +561,7 @@ def batches_of(world: World, ledger: Ledger) -> BatchRunner:
 def place_of(job: Job) -> str:
     """Returns the name that the ledger records for the job's provider, such as its base URL.
 
-    It prevents batches from being looked up at another provider.
+    The name prevents batches from being looked up at another provider.
     """
     assert job.endpoint is not None
     return job.embedded.place if job.embedded is not None else job.endpoint.base_url

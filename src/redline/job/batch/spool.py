@@ -163,7 +163,7 @@ class PartReader:
         return offsets
 
     def read(self, offset: int) -> Kept:
-        """Returns the row at this offset; reads one line, mostly from the system's cache."""
+        """Returns the row at this offset; reads one line, usually from the system's cache."""
         self._file.seek(offset)
         return _KEPT.decode(self._file.readline())
 

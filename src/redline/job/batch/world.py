@@ -44,7 +44,7 @@ class HeldRows:
 class World:
     """The run that batches belong to.
 
-    metered: enforces the budget; None if nothing is metered. slots: the number of concurrent calls.
+    metered: enforces the budget; None without one. slots: the most concurrent calls.
     held: the rows in parts from earlier runs.
     """
 

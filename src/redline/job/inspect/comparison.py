@@ -135,8 +135,8 @@ def compare_outputs(
 ) -> Comparison:
     """Compares two outputs row by row. Blocks while it reads the current lines of both once.
 
-    sample: the most pairs of each kind to sample. seed: determines which. Memory: about 120 bytes
-    per row. Raises ConfigError if the two are the same file or have no row in common.
+    sample: the most pairs of each kind to sample. seed: determines which pairs. Memory: about 120
+    bytes per row. Raises ConfigError if the two are the same file or have no row in common.
     """
     names = f"{first.name} and {second.name}"
     if first.name == second.name or os.path.samefile(first.output.path, second.output.path):
@@ -157,7 +157,7 @@ def compare_outputs(
 
 
 def differences(first: Opened, second: Opened) -> list[Difference]:
-    """Returns the settings that differ between two outputs, by name; none without both manifests.
+    """Returns the settings that differ, in order of their names; none without both manifests.
 
     The name of the input and the version of redline count as settings.
     """

@@ -19,8 +19,8 @@ _SIM, _ENGINE = "sim", "engine:"
 class Tariff(msgspec.Struct, frozen=True, kw_only=True):
     """The prices from which costs are calculated.
 
-    own: the user's prices, by model. models: for each endpoint, its names of models by the
-    requested names. tariffs: for each endpoint with prices of its own, these prices by model.
+    own: the user's prices, by model. models: for each endpoint, its own names for models, by
+    requested name. tariffs: for each endpoint with prices of its own, these prices by model.
     """
 
     own: Mapping[str, Price] = {}
@@ -32,13 +32,13 @@ class Cost:
     """Adds up the cost of an output's answers.
 
     asked_model: the model that the job requests. judge: the model that judges the answers if it is
-    a different one, otherwise empty. endpoint: that of answers whose lines do not name theirs, as
-    in the batch format; empty if unknown. is_free: whether no answer costs anything.
+    a different one, otherwise empty. endpoint: that of answers whose lines name none, as in the
+    batch format; empty if unknown. is_free: whether the answers cost nothing.
 
     picodollars: the total cost of the `priced` answers. unpriced: the number of answers without a
     known price, by the model whose price is unknown: the answer's own or the judge. unstated: the
     number of answers whose usage does not state their tokens or the judge's. Answers from the cache
-    and from servers inside the run's process cost nothing, and none of these figures include them.
+    and from servers inside the run's process cost nothing, and are left out of these figures.
     """
 
     def __init__(

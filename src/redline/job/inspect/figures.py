@@ -30,19 +30,19 @@ class Ending(msgspec.Struct):
 class Figures:
     """Adds up the figures of lines.
 
-    These count lines. succeeded, failed: results and failures. cut: results cut at the token limit.
-    cached, batched: results from the cache and from batches. unreadable: lines of which only the
-    row's key is known. reasons: results by finish reason; None for a result without one. errors:
-    failures by kind and HTTP status. models: results by the model that answered. verdicts: graded
-    rows by verdict.
+    The first fields count lines. succeeded, failed: results and failures. cut: results cut at the
+    token limit. cached, batched: results from the cache and from batches. unreadable: lines of
+    which only the row's key is known. reasons: results by finish reason; None for a result without
+    one. errors: failures by kind and HTTP status. models: results by the model that answered.
+    verdicts: graded rows by verdict.
 
-    These leave out results from the cache, whose usage is that of the original answer. endpoints:
-    results by endpoint. stated, unstated: results with and without a usage. input_tokens,
-    output_tokens: totals of the usages. cost: of the results. latencies: of the results that did
-    not come from batches either.
+    The next fields leave out results from the cache, whose usage is that of the original answer.
+    endpoints: results by endpoint. stated, unstated: results with and without a usage.
+    input_tokens, output_tokens: totals of the usages. cost: of the results. latencies: of the
+    results that did not come from batches either.
 
-    dropped: the number of texts that `redline synth` did not keep, by reason. reasks: how often
-    `redline tag` repeated a request because an answer was not valid; None if no line states it.
+    dropped: the number of texts that `redline synth` did not keep, by reason. reasks: the
+    requests that `redline tag` repeated because of an invalid answer; None if no line records them.
     """
 
     def __init__(self, cost: Cost) -> None:

@@ -141,7 +141,8 @@ def opened(output: Output) -> Iterator[Opened]:
 def _spent(output: Output) -> Amount | None:
     """Returns the amounts that all runs with a budget have spent and reserved.
 
-    They include live calls and batches. None without a budget; JournalError if damaged.
+    They include live calls and batches. Returns None without a budget. Raises JournalError if a
+    file is damaged.
     """
     live = read_spent(output)
     if live is None:

@@ -25,7 +25,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     failed: the rows that failed. cut: the rows whose answers were cut at the token limit; with
     failed, both are selected. row: the rows with this number or custom_id; failed and cut are then
     ignored. sample: the most rows to draw from those selected, see `Sample`. adds_input: with row
-    or sample, reads the rows that were sent from the input if the lines do not contain them.
+    or sample, reads the rows from the input if their lines do not contain them.
     """
 
     failed: bool = False

@@ -77,7 +77,7 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def families(view: View, whole: Window) -> list[Family]:
-    """Returns the current metrics of a run, without those that have no samples.
+    """Returns the current metrics of a run, except those without samples.
 
     whole: all windows of the run, merged into one.
     """
@@ -192,13 +192,13 @@ def _about_load(seen: _Seen) -> Iterator[Family]:
     )
     yield gauge(
         "redline_parked_seconds",
-        "Seconds until the endpoint may be called again, if it asked redline to wait.",
+        "Seconds until an endpoint may be called again, if all endpoints asked redline to wait.",
         [(of_job, last.parked_s)],
         "s",
     )
     yield gauge(
         "redline_endpoint_state",
-        "1 for the state of each of several endpoints, 0 for the others.",
+        "1 for the state of each of several endpoints, 0 for its other states.",
         [
             ({"endpoint": one.name, "kind": state}, float(one.state == state))
             for one in last.endpoints
@@ -237,7 +237,7 @@ def _about_rows(seen: _Seen) -> Iterator[Family]:
     }
     yield gauge(
         "redline_job_rows",
-        "Rows of the whole job, by all its runs.",
+        "Rows of the whole job, over all its runs.",
         _kinds({}, whole),
         "{row}",
     )
@@ -270,7 +270,7 @@ def _about_cost(seen: _Seen) -> Iterator[Family]:
     if spent.here is not None:
         yield counter(
             "redline_cost_usd",
-            "Dollars that this run has spent, by the prices that it knows.",
+            "Dollars that this run has spent, according to the known prices.",
             [(seen.of_job, spent.here / DOLLAR)],
             "{USD}",
         )
@@ -318,14 +318,14 @@ def _about_run(seen: _Seen) -> Iterator[Family]:
     found = Cause.UNDETERMINED if binding is None else binding.cause
     yield gauge(
         "redline_binds",
-        "1 for what holds the job back, 0 for the others.",
+        "1 for the cause that holds the job back, 0 for the other causes.",
         [({"cause": cause.value}, float(cause is found)) for cause in Cause],
         "",
     )
     firing = {alert.rule for alert in seen.view.alerts.firing}
     yield gauge(
         "redline_alert_firing",
-        "1 for each rule whose alert fires, 0 for the others.",
+        "1 for each rule whose alert fires, 0 for the other rules.",
         [({"rule": one.name}, float(one.name in firing)) for one in seen.view.job.alerts.rules],
         "",
     )

@@ -58,7 +58,7 @@ class Monitor:
         return families(self._view, self._whole)
 
     async def finish(self) -> None:
-        """Ends the alerts, and gives the webhook a moment to send the remaining ones."""
+        """Ends the alerts, and gives the webhook a moment to send the remaining notifications."""
         windows = self._view.sampler.windows
         self._notify(self._view.alerts.end(windows[-1].end_s if windows else 0.0))
         if self._webhook is not None:

@@ -72,7 +72,7 @@ class Webhook:
             self._task = asyncio.create_task(self._send_all(), name="redline webhook")
 
     async def aclose(self) -> None:
-        """Waits up to LAST_S seconds until all notifications are sent; then drops the rest."""
+        """Waits up to LAST_S seconds for all notifications to be sent; then drops the rest."""
         if (task := self._task) is not None:
             begun_s = self._clock.now_s()
             await asyncio.wait([task], timeout=LAST_S)

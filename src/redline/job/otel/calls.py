@@ -37,7 +37,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     places: Mapping[str, Place]
 
     def operation(self, url: str, endpoint: str) -> str:
-        """Returns the operation name of a request to the path `url` of an endpoint or function."""
+        """Returns the operation name of a request to the path `url`; `request` for a function."""
         return operation_of(url) if endpoint in self.places else names.OTHER_OPERATION
 
     def attributes(self, operation: str, endpoint: str) -> dict[str, str | int]:

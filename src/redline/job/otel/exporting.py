@@ -44,7 +44,7 @@ class Reach:
         self.reason = ""
         self.outages = 0
         self._lock = threading.Lock()
-        # Since when the requests of a signal have failed, by their path; monotonic times.
+        # When each signal's requests began to fail, by their URL's path; monotonic times.
         self._failing: dict[str, float] = {}
         self.outage: str | None = None
         self.outage_host = ""
@@ -160,7 +160,7 @@ def _reason(error: BaseException, errors: Any) -> str:
 
 
 def _os_error(error: BaseException | None) -> OSError | None:
-    """Returns the operating system's error inside errors of urllib3 and requests; None if none."""
+    """Returns the operating system's error inside an error of urllib3 or requests, or None."""
     for _ in range(_DEEPEST):
         if error is None:
             return None

@@ -35,7 +35,7 @@ class Meter(Protocol):
     """Receives measurements of calls and figures of the job."""
 
     def measure(self, name: HistogramName, attributes: Attributes) -> Measure:
-        """Returns a function that records the values of a new series; the caller keeps it."""
+        """Returns a function that records values of a new series; the caller keeps the function."""
         ...
 
     def note(self, families: Iterable[Family]) -> None:

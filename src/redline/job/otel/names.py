@@ -6,7 +6,7 @@ their buckets, and spans:
 https://github.com/open-telemetry/semantic-conventions/blob/v1.41.0/docs/gen-ai/gen-ai-metrics.md
 https://github.com/open-telemetry/semantic-conventions/blob/v1.41.0/docs/gen-ai/gen-ai-spans.md
 These conventions are continued at https://github.com/open-telemetry/semantic-conventions-genai,
-where metrics have new names that no dashboard knows yet.
+where metrics have new names that no dashboard supports yet.
 
 `redline.*` are the metrics of the page for Prometheus (`job/monitor/metrics.py`, which also defines
 their units), with the same labels, and with the prefix `redline.` instead of `redline_`. If a
@@ -48,10 +48,10 @@ REQUEST_FIELDS = {
 # The attributes of a call's span, and of the event for a failed attempt.
 ATTEMPTS = "redline.attempts"
 ENDPOINT = "redline.endpoint"
-WAITED = "redline.waited"  # seconds until the first write
+WAITED = "redline.waited"  # seconds from queueing to the first write
 ATTEMPT_FAILED = "redline.attempt.failed"
 ATTEMPT_NUMBER = "redline.attempt.number"
-ATTEMPT_DURATION = "redline.attempt.duration"  # seconds since its write
+ATTEMPT_DURATION = "redline.attempt.duration"  # seconds from its write to its end
 
 # The attributes of the resource, which describes the sender.
 SERVICE_NAME = "service.name"

@@ -92,7 +92,7 @@ class SpanExport:
 class MetricExport:
     """Exports metrics every `every_s` seconds, in a thread. Only the newest state is sent.
 
-    is_lost: after `finish`, whether the last figures were not delivered.
+    is_lost: after `finish`, whether the last metrics were lost.
     """
 
     _exporter: Any
@@ -114,7 +114,7 @@ class MetricExport:
             self._export()
 
     async def finish(self, until_s: float) -> bool:
-        """Exports the last figures; what is not delivered by the monotonic time `until_s` is lost.
+        """Exports the last metrics; they are lost unless delivered by the monotonic time `until_s`.
 
         Returns whether the export ended in time, even with an error.
         """
@@ -187,7 +187,7 @@ class Telemetry:
 
     @property
     def notices(self) -> dict[str, str]:
-        """A notice that the receiver is out of reach, or is reachable again; empty for neither."""
+        """A notice that the receiver is out of reach, or is reachable again; otherwise empty."""
         reach = self._reach
         kind, who = f"{TELEMETRY}{reach.outages}", f"OpenTelemetry{_at(reach.outage_host)}"
         if reach.outages > _MOST_TOLD:
@@ -289,9 +289,9 @@ def _set_by_program(api: Any, kind: str) -> Any:
 
 
 def _resource(settings: OtelSettings, clock: Clock) -> Any:
-    """Returns a description of the sender: the service, and this run of it.
+    """Returns a description of the sender: the service and this run.
 
-    Because it contains the run, the counters of different runs stay separate.
+    Because it names the run, the counters of different runs stay separate.
     """
     resources = module("sdk.resources")
     run = f"{socket.gethostname()}-{os.getpid()}-{clock.wall_s():.3f}"

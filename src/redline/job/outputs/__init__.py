@@ -1,4 +1,4 @@
-"""Resumes, verifies and repairs a job's outputs; keeps their spending and mirrors them."""
+"""Resumes, verifies and repairs a job's outputs; records their spending and mirrors them."""
 
 from redline.job.outputs.account import AccountFile, path_of, read_spent
 from redline.job.outputs.mirror import Mirror, fetched

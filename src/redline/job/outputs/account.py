@@ -1,4 +1,4 @@
-"""Keeps the spending of an output's runs with a budget, in a file that outlives the process.
+"""Records the spending of an output's runs with a budget, in a file that outlives the process.
 
 The file is one line of fixed length, overwritten in place: the amount spent plus the worst-case
 cost of every call in flight. It is written before each send and after each settlement, so if the
@@ -36,7 +36,7 @@ class _Line(msgspec.Struct):
 class AccountFile:
     """The spending file of one output; the caller holds the output's lock.
 
-    is_new: begin at zero, even if an earlier output has left its file. Raises JournalError if the
+    is_new: begin at zero, even if an earlier output has left a file. Raises JournalError if the
     file is damaged or cannot be opened: the amount spent is then unknown.
     """
 

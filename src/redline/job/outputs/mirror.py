@@ -1,15 +1,15 @@
 """Mirrors an output to an object store: uploads the run's local files when the run ends.
 
 A store has no append, no fsync and no lock. Therefore a run writes local files, as any run does,
-and each file is uploaded as a whole when the run ends, for whatever reason. Before a run, the files
-of results and failures are compared with their objects:
+and each file is uploaded as a whole when the run ends, even if it ends early. Before a run, the
+files of results and failures are compared with their objects:
 
   the file contains the object    the file stays, and is uploaded at the end
   the object contains the file    the object is fetched
   neither contains the other      the run is refused, with the exception below
 
-Results are only appended, so a file contains an object, or the reverse, if its bytes begin with all
-bytes of the other. An object that has not changed since it was uploaded or fetched is not read: the
+Results are only appended, so a file contains an object if it begins with all of the object's bytes,
+and vice versa. An object that has not changed since it was uploaded or fetched is not read: the
 file contains it. If the object has changed since then but the file has not, the output was
 rewritten elsewhere, for example by --ordered: the object is fetched, and the file is kept under
 another name.
@@ -87,7 +87,7 @@ class Mirror:
     def prepare(self, *, restart: bool, force: bool) -> None:
         """Brings the local files into the state from which the run continues.
 
-        restart: fetch nothing, because the run will rename the files, and `put_aside` the objects.
+        restart: fetch nothing, because the run renames the files, and `put_aside` the objects.
         force: accept results without a manifest. Raises ConfigError if the store refuses access, or
         holds objects that must not be replaced.
         """
@@ -170,8 +170,8 @@ class Mirror:
         for path in _files(self.output):
             found = self._store.find(self._url(path))
             if had_results and not path.exists() and self._is_seen(path, found):
-                # Since the upload, a run on this machine has removed this file of failures, because
-                # all of them have since succeeded, and was killed before it removed the object.
+                # After the upload, a run on this machine removed this file, because all failed rows
+                # had succeeded when retried, and was killed before it removed the object.
                 continue
             if found is not None and found.size_bytes and not has_manifest and not is_forced:
                 raise ConfigError(
@@ -197,7 +197,7 @@ class Mirror:
             )
 
     def _reconcile(self, path: Path, found: Found | None) -> bool:
-        """Fetches the object if the file lacks some of its content; returns whether it did.
+        """Fetches the object if the file lacks some of its content; returns whether it was fetched.
 
         If neither contains the other, raises ConfigError, unless the file has not changed since it
         was last uploaded or fetched: the file is then renamed, and the object is fetched.
@@ -205,7 +205,7 @@ class Mirror:
         relation = self._relation(path, found)
         if found is None or relation is _Relation.FILE_HAS_ALL:
             if found is not None and not self._is_seen(path, found):
-                # From now on, the object is not read again; the missing digest causes an upload of
+                # From now on, the object is not read again; the empty digest causes an upload of
                 # the file.
                 self._state.seen[path.name] = _Seen(found, "")
             return False
@@ -265,7 +265,7 @@ class Mirror:
         pairs = [
             (url, aside, self._store.find(url)) for url, aside in zip(urls, asides, strict=True)
         ]
-        # Both are copied before one is removed, so that a crash on the way loses neither.
+        # Both are copied before either is removed, so that a crash in between loses neither.
         for url, aside, found in pairs:
             if found is not None:
                 self._store.copy(url, aside)

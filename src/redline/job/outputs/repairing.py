@@ -1,4 +1,4 @@
-"""Moves the lines that a run refuses out of a results file, and keeps all others.
+"""Moves the lines that a run refuses from a results file to another file.
 
 For each file: scan it -> copy the refused lines to a file beside it -> replace it with a new file
 of the kept lines. Each copy is durable before the next step, so if the process dies at any moment,

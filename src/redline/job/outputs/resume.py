@@ -44,7 +44,7 @@ def open_journal(job: Job, output: Output, acknowledge: Acknowledge) -> tuple[Jo
         elif old.settings != new.settings and not job.retry_failed and stream_of(job.rows) is None:
             # Nothing has succeeded yet, so no results of different settings can mix: rows that
             # failed with the old settings, such as a wrong model, are sent again with the new ones.
-            # Their lines are kept in another file, because a pipe may not deliver the rows again. A
+            # Their lines are kept in another file, because a pipe might not repeat the rows. A
             # stream never delivers a row again, so its failures stay failures.
             set_all_aside(output.failed_path, output.state_path / output.failed_path.name)
         new.begun, new.others = old.begun, manifests.other_inputs(old, new.input)
@@ -100,7 +100,7 @@ def another_input(job: Job, output: Output) -> str | None:
     try:
         old = manifests.load(output)
     except JournalError:
-        # The damage is reported, or overruled by --force, when the output is opened.
+        # The damage is reported, or ignored with --force, when the output is opened.
         return None
     now = job.manifest().input
     if old is None or not old.input or not now or old.input not in manifests.other_inputs(old, now):

@@ -138,7 +138,7 @@ def _compare(
     keys: tuple[KeySet, KeySet],
     verification: Verification,
 ) -> int:
-    """Returns how many keys belong to rows of the input; counts the first `limit` rows.
+    """Returns how many keys belong to rows of the input; counts its first `limit` rows.
 
     keys: the keys of the successes and of the failures; a key in both counts twice.
     """

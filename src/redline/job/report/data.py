@@ -54,7 +54,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     rows: the number of rows in the input; a lower bound unless is_exact. done, failed, untried,
     left: parts of these rows. All other figures are of the runs that the timeline still contains.
     rows_per_s: rows done or failed per second of running_s. first_token_p50_s: of streamed answers.
-    most_in_flight: the largest mean number of calls in flight in a point of the series.
+    most_in_flight: the largest mean number of calls in flight over a point of the series.
     """
 
     rows: int = 0
@@ -87,7 +87,7 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
     """One run. begun: seconds since 1970-01-01 UTC. begin_s: on the axis of `Series`, in seconds.
 
     stopped: the error that stopped the run, otherwise empty. done, failed: numbers of rows. slots:
-    the most calls in flight when the run began; 0 for no bound. limits: as set. redline: the
+    the bound on calls in flight when the run began; 0 for no bound. limits: as set. redline: the
     version of redline.
     """
 
@@ -158,7 +158,7 @@ def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
     runs = _runs(files)
     notes = files.notes
     if any(run.state == "dead" for run in runs):
-        notes = [*notes, "a run that was killed had not recorded its last second or two"]
+        notes = [*notes, "a run that was killed did not record its last second or two"]
     in_flight = (point.window.in_flight for point in points)
     found = predictions(timeline.runs)
     helps = () if isinstance(found, str) else tuple(found)

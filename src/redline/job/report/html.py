@@ -18,7 +18,7 @@ from redline.job.report import colours, markdown, svg, words
 from redline.job.report.data import VERSION, JobReport
 from redline.process import counted
 
-# How a report in each format begins, and no file of another program.
+# How a report in each format begins; no file of another program begins like that.
 BEGINNINGS = {
     "html": PAGE,
     "md": markdown.BEGINNING,

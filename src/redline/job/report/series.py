@@ -18,7 +18,7 @@ _MOST_LINES = 6
 _LEAST_PHASE = 0.01
 # On the axis, a pause between two runs takes at most this share of all running time.
 _LONGEST_PAUSE = 0.04
-# Windows that are further apart than this have a gap between them.
+# A longer time between two windows counts as a gap.
 LEAST_GAP_S = 0.05
 _DIGITS = 4
 OTHER = "other"

@@ -45,8 +45,8 @@ def state_text(report: JobReport) -> str:
 def labels(names: Sequence[str], most: int) -> list[str]:
     """Returns a label of at most `most` characters for each output, all of them different.
 
-    Folders that all names share are left out, and longer names lose their middle. If two labels
-    would still be equal, all are numbered.
+    Folders that all names share are left out, and names still too long lose their middle. If two
+    labels would then be equal, all are numbered.
     """
     parts = [name.split("/") for name in names]
     shared = 0

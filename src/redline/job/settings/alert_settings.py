@@ -25,7 +25,7 @@ _MOST = 1e12
 
 
 def parse_alerts(table: Mapping[str, Any], where: str) -> AlertSettings:
-    """Returns the built-in rules with the table's changes; without them if `built_in` is false.
+    """Returns the table's rules, with the other built-in rules unless `built_in` is false.
 
     where: the table's name in errors. Raises ConfigError for an unknown key or rule, or an invalid
     value.

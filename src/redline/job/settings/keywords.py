@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Keywords(TypedDict, total=False):
-    """The keyword arguments, all optional; each means the same as the flag of its name, if any.
+    """The keyword arguments, all optional; each means the same as the flag of that name, if any.
 
     Options:
         prompt: Jinja template of the user message, filled from the row's columns.
@@ -49,8 +49,8 @@ class Keywords(TypedDict, total=False):
             this machine, and to OPENAI_BASE_URL if no endpoint is given.
         headers: Headers sent with every request, by name.
         proxy: URL of an HTTP proxy. Default: from HTTP_PROXY, HTTPS_PROXY and NO_PROXY.
-        limits: All limits of each endpoint, as a Limits; rps, rpm and tpm add to them, while
-            concurrency and rate replace theirs.
+        limits: All limits of each endpoint, as a Limits; rps, rpm and tpm are added to it, while
+            concurrency and rate override its fields.
         rps: Requests per second to each endpoint; may be a fraction: 2.5 becomes 3 per 1.2 s.
         rpm: Requests per minute to each endpoint.
         tpm: Tokens per minute at each endpoint, input and output together; also as text: "200k".
@@ -167,13 +167,13 @@ _NOT_WITH_CALL = {
     **dict.fromkeys(("endpoint", "balance", "api_key", "headers", "proxy"), "leave one out"),
     **dict.fromkeys(
         ("prompt", "system", "body", "url", "method", "params", "output_path"),
-        "the function gets the row, and redline makes no request: do it in the function",
+        "the function gets the row, and redline makes no request: set it in the function",
     ),
     "constant_prompt": "the function gets the row, and redline makes no prompt",
     "prices": "a function reports no usage, so its cost is unknown",
     "fail_on": "an output has no finish reason: raise redline.errors.Rejected in the function",
 }
-# Options that are set inside an `Endpoint`.
+# Options that cannot be combined with an `Endpoint`, which has its own.
 _NOT_WITH_ENDPOINT = (
     *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),
     *("api_key", "headers", "proxy", "timeout_s"),
@@ -197,7 +197,7 @@ def options_of(keywords: Mapping[str, Any]) -> Options:
     _check_types(given)
     _check_rivals(given)
     fields: _Fields = {}
-    # In the order of `Keywords`: concurrency and rate override those of `limits`.
+    # In the order of `Keywords`, so that concurrency and rate override those of `limits`.
     for name in Keywords.__annotations__:
         if name in _AS_FLAGS and name in given:
             fields[name] = TABLE[name].read(given[name], name)
@@ -208,7 +208,7 @@ def options_of(keywords: Mapping[str, Any]) -> Options:
 
 
 def lists_options(function: F) -> F:
-    """Adds each option to the help and the signature of `function(rows, **options)`; returns it."""
+    """Returns `function(rows, **options)` with each option in its help and its signature."""
     listed = (inspect.getdoc(Keywords) or "").partition("\n\n")[2]
     listed = re.sub(r"^    (\w+)(?=: )", _with_type, listed, flags=re.MULTILINE)
     function.__doc__ = f"{inspect.getdoc(function) or ''}\n\n{listed}"
@@ -226,7 +226,7 @@ def _with_type(named: re.Match[str]) -> str:
 
 
 def _check_types(given: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a value that its option cannot use, by its type or as a time."""
+    """Raises ConfigError for a value of the wrong type, or for a number or time out of range."""
     for name, value in given.items():
         if name not in _UNCHECKED:
             check_type(name, value, _kinds()[name], "" if name in _SECRET else f": {value!r}")

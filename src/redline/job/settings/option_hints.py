@@ -50,7 +50,7 @@ _SYNONYMS = {
     "follow": "watch tail",
 }
 _CONTINUES = "no flag is needed to continue: the same command sends the remaining rows"
-# By a word that is not an option: a related option, and the hint, shown if that option is known.
+# By a word that is not an option: a related option, and a hint to show if that option is known.
 _SENTENCES = {
     **dict.fromkeys(("resume", "continue", "append"), ("restart", _CONTINUES)),
     **dict.fromkeys(
@@ -65,7 +65,7 @@ _SENTENCES = {
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Returns the hint for an unknown flag, setting or option; an empty string for none.
+    """Returns the hint for an unknown flag, setting or option, or an empty string.
 
     name: the unknown name as written. known: the known names, in the same form as `name`, such as
     `--max-retries` or `max_retries`.

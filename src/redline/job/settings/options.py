@@ -53,7 +53,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """The names of one option, and how its value is read.
 
     key: the name in redline.toml and, with dashes, on the command line; if empty, the field's name
-    without the suffix `_s`. short: the flag of one letter, such as `-o`. python: the argument of
+    without the suffix `_s`. short: the one-letter flag, such as `-o`. python: the argument of
     `redline.run` that sets the option; the field's name if empty. field: the field that the option
     sets; the key if empty. read: turns the value of the flag or setting, which has the type `kind`,
     into that of the field. metavar, help: shown by `--help`. complete: the values that a shell's
@@ -103,7 +103,7 @@ def time(
     may_be_0: bool = False,
     **facts: Any,
 ) -> Option:
-    """Returns an option with a flag that takes a duration and sets `drain_s` for `drain`."""
+    """Returns an option with a flag that takes a duration; `--drain` sets the field `drain_s`."""
     reader = partial(values.duration, most_s=most_s, may_be_0=may_be_0)
     return flag(key, "TIME", about, field=f"{key}_s", read=reader, **facts)
 
@@ -531,7 +531,7 @@ def options_in(given: values.Flags, shown: Callable[[str], str] = values.flag_of
 def read(
     options: Iterable[Option], given: values.Flags, shown: Callable[[str], str] = values.flag_of
 ) -> dict[str, Any]:
-    """Returns the values of those of the options that `given` sets, by field.
+    """Returns, by field, the values of the options that `given` sets.
 
     given: values of flags or settings, by key. shown: returns the name of a key in errors. Raises
     ConfigError, which names the option, for a value that it cannot use.

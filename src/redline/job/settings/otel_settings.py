@@ -21,10 +21,11 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where telemetry is sent, and what it contains.
 
     endpoint: base URL of an OTLP/HTTP receiver; if empty, the OTEL_ variables of the environment
-    set it. headers: sent with each export, and never printed. headers_env: by a header's name, the
-    variable that holds its value. service_name: if empty, the environment's, or `redline` without
-    one. sample: the share of the calls that get a span, 0 to 1. every_s: seconds between two
-    exports of metrics, 1 to 3,600. Raises ConfigError for an invalid value.
+    set it. headers: sent with each export, and never printed. headers_env: the names of the
+    variables that hold headers' values, by header. service_name: if empty, the name in the
+    environment, otherwise `redline`. sample: the share of the calls that get a span, 0 to 1.
+    every_s: seconds between two exports of metrics, 1 to 3,600. Raises ConfigError for an invalid
+    value.
     """
 
     endpoint: str = ""
@@ -53,7 +54,7 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"OtelSettings({self.endpoint})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Returns what rich prints, also in tracebacks; msgspec's own would show the headers."""
+        """Returns the fields that rich prints, also in tracebacks: without the headers."""
         return [("endpoint", self.endpoint)]
 
 

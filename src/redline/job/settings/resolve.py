@@ -1,4 +1,4 @@
-"""Makes a `Job` from options of any source, and finds the server and the key that they omit."""
+"""Makes a `Job` from options, and finds the server and the API key that they leave out."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def endpoints_of(options: Options, environment: Environment) -> tuple[Endpoint, 
 def _within(endpoint: Endpoint, most: int | str | None) -> Endpoint:
     """Returns the endpoint with at most `most` calls in flight.
 
-    The endpoint is unchanged if its own concurrency is lower, or is to be found by a search, which
-    `Job.slots` bounds.
+    The endpoint is unchanged if its own concurrency is not higher, or is searched for: `Job.slots`
+    bounds that search.
     """
     limits = endpoint.limits
     if not isinstance(most, int) or limits.is_adaptive or limits.slots() <= most:

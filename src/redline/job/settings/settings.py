@@ -131,7 +131,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     row that fails. ends_if_hopeless: end the run if its first 100 rows all fail.
 
     retry_failed: process only the rows that failed in earlier runs; retries_failures: process these
-    as well as the new ones. fail_on: the flaws, keys of FAIL_ON, that make an answer a failure.
+    as well as new rows. fail_on: the flaws, keys of FAIL_ON, that make an answer a failure.
     allowance: the budget of all runs of the output. prices: the user's prices by model, which
     override those that redline knows.
 
@@ -260,7 +260,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         settings = {
             "call": call,
             **msgspec.to_builtins(self.prompting),
-            # It only permits a constant prompt, and changes no request.
+            # Left out, because it only permits a constant prompt, and changes no request.
             "constant_prompt": None,
             "format": self.output.format,
             "raw": self.output.raw,
@@ -329,7 +329,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     def _check_continuous(self) -> None:
-        """Refuses settings that do not work with an endless input, or only with a stream."""
+        """Refuses settings that do not work with an endless input, or work only with a stream."""
         stream, output = stream_of(self.rows), self.output
         if stream is None and self.until_empty:
             raise ConfigError(

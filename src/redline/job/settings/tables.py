@@ -39,7 +39,7 @@ def errors_in(where: str) -> Iterator[None]:
 
 
 def refuse_unknown(table: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raises ConfigError for a key that is not in `known`; the hint suggests one that is."""
+    """Raises ConfigError for a key that is not in `known`; the hint suggests a known key."""
     known = tuple(known)
     for key in table:
         if key not in known:

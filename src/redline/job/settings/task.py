@@ -20,8 +20,8 @@ NO_MORE_S = -math.inf
 class Ask:
     """Sends the requests of one row to the job's backend, within the row's deadline.
 
-    on_outcome: called with the outcome of each request. tried: the latest attempts, at most
-    MOST_TRIED, at all of the row's requests, oldest first.
+    on_outcome: called with the outcome of each request. tried: the latest attempts at the row's
+    requests, at most MOST_TRIED, oldest first.
     """
 
     _backend: Backend
@@ -40,8 +40,9 @@ class Ask:
         outcome = await self._backend.send(request, self._call)
         self.tried = (self.tried + outcome.tried)[-MOST_TRIED:]
         if not self._has_asked:
-            # A row's later requests are sent before the first requests of other rows. So few rows
-            # are half-done at any time, and few answers are lost if the run ends early.
+            # A row's later requests are sent before the first requests of other rows. Therefore,
+            # only a few rows are half-done at any time, and few answers are lost if the run ends
+            # early.
             self._has_asked = True
             self._call.priority -= 1
         if self._on_outcome is not None:
@@ -54,24 +55,24 @@ class Task(Protocol):
 
     A task that sends exactly one request per row can also be used with batches if its attribute
     `asks_once` is True. `do` is then called twice for a row: first to get the request, for which
-    `ask` returns a failure, and again once the answer is there.
+    `ask` returns a failure, and again once the answer has arrived.
 
-    A task that may ask for a row again, because an answer was not accepted, states the most such
-    requests per row as `most_reasks`.
+    A task that may repeat a row's request, because an answer was not accepted, states the most such
+    repetitions per row in `most_reasks`.
     """
 
     def settings(self) -> Mapping[str, Any]:
         """Returns the settings, besides the prompt's, on which the results depend.
 
-        They are saved with the output. A run with different ones is refused, except with `force`.
+        They are saved with the output. A run with other settings is refused, except with `force`.
         """
         ...
 
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
         """Processes a row and returns its outcome, whose `fields` go into the result line.
 
-        request: the request made from the row according to the job's `prompting`. Must not raise:
-        an exception fails the row.
+        request: the request made from the row according to the job's `prompting`. Raises Rejected
+        for an unsuitable row; any exception fails the row.
         """
         ...
 
@@ -81,7 +82,7 @@ class Remembering(Protocol):
     """A Task whose outcomes depend on the results of earlier runs of the output."""
 
     def recall(self, results: Path, failures: Path) -> None:
-        """Reads the files that earlier runs have written; `failures` may not exist.
+        """Reads the files that earlier runs have written; `failures` need not exist.
 
         Called once, in a thread, after the output is locked and repaired, and before the first row.
         """
@@ -93,9 +94,9 @@ class Following(Protocol):
     """A Task whose first answer for a row is followed by another request."""
 
     def following(self, row: dict[str, Any], request: Request) -> Request | None:
-        """Returns the request that follows an empty answer to `request`; None if none does.
+        """Returns the request that would follow an empty answer to `request`; None if none would.
 
-        The real one also quotes the answer. Raises Rejected for an unsuitable row.
+        The request that is sent also quotes the answer. Raises Rejected for an unsuitable row.
         """
         ...
 
@@ -129,5 +130,5 @@ class Answered:
 
 
 def unsent() -> Answered:
-    """Returns a stub backend for a row of which only the first request is wanted."""
+    """Returns a stub backend that only records the first request of a row."""
     return Answered(failed(Rejected("the row is not sent here")))

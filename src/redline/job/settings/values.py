@@ -2,7 +2,7 @@
 
 A reader takes a value and the flag's name for errors, and returns the value in the form that an
 option has. It raises ConfigError for a value that it cannot use. Settings in redline.toml are
-brought into the form of flags first, so the same readers and errors serve both.
+first converted to the form of flags, so the same readers and errors serve both.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def rates(texts: Sequence[str], flag: str) -> tuple[Rate, ...]:
 
 
 def address(stated: int | str, flag: str) -> tuple[str, int]:
-    """Returns host and port of `9400`, `0.0.0.0:9400` or `[::1]:0`; default host: 127.0.0.1."""
+    """Returns the host and port in `9400`, `0.0.0.0:9400` or `[::1]:0`; default host: 127.0.0.1."""
     text = str(stated)
     match = _ADDRESS.fullmatch(text.strip())
     if match is None or int(match["port"]) > _MOST_PORT:

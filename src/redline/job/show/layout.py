@@ -4,7 +4,7 @@ Each line has a label and fields. Numbers that grow are padded, so that fields s
 line is too long, its least important fields are left out, and then its end is cut off.
 
 input   progress of the whole input, elapsed time, ETA
-rows    rows done, failed, to be retried, left; answers that are cut or empty
+rows    rows done, failed, to be retried, left; flawed answers, by flaw
 speed   rows and tokens per second, calls in flight, latency
 limits  usage of each limit; what binds, and for how long
 batch   the states of the batches at the provider

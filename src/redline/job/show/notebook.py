@@ -17,7 +17,7 @@ from redline.job.show.snapshot import Meter, Snapshot
 from redline.job.show.view import View
 
 _REFRESH_S = 1.0
-# How often, in seconds, and at most how many times to check whether a new run has read rows.
+# The seconds between checks for the first rows of a new run, and the most checks.
 _FIRST_LOOK_S, _FIRST_LOOKS = 0.01, 100
 _WIDTH = 100
 # Colours that are readable on both white and black.

@@ -149,7 +149,7 @@ def failing(failures: int, failing_s: float) -> str | None:
 def silence(silent_s: float, calls: int, attempt_s: float) -> str | None:
     """Returns a notice that no call has ended for a long time, or None.
 
-    silent_s: the time in seconds. calls: the number of calls in flight. attempt_s: the timeout of
+    silent_s: that time in seconds. calls: the number of calls in flight. attempt_s: the timeout of
     an attempt in seconds.
     """
     if silent_s < _LEAST_SILENCE_S:

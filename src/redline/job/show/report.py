@@ -128,7 +128,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every row of the input, or up to `limit`, has an outcome, maybe a failure.
+        """Whether every row of the input, up to `limit`, has an outcome, even if it is a failure.
 
         False if an error ended the run early, or if `retry_failed` left rows untried.
         """

@@ -54,8 +54,8 @@ class RowCount:
     """Counts the rows of an input in a thread of its own, while the run reads them.
 
     known_rows: the number of rows in the input's metadata; None if the rows have to be counted.
-    counts: yields the number of rows of one part of the input after another; None for an input that
-    can be read only once. limit: the maximum number of rows that count. samples: how many times
+    counts: yields the number of rows in each part of the input in turn; None for an input that can
+    be read only once. limit: the maximum number of rows that count. samples: how many times
     each of these rows counts.
     """
 

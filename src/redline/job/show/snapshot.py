@@ -56,11 +56,12 @@ class Snapshot(msgspec.Struct, kw_only=True):
     there is no bound; is_adaptive: the maximum is being searched for. limits: the rate limits,
     those that held calls back most often first; are_found: the limits are being searched for, not
     configured, and have the values that are being tried. found_limits: the limits already found, in
-    words. bound: what binds; None if nothing does, or while it is unknown.
+    words. bound: the constraint that binds; None if none does, or while it is unknown.
 
     errors: failed attempts of this run by kind, including those that were retried; last_error: the
     message of the latest error that was retried. flawed: rows done by all runs whose answer is cut,
-    empty or refused, by finish reason. notices: the current problems by kind, each in one sentence.
+    empty, filtered or refused, by finish reason. notices: the current problems by kind, each in one
+    sentence.
 
     spent: the spending in words, empty while it is unknown; is_spent_here: the spending of earlier
     runs is not included. spent_usd, expected_usd: dollars spent so far, and expected at the end.
@@ -144,14 +145,14 @@ class _Reading(msgspec.Struct, frozen=True):
 
 
 class _Bounds:
-    """Finds what binds now, and for how long."""
+    """Finds the constraint that binds now, and for how long."""
 
     def __init__(self) -> None:
         self._key = self._key_before = ("", "")
         self._since_s = self._since_before_s = 0.0
 
     def read(self, windows: list[Window]) -> Bound | None:
-        """Returns what binds, according to these windows; None if unknown or if nothing does."""
+        """Returns the constraint that binds in these windows; None if unknown or if none does."""
         found = current(recent(windows))
         if found is None or found.cause in (Cause.UNDETERMINED, Cause.NOTHING):
             return None
@@ -251,8 +252,8 @@ class Meter:
     def _rate(self, name: str, over_s: float) -> float:
         """Returns a counter's mean growth per second over the last `over_s` seconds.
 
-        If the first reading is not that old, the mean is since that reading. Between two readings,
-        the growth is assumed to be even. name: a field of `_Reading`.
+        If the first reading is more recent, the mean covers the time since then. Between two
+        readings, the growth is assumed to be even. name: a field of `_Reading`.
         """
         readings, last = self._readings, self._readings[-1]
         begin_s = max(last.at_s - over_s, readings[0].at_s)

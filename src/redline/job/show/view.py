@@ -39,17 +39,17 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def telemetry_notices(self) -> dict[str, str]:
-        """The notice, by its kind, that the receiver of telemetry is unreachable or back."""
+        """A notice, by its kind, that the telemetry receiver is unreachable, or reachable again."""
         return {}
 
     @property
     def rows_skipped(self) -> int:
-        """The number of rows that were read and need not be sent, without those in batches."""
+        """The number of rows that were read and need not be sent, except those in batches."""
         return self.feed.rows_skipped - self.selection.with_batches
 
     @property
     def is_begun(self) -> bool:
-        """Whether rows were read, so that at least some of those done before are known."""
+        """Whether rows have been read, so that at least some of the rows done before are known."""
         return self.feed.rows_read > 0 or self.feed.is_read
 
     def counts(self) -> InputCounts:
@@ -88,7 +88,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return known if is_possible else seen
 
     def flawed(self) -> dict[str, int]:
-        """Returns how many answers of all runs are cut, empty or refused, by finish reason."""
+        """Returns how many answers of all runs are cut, empty, filtered or refused, by reason."""
         before = Counter[str]() if self.journal is None else self.journal.answers.flaws
         return dict((before + self.tally.flawed).most_common())
 

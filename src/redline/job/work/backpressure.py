@@ -13,7 +13,7 @@ from redline.journal import Journal
 from redline.process import Changes
 
 # Bytes as in the input. A row's values take as many bytes again, and so does its request until the
-# server has read it. So about 128 rows of 1 MiB are in flight at most.
+# server has read it. So at most about 128 rows of 1 MiB are in flight.
 MOST_ROW_BYTES = 128 * 1024 * 1024
 # Smaller rows are not counted: with 1,000 calls in flight, a run holds about 2,000 of them, at most
 # 125 MiB.

@@ -1,4 +1,4 @@
-"""Encodes bodies that differ only in texts from the row: everything else is encoded once."""
+"""Encodes bodies that differ only in texts taken from the row; the rest is encoded once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redline.errors import Rejected
 from redline.waist import COUNTED
 
 _ENCODER = msgspec.json.Encoder()
-# What separates the strings in the output of `encode_lines`. No encoded string contains it, because
+# Separates the strings in the output of `encode_lines`. No encoded string contains it, because
 # quotes are escaped in strings.
 _SEAM = b'"\n"'
 

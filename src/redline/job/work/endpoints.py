@@ -58,9 +58,9 @@ class Endpoints:
         return total if most is None else min(total, most)
 
     def loads(self, now_s: float) -> tuple[list[Load], set[str]]:
-        """Returns the loads of endpoints not out, and the names of limits that hold calls back.
+        """Returns the loads of the endpoints, and the names of the limits that hold calls back.
 
-        For a large fleet, reads MOST_LOOKED_AT endpoints.
+        Reads the endpoints that are not out; in a large fleet, only MOST_LOOKED_AT of them.
         """
         of = self._of
         if not isinstance(of, Pool | _Watched):
@@ -120,7 +120,7 @@ class Endpoints:
 
 
 def _estimated(load: Load) -> Load:
-    """Returns `load` with estimates, for a backend that may not report what its calls wait for.
+    """Returns `load` with estimates, for a backend that does not report what calls wait for.
 
     If the backend is full, its calls are assumed to wait for a slot, otherwise for a limit. A
     degraded backend counts as ready, since it may still answer.

@@ -186,7 +186,7 @@ class Feed:
             # The read may be waiting for a row that never comes.
             self._refill.cancel()
         # Workers are woken even during a read: if its data arrives in this turn of the event loop,
-        # the source's client may lose the cancellation, and the read may go on for long.
+        # the source's client may lose the cancellation, and the read may go on.
         self._wake_some(len(self._waiting))
 
     async def aclose(self) -> None:
@@ -253,7 +253,7 @@ class Feed:
                 self._is_end = True
                 self._end_early()
                 raise
-            # `next` raises it when a worker asks for a row after the last; none may be waiting.
+            # Kept, because perhaps no worker is waiting: `next` raises it after the last row.
             self._failure = error
             batch.is_end = True
         if not self._is_closed:
@@ -280,8 +280,8 @@ class Feed:
         """Whether the read ends with the rows in `batch`, instead of waiting for more."""
         share = source.read_fraction()
         if share == 1.0:
-            # All bytes have been read: reading on waits for nothing, and finds the end. But the
-            # rest of a compressed file may be long.
+            # All bytes have been read: reading on does not wait, and finds the end. But the rest of
+            # a compressed file may be long.
             return batch.size_bytes >= _ENOUGH_AT_END_BYTES
         if share is None or not self.rows_read:
             # The next row may never come, or workers are waiting for the first rows.

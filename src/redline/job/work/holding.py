@@ -37,7 +37,7 @@ class Moment(msgspec.Struct, kw_only=True):
     endpoint. is_full_together: all endpoints together have as many calls as they may have.
     is_starved: workers wait for a row to be read. is_over: no more rows will be read. has_ready:
     rows have been read that are not handed out yet. is_full: workers wait because reading is
-    paused. is_behind: too much is not durable yet. is_ending: no more rows begin.
+    paused. is_behind: too many results are not durable yet. is_ending: no more rows begin.
     handing: workers that wait until their result is taken. in_hand: rows that have begun and have
     no outcome yet. in_flight: requests on the wire. retrying: rows that wait for a retry.
     """

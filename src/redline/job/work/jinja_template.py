@@ -135,7 +135,7 @@ class Template:
 
     columns: the names that the template looks up, `row` included. braced: the first name in single
     braces, such as `{text}`, which Jinja does not replace; None if there is none. plain: set if the
-    template has only text and columns, as `{{ text }}` or `{{ row["text"] }}`; otherwise None.
+    template has only text and columns, such as `{{ text }}` or `{{ row["text"] }}`; None otherwise.
     Raises ConfigError for an invalid template.
     """
 
@@ -241,7 +241,7 @@ def _item_of_row(node: nodes.Node) -> str | None:
 def _unbound(tree: nodes.Template) -> list[str]:
     """Renames each name that Jinja binds, where it can only be a column; returns the old names.
 
-    `self` always is one. `loop` is one where it is printed: a loop's attributes can be read, and
+    `self` is always one. `loop` is one where it is printed: a loop's attributes can be read, and
     the loop can be passed on, but it cannot be printed.
     """
     printed = [_filtered(node) for output in tree.find_all(nodes.Output) for node in output.nodes]

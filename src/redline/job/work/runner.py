@@ -102,7 +102,7 @@ class Runner:
     cost is not computed from replies. permit: awaited before a result is saved; None if results
     need no permission. on_result: called with the result of each row that has ended; if it returns
     an awaitable, the row's worker awaits it. on_failure: called with the result of each row that
-    has failed. record: gets each call that has its outcome.
+    has failed. record: records calls that have ended.
     """
 
     job: Job
@@ -223,7 +223,7 @@ class Runner:
 
     @asynccontextmanager
     async def watched(self, on_drain: Callable[[], object] | None = None) -> AsyncIterator[None]:
-        """Within the context, ends the run at its deadline, which counts from the first entry.
+        """Within the context, ends the run at its deadline, measured from the first entry.
 
         Also ends the run once results are no longer acknowledged, or once it would have to wait for
         longer than `longest_wait_s`; aborts it GRACE_S after a stop. on_drain: called if the run is
@@ -336,8 +336,8 @@ class Runner:
         return len(sent_s), most_s if self.stopped is None else min(most_s, GRACE_S)
 
     async def request_of(self, picked: Picked) -> Request | Outcome:
-        """Returns the row's request, which is not sent; if making it fails, the row's outcome."""
-        # Only the request that this stub backend keeps is used.
+        """Returns the row's request without sending it; if making it fails, the row's outcome."""
+        # Only the request that this stub backend records is used.
         noted = unsent()
         outcome = await self._elsewhere(picked, Call(), noted)
         return outcome if noted.request is None else noted.request
@@ -467,7 +467,7 @@ class Runner:
             self._abandon(task, "it blocked the event loop")
             self.drain()
         else:
-            # An exit that left its task would end the event loop before the output is closed.
+            # An exit that escaped its task would end the event loop before the output is closed.
             self._exit = self._exit or error
             self.abort()
 
@@ -491,9 +491,9 @@ class Runner:
         return None
 
     def _drops(self, outcome: Outcome, due_s: float) -> bool:
-        """Drops a call that ended only because the run is ending, before its deadline `due_s`.
+        """Whether to drop a call that ended before its deadline `due_s`, because the run is ending.
 
-        Returns False for any other call.
+        Counts such a call in `unsaved`.
         """
         error = outcome.error
         is_late = isinstance(error, TimedOut) and error.phase == "row"
@@ -502,7 +502,7 @@ class Runner:
         return is_cut_short
 
     def _ask(self, picked: Picked, call: Call, backend: Backend) -> Awaitable[Outcome]:
-        """Returns a row's outcome as an awaitable. Raises Rejected if the row makes no request."""
+        """Returns a row's outcome as an awaitable. Raises Rejected if no request can be made."""
         found = picked.row
         row = found.data
         if row is None or found.problem is not None or picked.is_duplicate:
@@ -627,7 +627,7 @@ class Runner:
     def _mark_of(self, task: asyncio.Task[Any], executor: Executor) -> Path | None:
         """Returns the path of a file that exists while the task's function runs in the executor.
 
-        None in redline's own threads, or if no temporary folder can be created.
+        Returns None for redline's own threads, or if no temporary folder can be created.
         """
         if executor is self._threads:
             return None
@@ -705,7 +705,7 @@ class Runner:
             parts.append(f"endpoint {outcome.endpoint}")
         if outcome.attempts:
             most = self.job.retry.max_retries + 1
-            # Attempts that were not the row's fault do not count against its retries.
+            # Attempts whose failure was not the row's fault do not count against its retries.
             of = f" of {most}" if outcome.attempts <= most else ""
             parts.append(f"attempt {outcome.attempts}{of}")
         return ", ".join(parts)

@@ -309,14 +309,14 @@ class _ThreadTime:
     def open(self) -> None:
         """Starts measuring the calling thread."""
         # Linux reports how long the thread has waited for a CPU; on other systems it is unknown.
-        # The file is kept open: if only some readings had the wait, the time could run backwards.
+        # The file is kept open: if only some readings included the wait, time could run backwards.
         try:
             self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._fd = -1
 
     def read_s(self) -> float:
-        """Returns the thread's seconds since it started; call it in the thread of `open`."""
+        """Returns the seconds for which the thread has run or waited; call it in that thread."""
         waited_ns = 0
         if self._fd >= 0:
             fields = os.pread(self._fd, 100, 0).split()

@@ -57,7 +57,7 @@ class Selection:
         """Returns the indices of the rows to process.
 
         keys: the keys of the rows read. undone: the indices of the rows that have not succeeded.
-        marks: the marks of these, by index.
+        marks: their marks, by index.
         """
         journal = self._journal
         if journal is None:

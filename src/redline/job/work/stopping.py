@@ -57,7 +57,7 @@ class Failures:
 
         succeeded: rows of this run that have succeeded so far. begun: rows that have begun, with or
         without an outcome; rows without one count as not failed. is_early: the row failed without a
-        request, while earlier rows wait for their answers; it is not one of the first rows then.
+        request, while earlier rows wait for their answers; such a row is not one of the first rows.
         """
         if self._job.strict:
             error.hint = error.hint or "leave out --strict to continue after rows that fail"

@@ -50,7 +50,7 @@ class BatchUse(msgspec.Struct):
 
 
 class Outages(msgspec.Struct, frozen=True):
-    """Sums up an endpoint's outages: it accepted no connections, or failed and got few calls.
+    """Sums up the times when an endpoint accepted no connections, or failed and got few calls.
 
     lasted_s: seconds of all outages together. down_s: seconds of the current outage, 0 if there is
     none. reason: the error of the latest outage.
@@ -67,7 +67,7 @@ class EndpointUse(msgspec.Struct, frozen=True, kw_only=True):
 
     answered: rows that the endpoint answered, not counting cached answers. out: why the endpoint
     was taken out of the run; None if it was not. outages: when it accepted no connections; None if
-    it always did. failing: when it failed and got few calls; None if it never did.
+    that never happened. failing: when it failed and got few calls; None if it never did.
     """
 
     name: str
@@ -79,7 +79,7 @@ class EndpointUse(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(eq=False, repr=False)
 class _Outage:
-    """Adds up one endpoint's outages. since_s: when the current outage began; inf if none."""
+    """Adds up one endpoint's outages. since_s: when the current one began; inf if there is none."""
 
     _lost: EndpointLost | EndpointDegraded | None = None
     _lost_s: float = 0.0
@@ -153,7 +153,7 @@ class Tally(Attempts):
         self.out: dict[str, EndpointOut] = {}  # endpoints that get no more calls
         self._names: list[str] = []  # of the endpoints, if there are several
         self._answered: Counter[str] = Counter()  # rows, by endpoint
-        self._parked: dict[str, float] = {}  # the monotonic end of the wait, by endpoint
+        self._parked: dict[str, float] = {}  # the monotonic time when the wait ends, by endpoint
         self._outages: dict[str, _Outage] = defaultdict(_Outage)
         self._failing: dict[str, _Outage] = defaultdict(_Outage)  # when endpoints were degraded
         self.cache_use = CacheUse()
@@ -202,7 +202,7 @@ class Tally(Attempts):
 
     @property
     def degraded(self) -> list[str]:
-        """The endpoints that are currently failing, without those taken out of the run."""
+        """The endpoints that are currently failing, except those taken out of the run."""
         return [name for name in self._left() if self._failing[name].is_down]
 
     @property
@@ -279,7 +279,7 @@ class Tally(Attempts):
         self.batch_look_s = due_s
 
     def batch_answered(self, reply: Reply | None) -> None:
-        """Counts a row that got its outcome from a batch. reply: None if that is an error."""
+        """Counts a row that got its outcome from a batch. reply: None for an error."""
         if self.batches is not None:
             self.batches.answered += 1
         if reply is not None:
@@ -287,7 +287,7 @@ class Tally(Attempts):
             self.output_tokens += reply.output_tokens or 0
 
     def batch_failed(self, error: str) -> None:
-        """Counts the error of a row in a batch; the row may be sent again. error: the kind."""
+        """Counts the error of a row in a batch; the row may be sent again. error: its kind."""
         self.errors[error] += 1
 
     def on_event(self, event: Event) -> None:
@@ -313,7 +313,7 @@ class Tally(Attempts):
                 self.out[event.endpoint] = event
 
     def take_error(self) -> str:
-        """Returns the message of the latest retried error, empty if none since the last call."""
+        """Returns the message of the latest error retried since the last call, or ""."""
         error, self._new_error = self._new_error, ""
         return error
 

@@ -40,7 +40,7 @@ PARAMETERS = frozenset(_PARAMETERS.split())
 class Renderer:
     """Renders rows as requests, according to a `Prompting`.
 
-    Raises ConfigError for an invalid template, or for settings that do not fit together.
+    Raises ConfigError for an invalid template, or for settings that cannot be combined.
     """
 
     def __init__(self, prompting: Prompting) -> None:
@@ -68,13 +68,13 @@ class Renderer:
         if not prompting.constant_prompt:
             self._check_columns()
         self._fixed = self._fixed_body()
-        # What all requests made from the fixed body have in common.
+        # The fields that all requests made from the fixed body share.
         self._alike = Request(method=self._method, url=url, output_path=self._output_path)
 
     def request(self, row: Columns) -> Request:
         """Returns the request for a row.
 
-        Raises BadRow if the row makes no valid request, BadTemplate if a template fails on it.
+        Raises BadRow if no valid request can be made, BadTemplate if a template fails on the row.
         """
         fixed = self._fixed
         if fixed is not None and (raw := fixed.json(row)) is not None:
@@ -125,7 +125,7 @@ class Renderer:
             return None
 
     def prompt(self, row: Columns) -> str:
-        """Renders the prompt template for a row. Raises BadTemplate if it fails."""
+        """Renders the prompt template for a row. Raises BadTemplate if that fails."""
         assert self._prompt is not None
         return self._prompt.render(row)
 
