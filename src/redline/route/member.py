@@ -26,8 +26,8 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one endpoint of a pool.
 
     make: makes the endpoint's backend, which calls the argument of `make` when it could take a call
-    again. weight: its capacity relative to the others, above 0. price: see Figures. pages: the
-    pages of its server with figures and health; None if they are not read.
+    again. weight: its capacity relative to the others, above 0. price: see Figures. pages: its
+    server's metrics and health pages; None if they are not read.
     """
 
     name: str
@@ -65,7 +65,7 @@ class PoolMember(Figures):
         self.is_leaving = False
         self.error: CallError | NoEndpoint | None = None
         self.is_empty = asyncio.Event()
-        # Since a refusal, see `refused`; the pause is 0 at any other time.
+        # The state after a refusal, see `refused`; otherwise the pause is 0.
         self._pause_s = 0.0
         self._again_s = -math.inf
         self._most = 0

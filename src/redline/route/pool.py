@@ -9,8 +9,8 @@ return to their places in the queue, at no cost to their rows.
   an answer, or an error of the row  ends with it                        stays
   a failure (see health)             is retried by Retry, at once if     may be degraded
                                      another endpoint has room
-  a 429                              is retried by Retry, likewise       is parked, or gets no
-                                                                         more calls; see member
+  a 429                              is retried by Retry, likewise       is parked, or keeps to the
+                                                                         calls it has; see member
   no connection, or NoEndpoint       returns to the queue                is degraded
   Refused or Unpaid                  returns to the queue                is gone
   OverLimit                          goes to one with larger limits      stays
@@ -70,7 +70,7 @@ from redline.waist import Call, Health, Load, Outcome, Request, Sink, failed
 
 _ASKED = Asked()
 MOVED = "the endpoints have changed"
-# A call that its caller gives up counts as a failure after this multiple of the mean latency.
+# A call that its caller cancels counts as a failure after this multiple of the mean latency.
 _LONG_WAIT = 3.0
 # The statuses with which an endpoint rejects a request because of its contents.
 _OF_THE_ROW = (400, 413, 422)
@@ -185,8 +185,8 @@ class Pool:
     def held_by(self, on_room: Callable[[], None]) -> None:
         """Sets the callback for when there may be room again after `has_room` returned False.
 
-        on_room: called when a call or a park has ended, or an endpoint has recovered or was added.
-        It may also be called without need, and must not wait.
+        on_room: called when a call has ended, or an endpoint is no longer parked, has recovered or
+        was added. It may also be called without need, and must not block.
         """
         self._on_room = on_room
 
@@ -242,10 +242,9 @@ class Pool:
         return (now_s - ticket.since_s for ticket in self._queue.tickets)
 
     def move(self) -> None:
-        """Ends every waiting call with Withdrawn, and every current call that would wait again.
+        """Ends with Withdrawn every waiting call, and calls in flight that would wait again.
 
-        Called when other endpoints may have the model. A call that its endpoint answers is not
-        affected.
+        Called when the pool's endpoints change. A call that its endpoint answers is not affected.
         """
         self.moves += 1
         for ticket in self._queue.take_all():
@@ -335,7 +334,7 @@ class Pool:
         return outcome
 
     async def ask(self, member: PoolMember, request: Request, call: Call) -> Outcome:
-        """Returns the outcome of a call that only `member` can answer, such as one for its models.
+        """Returns the outcome of a call that only `member` can answer, such as GET /v1/models.
 
         The call does not wait behind calls of the pool, and does not count as one of them.
         """
@@ -362,9 +361,9 @@ class Pool:
         moves: int,
         member: PoolMember | None = None,
     ) -> Outcome:
-        """Sends a call to one endpoint after another until it has its outcome, and returns that.
+        """Sends a call to one endpoint after another until it has an outcome; returns the outcome.
 
-        moves: `self.moves` when the call came. member: the first endpoint, if already chosen.
+        moves: `self.moves` when the call arrived. member: the first endpoint, if already chosen.
         """
         ticket: Ticket | None = None
         facts = self._facts
@@ -611,8 +610,8 @@ class Pool:
     def _close(self, member: PoolMember, now_s: float) -> None:
         """Gives the endpoint no calls until it may have room again.
 
-        This is when one of its calls ends, its backend reports room, or the time passes before
-        which it certainly takes no call.
+        It may when one of its calls ends, its backend reports room, or the time until which it
+        certainly takes no call is over.
         """
         self._drop(member)
         if 0 < member.steady <= member.in_flight:
@@ -743,7 +742,7 @@ class Pool:
     ) -> bool:
         """Returns whether another endpoint might take a call that `member` rejected with `error`.
 
-        This is an endpoint that has not rejected the call, and whose limits could ever grant it. If
+        Such an endpoint has not rejected the call, and has limits that are large enough for it. If
         there is one, the call avoids all unsuitable endpoints from now on, and waits for a suitable
         one even if none works at the moment.
         """
@@ -768,8 +767,8 @@ class Pool:
     def _still_avoids(self, call: Call) -> frozenset[str]:
         """Returns what a call that avoids all working endpoints should still avoid.
 
-        These are the endpoints that it must never use, and those whose limits are too small for it,
-        unless every endpoint that is not gone is too small.
+        These are the endpoints that it must never use, and those that are unfit for it, unless
+        every other endpoint is gone.
         """
         now_s, avoided = self._now_s(), call.unfit | call.barred
         for one in self._members:
@@ -800,7 +799,7 @@ class Pool:
     ) -> bool:
         """Returns whether another endpoint may get calls.
 
-        This is an endpoint that is neither barred, nor out, nor in one of the states `but`.
+        Such an endpoint is neither barred nor out, and in none of the states `but`.
         """
         return any(
             one is not member
@@ -918,9 +917,9 @@ class Pool:
             self._look(member)
 
     def _reconsider(self) -> None:
-        """Allows working endpoints again to waiting calls that avoid all of them.
+        """Lets waiting calls that avoid every working endpoint use the working endpoints again.
 
-        Endpoints whose limits are too small for a call remain avoided.
+        A call still avoids the endpoints that are unfit for it.
         """
         avoiding = [ticket.call for ticket in self._queue.tickets if ticket.call.avoid]
         if not avoiding:

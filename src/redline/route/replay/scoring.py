@@ -60,7 +60,7 @@ _NOT_OF_SERVERS = frozenset({"rate_limited", "rejected", "over_limit", "refused"
 class _Recorded(msgspec.Struct, frozen=True):
     """The runs of a trace, joined into one. calls: by arrival, in seconds from the first arrival.
 
-    workers: see RunBegan, but not more than the calls that were in flight at once.
+    workers: see RunBegan, but at most as many as calls were in flight at once.
     """
 
     endpoints: tuple[EndpointFacts, ...]
@@ -79,10 +79,10 @@ def replay(
 ) -> Replay:
     """Replays the latest `most` calls of the trace at `path` with each strategy.
 
-    Only answered calls are replayed. strategies: names from STRATEGIES; None for all. The strategy
-    of the record is always included. seeds: each strategy is replayed once with each seed.
-    Raises ConfigError for a file that is not a trace, for a trace of one endpoint, or for one with
-    too few answers; KeyError for an unknown strategy.
+    Only answered calls are replayed. strategies: names from STRATEGIES; None for all. The recorded
+    strategy is always included. seeds: each strategy is replayed once with each seed.
+    Raises ConfigError for a file that is not a trace, for a trace of one endpoint, with too few
+    answers or of a strategy unknown to this version; KeyError for an unknown name in `strategies`.
     """
     trace = read_trace(path, most)
     recorded, notes = _recorded(trace)

@@ -71,8 +71,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     off: the median relative difference between predicted and recorded latencies. spread: quantiles
     of the work of calls divided by the work that the weights predict. calls: number of answers that
     were fitted. is_own: whether there were enough answers; otherwise the service is guessed.
-    failures: the share of the attempts that failed. failed_s: quantiles of the seconds that these
-    took.
+    failures: the share of the attempts that failed. failed_s: quantiles of the seconds that failed
+    attempts took.
     """
 
     form: Form = "parallel"
@@ -232,7 +232,7 @@ def _shared_s(by_time: Sequence[Served], slowdown: float) -> list[float]:
 
 
 def _fit(form: Service, parts: Sequence[_Part], by_time: Sequence[Served]) -> Service:
-    """Fits the weights of a form; returns it with these and with the error of its predictions.
+    """Fits the weights of a form; returns the form with them and the error of its predictions.
 
     At least one attempt must be an answer.
     """
@@ -295,7 +295,7 @@ def _sparse(sums: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _solved(sums: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[float] | None:
-    """Returns the weights of the chosen terms alone; None if these are linearly dependent.
+    """Returns the weights of the chosen terms alone; None if the terms are linearly dependent.
 
     Gauss-Jordan elimination needs no pivoting here: sums of products are symmetric and positive
     semidefinite.
