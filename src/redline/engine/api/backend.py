@@ -200,7 +200,7 @@ async def _answered(
 ) -> list[Said]:
     """Returns `count` choices with all of their text, and streams the text as it arrives.
 
-    If a sequence ends with an error, raises it.
+    Raises the error with which a sequence ends.
     """
     said = [Said(index, "") for index in range(count)]
     if stream is not None:

@@ -115,8 +115,8 @@ class DraftLength:
         """Records one step.
 
         drafted, accepted: for each row, the number of drafted tokens and of kept ones; at least one
-        row. step_s: seconds from before the drafts to after the verdict; None if the step
-        also did something else, such as reading a prompt, or if the draft model had to catch up.
+        row. step_s: seconds from the start of drafting to the verdict; None if the step also did
+        something else, such as reading a prompt, or if the draft model had to catch up.
         """
         batch, length = len(drafted), max(drafted)
         level = self._levels[(batch - 1).bit_length()]

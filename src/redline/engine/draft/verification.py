@@ -78,7 +78,9 @@ def verify(
 
 
 def verify_choices(draft: Tensor, lengths: Tensor, choices: Tensor) -> Acceptance:
-    """Accepts draft tokens up to the first that differs from the target's choice, which follows.
+    """Accepts the draft tokens before the first that differs from the target's choice.
+
+    That choice is the token that follows them.
 
     choices (B, K+1) int64: the target's tokens at the drafted places and after them, such as the
     argmax of its logits for greedy rows. Other shapes as in `verify`.

@@ -42,9 +42,10 @@ _HINT = (
 
 
 def make_computer(settings: EngineSettings, config: Any, *, capacity: int, device: str) -> Computer:
-    """Opens the model in this process, or in the ranks of the settings. Raises ConfigError.
+    """Opens the model in this process, or in the ranks of the settings.
 
-    capacity: tokens per slot. device: `cpu` or `cuda`.
+    capacity: tokens per slot. device: `cpu` or `cuda`. Raises ConfigError if the model cannot run,
+    and EngineFailed if a rank ends before it is ready.
     """
     if settings.tensor_parallel == settings.pipeline_parallel == 1:
         return open_runner(settings.model, config, settings, capacity=capacity, device=device)

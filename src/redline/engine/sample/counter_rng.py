@@ -57,7 +57,7 @@ class Noise(NamedTuple):
 
 
 def row_seed(seed: int | None, choice: int = 0) -> int:
-    """Returns the int64 that keys the noise of one row; a random one if the user gave none.
+    """Returns the int64 that keys the noise of one row; a random one if `seed` is None.
 
     seed: any integer; its low 64 bits count. choice: which of a request's `n` answers the row is.
     The answers' seeds are far apart, so the second answer to seed 1 is not the first to seed 2.
@@ -90,7 +90,7 @@ def arrivals(keys: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _mixed(bits: Tensor) -> Tensor:
-    """Applies splitmix64's finalizer: a bijection in which each bit flips half of the others."""
+    """Applies splitmix64's finalizer, a bijection: an input bit flips half of the output bits."""
     bits = (bits ^ _shifted(bits, 30)) * _FIRST_FACTOR
     bits = (bits ^ _shifted(bits, 27)) * _SECOND_FACTOR
     return bits ^ _shifted(bits, 31)
