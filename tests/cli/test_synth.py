@@ -60,7 +60,7 @@ def test_texts_that_cannot_be_made_are_told_by_reason_and_tried_again(cli: Cli) 
     assert told.out.splitlines()[:3] == [
         "delivered  2 of 4",
         "dropped    4: 4 near duplicate",
-        "missing    2: 2 near duplicate; the same command continues",
+        "missing    2: 2 near duplicate; the same command continues the run",
     ]
     assert told.out.splitlines()[-3:] == ["failed: 2", "unfinished: 0", "delivered: 2/4"]
     assert (

@@ -364,7 +364,7 @@ def _kind(root: Mapping[str, Any]) -> Literal["object", "array"] | None:
 
 
 def _nearest(said: str, labels: list[str]) -> str:
-    """Returns the only label equal to `said` except for case and white space, or else `said`."""
+    """Returns the only label equal to `said` but for case and white space; otherwise `said`."""
     if said in labels:
         return said
     folded = _folded(said)
