@@ -52,7 +52,7 @@ OWNERS = 2
 # Several fields are set for each call, which takes twice as long in a Struct.
 @dataclass(kw_only=True, eq=False, slots=True)
 class Figures:
-    """What a strategy knows of one endpoint.
+    """What a strategy knows about one endpoint.
 
     weight: its capacity relative to the others. in_flight: this pool's calls at the endpoint.
     tokens: expected usage of these calls. tokens_per_s: the rate at which it processes tokens, 0 if

@@ -1,8 +1,8 @@
 """Makes several endpoints one backend: calls are bound late, and any endpoint may be lost.
 
-A call that no endpoint can take now waits in the pool, ordered by priority and arrival, and not at
-one endpoint. An endpoint takes a call only when it has a free slot and its limits will allow the
-call soon. When an endpoint is parked, degraded or taken out, the calls that it has not written
+A call that no endpoint can take now waits in the pool, not at an endpoint, in order of priority and
+arrival. An endpoint takes a call only when it has a free slot and its limits will allow the call
+soon. When an endpoint is parked, degraded or taken out, the calls that it has not written
 return to their places in the queue, at no cost to their rows.
 
   result of an attempt               the call                            the endpoint
@@ -87,7 +87,7 @@ class Pool:
     endpoints together; None for the sum of what each allows. listener: notified when an endpoint is
     degraded, recovers or is lost. seed: seeds the random draws. may_be_empty: whether calls wait
     for an endpoint to be added while there is none. moves: how often `move` was called.
-    Raises ConfigError for two endpoints with one name, or, unless `may_be_empty`, for none at all.
+    Raises ConfigError for two endpoints with the same name and, unless `may_be_empty`, for none.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class Pool:
         self._asks_room = "room" in strategy.needs
         self._goes_by_soonest = isinstance(strategy, PowerOfTwo)
         self._most = math.inf if most is None else most
-        self._taken = 0  # calls at all endpoints together, of `most`
+        self._taken = 0  # calls at all endpoints together, up to `most`
         self._clock, self._now_s = clock, clock.now_s
         self._listener = listener
         self._random = random.Random(seed).random
         self._members: list[PoolMember] = []
-        self._unwatched: list[PoolMember] = []  # until the first call: before it, there is no loop
+        self._unwatched: list[PoolMember] = []  # pages not read: before a call, there is no loop
         # The endpoints that can probably take a call; the chosen one is asked.
         self._open: dict[str, PoolMember] = {}
         # Endless draws of these endpoints; None once the endpoints or their states have changed.
@@ -193,9 +193,9 @@ class Pool:
     def has_room(self, now_s: float, coming: int = 0, avoid: Collection[str] = frozenset()) -> bool:
         """Returns whether a call that avoids these endpoints would not wait.
 
-        coming: other calls that will come before it. Also True if all other endpoints are lost: the
-        call then fails at once. After False, the callback of `held_by` is called when there may be
-        room.
+        coming: other calls that will come before it. Also True if every endpoint that it may use is
+        lost: the call then fails at once. After False, the callback of `held_by` is called when
+        there may be room.
         """
         loop = self._loop
         if loop is None or not loop.is_running():
@@ -219,7 +219,7 @@ class Pool:
     def slots(self, now_s: float) -> int:
         """Returns how many calls the endpoints can have in flight at present; 0 if unknown.
 
-        An endpoint that takes no calls counts with the calls that it still has.
+        Of an endpoint that takes no calls, only the calls that it still has count.
         """
         total = 0.0
         for one in self._members:
@@ -689,8 +689,8 @@ class Pool:
     def _is_overdue(self, member: PoolMember, outcome: Outcome) -> bool:
         """Returns whether a call ended at its deadline although its endpoint had enough time.
 
-        Enough is the time that an answer takes on average; for a degraded endpoint, which must
-        answer to be used again, any time.
+        Enough is the time that an answer takes on average. For a degraded endpoint, which must
+        answer to be used again, any time is enough.
         """
         if not _is_late(outcome.error) or not outcome.tried:
             return False
@@ -838,10 +838,7 @@ class Pool:
             _fail(ticket, copy.copy(error))
 
     def _lost(self, barred: Collection[str]) -> CallError | NoEndpoint | None:
-        """Returns the error that took out the last endpoint that is not in `barred`.
-
-        None if such an endpoint is left.
-        """
+        """Returns the error that took out the last unbarred endpoint; None if one is left."""
         error: CallError | NoEndpoint | None = None
         for one in self._members:
             if one.name not in barred:

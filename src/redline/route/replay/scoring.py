@@ -3,7 +3,7 @@
 The pool, its strategies, its breakers and the retries are redline's own; servers are simulated, see
 `service`. In a closed loop, workers make the recorded calls in order; a worker makes its next call
 when its last one has ended. In an open loop, calls arrive at their recorded times. Each seed
-redraws the variation of calls that their tokens do not explain, equally for all strategies.
+redraws the variation in work that tokens do not explain, equally for all strategies.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _services(endpoints: Sequence[EndpointFacts], calls: Sequence[CallEnded]) ->
 def _served(name: str, calls: Sequence[CallEnded]) -> list[Served]:
     """Returns the attempts at one endpoint that show the server's speed, by the time of sending.
 
-    Attempts that ended with a 429 or an error of the row are left out: they say nothing about it.
+    Attempts that ended with an error in _NOT_OF_SERVERS are left out.
     """
     found = [
         (one.sent_s, one, call)

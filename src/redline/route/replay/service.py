@@ -190,8 +190,8 @@ def _shapes(by_time: Sequence[Served]) -> Iterator[tuple[Service, list[_Part]]]:
 def most_at_once(spans_s: Iterable[Sequence[float]]) -> int:
     """Returns the highest number of spans that overlap at any time.
 
-    spans_s: sorted by begin; each starts with its begin and its end. A span that begins when
-    another ends does not overlap it.
+    spans_s: sorted by start; the first two items of each are its start and its end. A span that
+    starts when another ends does not overlap it.
     """
     ends_s, most = list[float](), 0
     for begin_s, end_s, *_ in spans_s:

@@ -129,8 +129,8 @@ class Autoscaler:
         self._settings = settings
         self._stable_s = STABLE_SHARE * settings.scale_down_window_s
         self._panic_s = [share * settings.panic_window_s for share in PANIC_SHARES]
-        self._samples: deque[_Summed] = deque()  # those of the longest of these spans
-        self._call_s = 0.0  # how long a call takes
+        self._samples: deque[_Summed] = deque()  # of the longest of the spans above
+        self._call_s = 0.0  # mean time of a call
         self._highest = _Highest(settings.scale_down_window_s)
         self._warm_up = _WarmUp(settings.warm_up_s)
         self._replicas = -1  # before the first sample
@@ -220,7 +220,7 @@ class Autoscaler:
         )
 
     def _since(self, span_s: float) -> _Span:
-        """Returns the span of the last `span_s` seconds, or of the last two samples if longer."""
+        """Returns the span of the last `span_s` seconds, but of at least the last two samples."""
         samples = self._samples
         begin_s = samples[-1].sample.at_s - span_s
         first = bisect_right(samples, begin_s, key=lambda one: one.sample.at_s) - 1
