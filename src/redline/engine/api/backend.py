@@ -29,7 +29,7 @@ _STATUS_BUSY = 503
 
 
 class Speaker(NamedTuple):
-    """What turns requests into tokens, and tokens into text.
+    """The parts that turn requests into tokens, and tokens into text.
 
     tokenizer: a tokenizer of transformers. vocabulary: the number of token ids. max_model_len: the
     most tokens of a prompt and its answer together. ends: tokens that end an answer.

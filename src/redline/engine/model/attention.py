@@ -59,7 +59,7 @@ def positions_of(pieces: Sequence[Piece]) -> list[int]:
 
 
 class Step:
-    """The data of one step that attention needs; built once and used by every layer."""
+    """The data that attention needs in one step; built once and used by every layer."""
 
     def __init__(self, pieces: Sequence[Piece], cache: SlotCache) -> None:
         device = cache.keys[0].device

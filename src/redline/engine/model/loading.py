@@ -22,7 +22,7 @@ from redline.engine.model.kv_cache import Shape, SlotCache
 from redline.errors import ConfigError
 from redline.process import counted
 
-# Config fields of models with attention that the engine lacks, and that attention's name in errors.
+# Config fields of models whose kind of attention the engine lacks; the values name it in errors.
 _OTHER_ATTENTION = {
     "kv_lora_rank": "multi-head latent attention (MLA)",
     "state_size": "a state space (SSM)",

@@ -148,7 +148,7 @@ class Ranks:
                 line.send_bytes(data)
 
     def _next(self) -> Any:
-        """Returns the next message of any rank. Raises the reason if the ranks have ended."""
+        """Returns the next message from any rank. Raises the reason if the ranks have ended."""
         told = self._told.get()
         if isinstance(told, RedlineError):
             # No other message will arrive: repeated calls raise the same error.
@@ -157,7 +157,7 @@ class Ranks:
         return told
 
     def _listen(self) -> None:
-        """Receives messages of ranks until all have ended; once one ends, all do."""
+        """Receives the ranks' messages until all ranks have ended; once one ends, all do."""
         ranks: dict[Any, int | None] = {line: rank for rank, line in enumerate(self._lines)}
         ranks[self._parent] = None
         ended: tuple[int, int] | None = None

@@ -98,7 +98,7 @@ def weight_files(name: str) -> list[str]:
 def load_shard(
     source: Source, part: Placement, group: Any, *, dtype: torch.dtype, device: torch.device
 ) -> Loaded:
-    """Loads the part's weights on `device`. group: the ranks of its stage, which join outputs.
+    """Loads the part's weights on `device`. group: the ranks of the stage, to join their outputs.
 
     Raises ConfigError if the model cannot be split in this way.
     """

@@ -113,7 +113,7 @@ class Scores:
                 "answers in this score are from rows",
             )
             yield f"{answers} that the last run did not read: changed,"
-            yield "removed or beyond the limit; an evaluation into a new file leaves them out"
+            yield "removed or beyond the limit; evaluating into a new file leaves them out"
             yield ""
         if self._mixed:
             have = counted(self._mixed, "row number has", "row numbers have")

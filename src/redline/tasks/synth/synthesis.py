@@ -2,7 +2,7 @@
 
 Text                         Kind
 cut at the token limit       cut
-stopped by a filter          filtered
+stopped by a filter, refused filtered
 outside the wanted length    too_short, too_long
 without valid JSON           invalid
 similar to a kept text       near_duplicate
