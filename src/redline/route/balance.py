@@ -342,7 +342,7 @@ class RoundRobin(Strategy):
         self._credit: dict[str, float] = {}
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
-        # Forgets endpoints that have left the pool.
+        # Endpoints that cannot take the call lose their credit.
         credit = {one.name: self._credit.get(one.name, 0.0) + one.weight for one in among}
         chosen = min(among, key=lambda one: -credit[one.name])
         credit[chosen.name] -= sum(one.weight for one in among)

@@ -111,7 +111,7 @@ class PoolMember(Figures):
         return bisect_left(range(most), True, key=lambda calls: not self.is_open(now_s, calls))
 
     def trust(self, now_s: float) -> None:
-        """Sets `steady` from the backend's load, so that not every call need ask the backend.
+        """Sets `steady` from the backend's load; the backend is then not asked before each call.
 
         Does nothing before the first answer, whose latency must count at once, not at a review; nor
         if the endpoint is out or there is evidence against it.

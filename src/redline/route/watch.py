@@ -16,7 +16,7 @@ LONGEST_PAUSE_S = 60.0
 
 
 class Watchable(Protocol):
-    """The pages of a server, and whether each of them is to be read."""
+    """A server's pages, and which of them to read."""
 
     has_metrics: bool
     has_health: bool

@@ -53,7 +53,7 @@ SEEDS = (1, 2, 3, 4, 5)
 # This many calls can be replayed about forty times in a minute: eight strategies, five seeds each.
 MOST_CALLS = 5000
 _OTHER_DRAWS = 1_000_000
-# The kinds of errors with which a working server answers: such attempts do not show its speed.
+# Errors of a working server: an attempt that ends with one does not show the server's speed.
 _NOT_OF_SERVERS = frozenset({"rate_limited", "rejected", "over_limit", "refused", "unpaid"})
 
 
