@@ -34,7 +34,7 @@ import msgspec
 
 from redline.waist import Request
 
-# A mean covers about this many recent answers; all since the last review, if those are more.
+# A mean covers about this many recent answers, or all since the last review if they are more.
 MEMORY = 16
 # A latency counts half when the endpoint's latest answer is this many seconds old.
 FORGET_S = 60.0

@@ -246,7 +246,7 @@ class Breaker:
 def usual_share(others: Iterable[Breaker]) -> float:
     """Returns the recent share of failed calls at these endpoints, USUAL_SHARE to MOST_SHARE.
 
-    Degraded ones count: otherwise, each endpoint that fails as they did would stand out, and a
+    Degraded endpoints count: otherwise, each endpoint that fails as they did would stand out, and a
     fleet of which half fails now and then would lose that half, one endpoint after another. An
     endpoint with hardly any answers is down, which says nothing about the others: at most
     BAD_FACTOR of its failures count for each answer.

@@ -158,7 +158,7 @@ class PoolMember(Figures):
         return max(breaker.again_s, closed_until_s)
 
     def look_again(self, wait_s: float, look: Callable[[PoolMember], None]) -> None:
-        """Calls `look` in `wait_s` seconds, unless the timer is forgotten or reset before then."""
+        """Calls `look` in `wait_s` seconds, unless the timer is first cancelled or replaced."""
         self.forget_timer()
         self._timer = asyncio.get_running_loop().call_later(wait_s, look, self)
 

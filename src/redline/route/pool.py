@@ -610,8 +610,7 @@ class Pool:
     def _close(self, member: PoolMember, now_s: float) -> None:
         """Gives the endpoint no calls until it may have room again.
 
-        It may when one of its calls ends, its backend reports room, or the time until which it
-        certainly takes no call is over.
+        It may when one of its calls ends, its backend reports room, or `closed_until_s` is reached.
         """
         self._drop(member)
         if 0 < member.steady <= member.in_flight:

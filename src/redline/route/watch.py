@@ -73,8 +73,8 @@ class Watch:
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             else:
                 pause_s = EVERY_S
-                # Subtract this pool's own calls, which already count: as many as at the request or
-                # at the arrival of the page, whichever is more, so that no call counts twice.
+                # Subtract this pool's own calls, which already count: the larger of their numbers
+                # at the request and at the arrival of the page, so that no call counts twice.
                 own = max(in_flight, figures.in_flight)
                 figures.seen_s = asked_s
                 figures.queued, figures.gpu = found.waiting, found.cache_used

@@ -82,8 +82,8 @@ def uniforms(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
 def arrivals(keys: Tensor, tokens: Tensor) -> Tensor:
     """Returns an Exp(1) number for each key and token, float64 in (0, 37); both int64, broadcast.
 
-    The uniform number that it is computed from lies half-way between two multiples of 2**-52, which
-    a double can hold, so it is neither 0 nor 1, and no logarithm is infinite.
+    It is computed from a uniform number half-way between two multiples of 2**-52. A double can hold
+    that number, so it is neither 0 nor 1, and no logarithm is infinite.
     """
     bits = _shifted(_mixed(keys + (tokens + 1) * _STEP), 12)
     return -torch.log1p((bits.to(torch.float64) + 0.5) * -(2.0**-52))

@@ -230,7 +230,7 @@ class Scheduler:
         return [Copied(source, slot, reused)] if source != slot else []
 
     def _may_come(self, sequence: Sequence) -> bool:
-        """Returns whether a sequence fits beside all tokens of running ones, computed or not."""
+        """Returns whether the cache has room for a sequence beside all tokens of running ones."""
         known = sum(len(one.tokens) + len(one.drafted) for one in self.running)
         return not self.running or known + len(sequence.tokens) < self.bounds.cache_tokens
 

@@ -325,7 +325,7 @@ def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Returns the smallest value that at least this share of the sorted values do not exceed."""
+    """Returns the smallest value with at least this share of the sorted values at or below it."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 

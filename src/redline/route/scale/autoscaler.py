@@ -52,7 +52,7 @@ DRAIN_SHARE = 0.5
 # most MOST_HOLDS scale-down windows.
 HOLDS = 4
 MOST_HOLDS = 16
-# If a fleet grows within this many times its wait after it shrank, it should not have shrunk.
+# A fleet that grows within this multiple of its wait after it shrank should not have shrunk.
 REGRET = 4
 # Weights of the newest measurement: of a replica's capacity and of its warm-up.
 CAPACITY_STEP = 0.1
@@ -129,7 +129,7 @@ class Autoscaler:
         self._settings = settings
         self._stable_s = STABLE_SHARE * settings.scale_down_window_s
         self._panic_s = [share * settings.panic_window_s for share in PANIC_SHARES]
-        self._samples: deque[_Summed] = deque()  # of the longest of the spans above
+        self._samples: deque[_Summed] = deque()  # those in the longest span above
         self._call_s = 0.0  # mean time of a call
         self._highest = _Highest(settings.scale_down_window_s)
         self._warm_up = _WarmUp(settings.warm_up_s)

@@ -137,7 +137,7 @@ class LocalLauncher:
     def __init__(self, replica: LocalReplica) -> None:
         self._replica = replica
         self._running: dict[str, _Process] = {}
-        self._logs: dict[Path, None] = {}  # in the order in which they were begun
+        self._logs: dict[Path, None] = {}  # the oldest first
         self._mask = Mask(_secrets(replica))
         self._intake = intake_of([replica.endpoint])
 

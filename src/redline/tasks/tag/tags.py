@@ -109,7 +109,7 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
 def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
     """Summarizes an output's files. Memory is bounded, except for 200 bytes per failure.
 
-    Raises JournalError for a damaged file, ConfigError if the gold column does not hold labels.
+    Raises JournalError for a damaged file, and ConfigError if the gold column holds no labels.
     """
     failures = read_results(output.failed_path, Line, is_optional=True)
     failed = {line.hash: line.reasks for line in failures}
