@@ -429,7 +429,7 @@ def test_an_answer_whose_row_was_changed_is_pointed_out(cli: Cli, data: str) -> 
     Path(data).write_text(text.replace('"gold": "yes0"', '"gold": "yes00"', 1))
     after = evaluated(cli, "two", data, 1)
     assert (
-        "1 answer in this score is of a row that the last run did not read: changed," in after.out
+        "1 answer in this score is from a row that the last run did not read: changed," in after.out
     )
     assert after.out.splitlines()[-1] == "accuracy: 9/13"
 

@@ -107,7 +107,7 @@ def test_a_file_states_a_fleet(tmp_path: Path) -> None:
         ("min_replicas = 0", "min_replicas = true", "min_replicas must be a whole", SCALE, ""),
         ("0.5", '"half"', "target_utilization must be a number, not text", SCALE, ""),
         ("0.5", "1.5", "target_utilization must be above 0 and at most 1", SCALE, "0.7"),
-        ("0.5", "0.5\npolicy = 'demmand'", "the scaling policy is demand or rps", SCALE, ""),
+        ("0.5", "0.5\npolicy = 'demmand'", "the scaling policy must be demand or rps", SCALE, ""),
     ],
 )
 def test_a_mistake_is_told_with_its_file_and_table(

@@ -60,7 +60,7 @@ def test_texts_that_cannot_be_made_are_told_by_reason_and_tried_again(cli: Cli) 
     assert told.out.splitlines()[:3] == [
         "delivered  2 of 4",
         "dropped    4: 4 near duplicate",
-        "missing    2: 2 near duplicate; the same command continues",
+        "missing    2: 2 near duplicate; the same command continues the run",
     ]
     assert told.out.splitlines()[-3:] == ["failed: 2", "unfinished: 0", "delivered: 2/4"]
     assert (
@@ -143,7 +143,7 @@ def test_other_settings_under_the_same_output_are_refused(
         (("--count", "0", "--prompt", "x", *OUT), "--count must be 1 to 10,000,000", ""),
         (("--count", "5", "--vary", "topic"), "--vary is not NAME=A,B,C: topic", "topic=tea"),
         (("--count", "5", "--vary", "topic=,"), "there is no value for topic", "--vary topic="),
-        (("--count", "5", "--vary", "n=1"), "n is a column of every row already", ""),
+        (("--count", "5", "--vary", "n=1"), "n is already a column of every row", ""),
         (("--count", "4", "--vary", "custom_id=a,b"), "custom_id cannot be varied", "rename"),
         (
             ("--count", "5", "--vary", "a=1", "--vary", "a=2"),

@@ -94,8 +94,8 @@ def test_tags_of_rows_that_were_corrected_are_not_passed_off_as_the_inputs(
     right = rows({"said": "question", "text": "How?"}, {"said": "question", "text": "Why?"})
     told = cli("tag", right, *flags)
     assert told.out.startswith(
-        "2 of these results are of rows that the last run did not read: changed,\n"
-        "removed or beyond the limit; tags in a new file leave them out\n\n"
+        "2 of these results are from rows that the last run did not read: changed,\n"
+        "removed or beyond the limit; tagging into a new file leaves them out\n\n"
         "tagged 4, failed 0"
     )
     assert (

@@ -75,7 +75,7 @@ def test_a_file_in_place_of_the_folder_of_the_logs_is_named(run: Run, tmp_path: 
     logs.write_text("mine")
 
     async def main() -> None:
-        with pytest.raises(RedlineError, match=f"its log cannot be in the folder {logs}: File"):
+        with pytest.raises(RedlineError, match=f"its log folder {logs} cannot be created: File"):
             await LocalLauncher(replica(tmp_path)).start("a")
 
     run(main())

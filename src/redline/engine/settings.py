@@ -9,7 +9,7 @@ import msgspec
 from redline.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-# The minimum of each numeric setting.
+# The minimum of each integer setting.
 LEAST = {
     "threads": 1,
     "draft_tokens": 0,
@@ -42,9 +42,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep keys and values for later prompts with the same beginning. tensor_parallel: the number of
     processes that share each layer. pipeline_parallel: the number of stages into which the layers
     are split.
-    All numbers are whole, except max_wait_s; draft_tokens is at least 0, max_step_tokens,
-    max_model_len and max_cache_tokens are at least 2, the others at least 1. Raises ConfigError for
-    values that are out of range.
+    All numbers except max_wait_s are integers: draft_tokens is at least 0; max_step_tokens,
+    max_model_len and max_cache_tokens are at least 2; the others are at least 1. Raises ConfigError
+    for values that are out of range.
     """
 
     model: str

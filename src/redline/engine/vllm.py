@@ -52,7 +52,7 @@ def launch(
     """Serves with vLLM until SIGINT or SIGTERM, and returns the exit status, 0.
 
     Call it in the main thread. port: 0 for a free one. on_url: called with the base URL when vLLM
-    is ready. on_note: called with the command line. start_s: the most seconds until vLLM is ready.
+    is ready. on_note: called with the command line. start_s: the longest start of vLLM in seconds.
     vLLM's output goes to stderr. No process is left behind, however this one ends. Raises
     ConfigError if vLLM cannot be started with these settings, and RedlineError if it ends by itself
     or is not ready in time.
@@ -158,7 +158,7 @@ def _is_running(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _free(host: str, port: int) -> int:
-    """Returns `port` if it is free, or any free port if it is 0. Raises ConfigError."""
+    """Returns `port`, or any free port if it is 0. Raises ConfigError if it cannot be opened."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family) as listener:

@@ -1,4 +1,4 @@
-"""Combines endpoints into a fleet: one backend that keeps each full, and survives losing any."""
+"""Combines endpoints into one backend that keeps each endpoint full and survives losing any."""
 
 from redline.route.balance import STRATEGIES, Asked, Figures, Strategy, strategy_of
 from redline.route.endpoints import (

@@ -6,7 +6,7 @@ p2c               of eight drawn at random, the one that should answer first: th
 least_tokens      with the fewest seconds of work: tokens of its calls in flight / tokens per second
 room              where the call could start earliest, for endpoints with rate limits
 prefix            that has seen the longest prefix of the prompt, unless its load is too high
-cheapest          with the lowest price per token that has room
+cheapest          with room and the lowest price per token
 round_robin       whose turn it is; turns are in proportion to capacity
 weighted_score    with the highest score:
                   0.3 (1 - gpu) + 0.3 / (queue + 1) + 0.2 / (latency + 0.1) + 0.2 availability
@@ -34,12 +34,12 @@ import msgspec
 
 from redline.waist import Request
 
-# A mean covers about this many recent answers; all since the last review, if those are more.
+# A mean covers about this many recent answers, or all since the last review if they are more.
 MEMORY = 16
 # A latency counts half when the endpoint's latest answer is this many seconds old.
 FORGET_S = 60.0
 # The same age as a multiple of the fastest endpoint's latency, which applies if it is shorter: the
-# first answer of a new server may be slow, and a minute has time for thousands of short calls.
+# first answer of a new server may be slow, and a minute is enough for thousands of short calls.
 FORGET_CALLS = 60
 # Seconds between two reviews of the figures.
 REVIEW_S = 1.0
@@ -52,7 +52,7 @@ OWNERS = 2
 # Several fields are set for each call, which takes twice as long in a Struct.
 @dataclass(kw_only=True, eq=False, slots=True)
 class Figures:
-    """What a strategy knows of one endpoint.
+    """What a strategy knows about one endpoint.
 
     weight: its capacity relative to the others. in_flight: this pool's calls at the endpoint.
     tokens: expected usage of these calls. tokens_per_s: the rate at which it processes tokens, 0 if
@@ -208,7 +208,7 @@ class Strategy:
 
 
 class PowerOfTwo(Strategy):
-    """p2c: drawing two endpoints would spread calls evenly; drawing eight finds fast, idle ones."""
+    """p2c: two endpoints would be enough to spread calls evenly; eight include fast, idle ones."""
 
     looks_at = 8
 
@@ -251,8 +251,8 @@ class EarliestRoom(Strategy):
 class LongestPrefix(Strategy):
     """prefix: the endpoint that has seen the longest prefix of the prompt, within a load bound.
 
-    most: the latest prefixes that are remembered. slack: an endpoint does not get a call for its
-    prefix if its load is above `slack` times the mean load, plus one call (bounded loads). If no
+    most: number of prefixes remembered, the latest ones. slack: prefixes do not count for an
+    endpoint whose load is above `slack` times the mean load, plus one call (bounded loads). If no
     endpoint is left, the least loaded gets the call. When calls wait, an endpoint with room gets
     the first call whose longest known prefix it has seen; otherwise the first one without a known
     prefix, or with one that OWNERS endpoints have seen; otherwise the first.
@@ -290,7 +290,10 @@ class LongestPrefix(Strategy):
         return unseen or 0
 
     def _of_prefix(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures | None:
-        """Returns the least loaded of those within the load bound that saw the longest prefix."""
+        """Returns the endpoint within the load bound that saw the longest prefix; None if none did.
+
+        If several did, returns the least loaded of them.
+        """
         known = self._known(asked)
         if not known:
             return None
@@ -315,7 +318,7 @@ class LongestPrefix(Strategy):
         for block in reversed(asked.blocks):
             owners = seen.get(block)
             if owners is None:
-                # Most prefixes belong to one endpoint: one tuple serves all of this prompt's.
+                # Most prefixes belong to one endpoint: this prompt's prefixes share one tuple.
                 seen[block] = alone
             elif owners[0] != name:
                 others = [one for one in owners if one != name]
@@ -339,7 +342,7 @@ class RoundRobin(Strategy):
         self._credit: dict[str, float] = {}
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
-        # Forgets endpoints that have left the pool.
+        # Endpoints that cannot take the call lose their credit.
         credit = {one.name: self._credit.get(one.name, 0.0) + one.weight for one in among}
         chosen = min(among, key=lambda one: -credit[one.name])
         credit[chosen.name] -= sum(one.weight for one in among)
@@ -350,8 +353,8 @@ class RoundRobin(Strategy):
 class WeightedScore(Strategy):
     """weighted_score: a fixed formula, whose result depends on the unit of the latency.
 
-    An unknown GPU figure counts as 0. Of equal scores, the first is chosen. This strategy serves
-    for comparison with others.
+    An unknown GPU figure counts as 0. Of equal scores, the first is chosen. This strategy is only
+    for comparison with the others.
     """
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
@@ -368,7 +371,7 @@ class WeightedScore(Strategy):
 
 
 class NormalizedScore(Strategy):
-    """normalized_score: a score of figures that are divided by the largest of them, 0 to 1.
+    """normalized_score: a score of figures that are each divided by the pool's largest.
 
     A GPU figure that is unknown or stale counts as the mean. Endpoints are drawn in proportion to
     their scores, so that many processes that decide at once do not choose the same endpoint.
@@ -445,8 +448,8 @@ def draws(among: Sequence[F], most: int, draw: Callable[[], float]) -> Iterator[
 def _parts(count: int, size: int) -> list[Callable[[Sequence[Any]], Sequence[Any]]]:
     """Returns getters of `size` of `count` elements of a doubled list, in random order.
 
-    One begins with each element, and each element is in `size` of them. The steps between the
-    elements are random, as endpoints that stand together in a pool are often alike.
+    Each element is the first of one draw, and is in `size` of the draws. The steps between the
+    elements are random, as neighbouring endpoints of a pool are often alike.
     """
     random_of = random.Random(count)
     firsts = random_of.sample(range(count), count)

@@ -1,4 +1,4 @@
-"""Reads those facts of each call that the strategy needs."""
+"""Reads the facts that the strategy needs about each call."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ from redline.structs import check_type
 
 
 class EndpointPool(Pool):
-    """Several endpoints as one backend: each call goes to the first endpoint that can take it.
+    """Several endpoints as one backend: each call goes to an endpoint that can take it.
 
     endpoints: Endpoints or base URLs, at least one. balance: p2c, least_tokens, room, prefix,
     cheapest, round_robin, weighted_score or normalized_score; see docs/fleet.md. Close the pool
     with `aclose`, or pass it to a Client, which closes it. Raises ConfigError for an unknown
-    `balance`, for anything but a list of endpoints, for an empty one, for two endpoints with the
+    `balance`, for anything but a list of endpoints, for an empty list, for two endpoints with the
     same name or the same server and key, and for a model name that only some endpoints have in
     `models`.
     """

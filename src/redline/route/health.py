@@ -16,7 +16,7 @@ endpoint back: a call must succeed. If every endpoint is degraded, calls are sen
 one succeeds, a page that stays unhealthy does not degrade the endpoint again.
 
 A failure is a response of HTTP 500 or above, a timeout, a lost connection or an unreadable answer;
-a 4xx never is a failure. A call that ends at its own deadline is a failure if it was written and
+a 4xx is never a failure. A call that ends at its own deadline is a failure if it was written and
 has waited, without a byte, for as long as an answer takes on average; otherwise it does not count.
 A call that ends unwritten does not count either, nor does a call that its caller cancels, unless
 that call waited several times as long and the endpoint answered no other call meanwhile. The
@@ -86,8 +86,8 @@ class Breaker:
         self.evidence = 0.0
         self._degraded_s = -math.inf
         self._pause_s = FIRST_PAUSE_S
-        self._in_flight = 0  # begun in this epoch, unless it is ready
-        self._is_made_again = False  # the latest try, in place of a cancelled one
+        self._in_flight = 0  # calls begun in this epoch; not counted while ready
+        self._is_made_again = False  # whether the latest try replaces a cancelled one
         self._warm = 0  # successes of the warm-up
 
     @property
@@ -246,10 +246,10 @@ class Breaker:
 def usual_share(others: Iterable[Breaker]) -> float:
     """Returns the recent share of failed calls at these endpoints, USUAL_SHARE to MOST_SHARE.
 
-    Degraded ones count: otherwise, each endpoint that fails as they did would stand out, and a
-    fleet of which half fails now and then would lose that half, one after another. An endpoint that
-    gives hardly any answer is down, which says nothing about the others: at most BAD_FACTOR of its
-    failures count for each answer.
+    Degraded endpoints count: otherwise, each endpoint that fails as they did would stand out, and a
+    fleet of which half fails now and then would lose that half, one endpoint after another. An
+    endpoint with hardly any answers is down, which says nothing about the others: at most
+    BAD_FACTOR of its failures count for each answer.
     """
     calls = failures = 0.0
     for breaker in others:

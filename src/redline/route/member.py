@@ -26,8 +26,8 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one endpoint of a pool.
 
     make: makes the endpoint's backend, which calls the argument of `make` when it could take a call
-    again. weight: its capacity relative to the others, above 0. price: see Figures. pages: the
-    pages of its server with figures and health; None if they are not read.
+    again. weight: its capacity relative to the others, above 0. price: see Figures. pages: its
+    server's metrics and health pages; None if they are not read.
     """
 
     name: str
@@ -65,7 +65,7 @@ class PoolMember(Figures):
         self.is_leaving = False
         self.error: CallError | NoEndpoint | None = None
         self.is_empty = asyncio.Event()
-        # Since a refusal, see `refused`; the pause is 0 at any other time.
+        # The state after a refusal, see `refused`; otherwise the pause is 0.
         self._pause_s = 0.0
         self._again_s = -math.inf
         self._most = 0
@@ -111,7 +111,7 @@ class PoolMember(Figures):
         return bisect_left(range(most), True, key=lambda calls: not self.is_open(now_s, calls))
 
     def trust(self, now_s: float) -> None:
-        """Sets `steady` from its backend, which then is not asked before each call.
+        """Sets `steady` from the backend's load; the backend is then not asked before each call.
 
         Does nothing before the first answer, whose latency must count at once, not at a review; nor
         if the endpoint is out or there is evidence against it.
@@ -158,7 +158,7 @@ class PoolMember(Figures):
         return max(breaker.again_s, closed_until_s)
 
     def look_again(self, wait_s: float, look: Callable[[PoolMember], None]) -> None:
-        """Calls `look` in `wait_s` seconds, unless the timer is forgotten or reset before then."""
+        """Calls `look` in `wait_s` seconds, unless the timer is first cancelled or replaced."""
         self.forget_timer()
         self._timer = asyncio.get_running_loop().call_later(wait_s, look, self)
 

@@ -1,16 +1,16 @@
 """Makes several endpoints one backend: calls are bound late, and any endpoint may be lost.
 
-A call that no endpoint can take now waits in the pool, ordered by priority and arrival, and not at
-one endpoint. An endpoint takes a call only when it has a free slot and its limits will allow the
-call soon. When an endpoint is parked, degraded or taken out, the calls that it has not written
+A call that no endpoint can take now waits in the pool, not at an endpoint, in order of priority and
+arrival. An endpoint takes a call only when it has a free slot and its limits will allow the call
+soon. When an endpoint is parked, degraded or taken out, the calls that it has not written
 return to their places in the queue, at no cost to their rows.
 
   result of an attempt               the call                            the endpoint
   an answer, or an error of the row  ends with it                        stays
   a failure (see health)             is retried by Retry, at once if     may be degraded
                                      another endpoint has room
-  a 429                              is retried by Retry, likewise       is parked, or gets no
-                                                                         more calls; see member
+  a 429                              is retried by Retry, likewise       is parked, or keeps to the
+                                                                         calls it has; see member
   no connection, or NoEndpoint       returns to the queue                is degraded
   Refused or Unpaid                  returns to the queue                is gone
   OverLimit                          goes to one with larger limits      stays
@@ -70,7 +70,7 @@ from redline.waist import Call, Health, Load, Outcome, Request, Sink, failed
 
 _ASKED = Asked()
 MOVED = "the endpoints have changed"
-# A call that its caller gives up counts as a failure after this multiple of the mean latency.
+# A call that its caller cancels counts as a failure after this multiple of the mean latency.
 _LONG_WAIT = 3.0
 # The statuses with which an endpoint rejects a request because of its contents.
 _OF_THE_ROW = (400, 413, 422)
@@ -87,7 +87,7 @@ class Pool:
     endpoints together; None for the sum of what each allows. listener: notified when an endpoint is
     degraded, recovers or is lost. seed: seeds the random draws. may_be_empty: whether calls wait
     for an endpoint to be added while there is none. moves: how often `move` was called.
-    Raises ConfigError for two endpoints with one name, or, unless `may_be_empty`, for none at all.
+    Raises ConfigError for two endpoints with the same name and, unless `may_be_empty`, for none.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class Pool:
         self._asks_room = "room" in strategy.needs
         self._goes_by_soonest = isinstance(strategy, PowerOfTwo)
         self._most = math.inf if most is None else most
-        self._taken = 0  # calls at all endpoints together, of `most`
+        self._taken = 0  # calls at all endpoints together, up to `most`
         self._clock, self._now_s = clock, clock.now_s
         self._listener = listener
         self._random = random.Random(seed).random
         self._members: list[PoolMember] = []
-        self._unwatched: list[PoolMember] = []  # until the first call: before it, there is no loop
+        self._unwatched: list[PoolMember] = []  # pages not read: before a call, there is no loop
         # The endpoints that can probably take a call; the chosen one is asked.
         self._open: dict[str, PoolMember] = {}
         # Endless draws of these endpoints; None once the endpoints or their states have changed.
@@ -185,17 +185,17 @@ class Pool:
     def held_by(self, on_room: Callable[[], None]) -> None:
         """Sets the callback for when there may be room again after `has_room` returned False.
 
-        on_room: called when a call or a park has ended, or an endpoint has recovered or was added.
-        It may also be called without need, and must not wait.
+        on_room: called when a call has ended, or an endpoint is no longer parked, has recovered or
+        was added. It may also be called without need, and must not block.
         """
         self._on_room = on_room
 
     def has_room(self, now_s: float, coming: int = 0, avoid: Collection[str] = frozenset()) -> bool:
         """Returns whether a call that avoids these endpoints would not wait.
 
-        coming: other calls that will come before it. Also True if all other endpoints are lost: the
-        call then fails at once. After False, the callback of `held_by` is called when there may be
-        room.
+        coming: other calls that will come before it. Also True if every endpoint that it may use is
+        lost: the call then fails at once. After False, the callback of `held_by` is called when
+        there may be room.
         """
         loop = self._loop
         if loop is None or not loop.is_running():
@@ -219,7 +219,7 @@ class Pool:
     def slots(self, now_s: float) -> int:
         """Returns how many calls the endpoints can have in flight at present; 0 if unknown.
 
-        An endpoint that takes no calls counts with the calls that it still has.
+        Of an endpoint that takes no calls, only the calls that it still has count.
         """
         total = 0.0
         for one in self._members:
@@ -242,10 +242,9 @@ class Pool:
         return (now_s - ticket.since_s for ticket in self._queue.tickets)
 
     def move(self) -> None:
-        """Ends every waiting call with Withdrawn, and every current call that would wait again.
+        """Ends with Withdrawn every waiting call, and calls in flight that would wait again.
 
-        Called when other endpoints may have the model. A call that its endpoint answers is not
-        affected.
+        Called when the pool's endpoints change. A call that its endpoint answers is not affected.
         """
         self.moves += 1
         for ticket in self._queue.take_all():
@@ -335,7 +334,7 @@ class Pool:
         return outcome
 
     async def ask(self, member: PoolMember, request: Request, call: Call) -> Outcome:
-        """Returns the outcome of a call that only `member` can answer, such as one for its models.
+        """Returns the outcome of a call that only `member` can answer, such as GET /v1/models.
 
         The call does not wait behind calls of the pool, and does not count as one of them.
         """
@@ -362,9 +361,9 @@ class Pool:
         moves: int,
         member: PoolMember | None = None,
     ) -> Outcome:
-        """Sends a call to one endpoint after another until it has its outcome, and returns that.
+        """Sends a call to one endpoint after another until it has an outcome; returns the outcome.
 
-        moves: `self.moves` when the call came. member: the first endpoint, if already chosen.
+        moves: `self.moves` when the call arrived. member: the first endpoint, if already chosen.
         """
         ticket: Ticket | None = None
         facts = self._facts
@@ -611,8 +610,7 @@ class Pool:
     def _close(self, member: PoolMember, now_s: float) -> None:
         """Gives the endpoint no calls until it may have room again.
 
-        This is when one of its calls ends, its backend reports room, or the time passes before
-        which it certainly takes no call.
+        It may when one of its calls ends, its backend reports room, or `closed_until_s` is reached.
         """
         self._drop(member)
         if 0 < member.steady <= member.in_flight:
@@ -690,8 +688,8 @@ class Pool:
     def _is_overdue(self, member: PoolMember, outcome: Outcome) -> bool:
         """Returns whether a call ended at its deadline although its endpoint had enough time.
 
-        Enough is the time that an answer takes on average; for a degraded endpoint, which must
-        answer to be used again, any time.
+        Enough is the time that an answer takes on average. For a degraded endpoint, which must
+        answer to be used again, any time is enough.
         """
         if not _is_late(outcome.error) or not outcome.tried:
             return False
@@ -743,7 +741,7 @@ class Pool:
     ) -> bool:
         """Returns whether another endpoint might take a call that `member` rejected with `error`.
 
-        This is an endpoint that has not rejected the call, and whose limits could ever grant it. If
+        Such an endpoint has not rejected the call, and has limits that are large enough for it. If
         there is one, the call avoids all unsuitable endpoints from now on, and waits for a suitable
         one even if none works at the moment.
         """
@@ -768,8 +766,8 @@ class Pool:
     def _still_avoids(self, call: Call) -> frozenset[str]:
         """Returns what a call that avoids all working endpoints should still avoid.
 
-        These are the endpoints that it must never use, and those whose limits are too small for it,
-        unless every endpoint that is not gone is too small.
+        These are the endpoints that it must never use, and those that are unfit for it, unless
+        every other endpoint is gone.
         """
         now_s, avoided = self._now_s(), call.unfit | call.barred
         for one in self._members:
@@ -800,7 +798,7 @@ class Pool:
     ) -> bool:
         """Returns whether another endpoint may get calls.
 
-        This is an endpoint that is neither barred, nor out, nor in one of the states `but`.
+        Such an endpoint is neither barred nor out, and in none of the states `but`.
         """
         return any(
             one is not member
@@ -839,10 +837,7 @@ class Pool:
             _fail(ticket, copy.copy(error))
 
     def _lost(self, barred: Collection[str]) -> CallError | NoEndpoint | None:
-        """Returns the error that took out the last endpoint that is not in `barred`.
-
-        None if such an endpoint is left.
-        """
+        """Returns the error that took out the last unbarred endpoint; None if one is left."""
         error: CallError | NoEndpoint | None = None
         for one in self._members:
             if one.name not in barred:
@@ -918,9 +913,9 @@ class Pool:
             self._look(member)
 
     def _reconsider(self) -> None:
-        """Allows working endpoints again to waiting calls that avoid all of them.
+        """Lets waiting calls that avoid every working endpoint use the working endpoints again.
 
-        Endpoints whose limits are too small for a call remain avoided.
+        A call still avoids the endpoints that are unfit for it.
         """
         avoiding = [ticket.call for ticket in self._queue.tickets if ticket.call.avoid]
         if not avoiding:

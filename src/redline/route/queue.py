@@ -14,7 +14,7 @@ from redline.route.balance import Asked
 from redline.route.member import PoolMember
 from redline.waist import Call
 
-# When an endpoint has room, only this many of the first calls are checked for one that may use it.
+# When an endpoint has room, at most this many calls, from the first on, are checked for a fit.
 LOOKED_AT = 64
 # At most this many later calls may overtake a call because they suit an endpoint with room better.
 MOST_PASSED = 64

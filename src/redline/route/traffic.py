@@ -45,7 +45,7 @@ def wait_class(wait_s: float) -> int:
 def quantile_s(share: float, calls: int, waits: Iterable[Counter[int]]) -> float:
     """Returns the wait in seconds that this share of the calls did not exceed, within 5 %.
 
-    calls: the number of all calls. waits: the buckets of those calls that waited.
+    calls: the number of all calls. waits: the buckets of the calls that waited.
     """
     total = sum(waits, Counter[int]())
     above = calls - math.ceil(share * calls)

@@ -16,7 +16,7 @@ LONGEST_PAUSE_S = 60.0
 
 
 class Watchable(Protocol):
-    """The pages of a server, and whether each of them exists."""
+    """A server's pages, and which of them to read."""
 
     has_metrics: bool
     has_health: bool
@@ -73,8 +73,8 @@ class Watch:
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             else:
                 pause_s = EVERY_S
-                # Subtract this pool's own calls, which already count. Their number is the larger
-                # of those at the request and at the arrival of the page: none counts twice.
+                # Subtract this pool's own calls, which already count: the larger of their numbers
+                # at the request and at the arrival of the page, so that no call counts twice.
                 own = max(in_flight, figures.in_flight)
                 figures.seen_s = asked_s
                 figures.queued, figures.gpu = found.waiting, found.cache_used

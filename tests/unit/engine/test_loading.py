@@ -161,7 +161,7 @@ def test_a_sequence_is_no_longer_than_the_model_was_made_for() -> None:
     assert model_len(None, config, "one") == model_len(CONTEXT, config, "one") == CONTEXT
     assert model_len(None, LlamaConfig(**SIZES, max_position_embeddings=9000), "one") == 4096
     with pytest.raises(
-        ConfigError, match="one handles sequences of at most 512 tokens here, not 513"
+        ConfigError, match="one handles sequences of at most 512 tokens, not 513"
     ) as caught:
         model_len(CONTEXT + 1, config, "one")
     assert "--max-model-len 512" in caught.value.hint

@@ -319,7 +319,7 @@ def test_the_simple_formula_changes_the_fleet_all_the_time_at_a_steady_load() ->
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"policy": "magic"}, "the scaling policy is demand or rps, not magic"),
+        ({"policy": "magic"}, "the scaling policy must be demand or rps, not magic"),
         ({"min_replicas": -1}, "min_replicas must be at least 0, not -1"),
         ({"min_replicas": 3, "max_replicas": 2}, "max_replicas must be at least 3, not 2"),
         ({"min_replicas": 0, "max_replicas": 0}, "max_replicas must be at least 1, not 0"),

@@ -55,7 +55,8 @@ def test_it_is_told_to_a_person_and_to_a_program(output: Output) -> None:
     assert delivered(output, 7).text() == (
         "delivered  3 of 7\n"
         "dropped    6: 3 near duplicate, 1 too short, 1 cut, 1 too long\n"
-        "missing    4: 2 unfinished, 1 near duplicate, 1 rejected; the same command continues\n"
+        "missing    4: 2 unfinished, 1 near duplicate, 1 rejected; the same command continues the "
+        "run\n"
         "\n"
         "near_duplicate: 3\n"
         "too_short: 1\n"

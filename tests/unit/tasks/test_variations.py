@@ -68,8 +68,8 @@ def test_rows_of_a_file_come_in_turn_and_keep_their_names_apart() -> None:
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"vary": {"n": ["1"]}}, "n is a column of every row already"),
-        ({"vary": {"seed": ["1"]}}, "seed is a column of every row already"),
+        ({"vary": {"n": ["1"]}}, "n is already a column of every row"),
+        ({"vary": {"seed": ["1"]}}, "seed is already a column of every row"),
         ({"vary": {"custom_id": ["a", "b"]}}, "custom_id cannot be varied"),
         ({"vary": {"topic": []}}, "there is no value for topic"),
         ({"base": [{"a": 1}, {"seed": "Write"}]}, "the rows already have a column seed"),

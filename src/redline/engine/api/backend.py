@@ -29,7 +29,7 @@ _STATUS_BUSY = 503
 
 
 class Speaker(NamedTuple):
-    """What turns requests into tokens, and tokens into text.
+    """The parts that turn requests into tokens, and tokens into text.
 
     tokenizer: a tokenizer of transformers. vocabulary: the number of token ids. max_model_len: the
     most tokens of a prompt and its answer together. ends: tokens that end an answer.
@@ -200,7 +200,7 @@ async def _answered(
 ) -> list[Said]:
     """Returns `count` choices with all of their text, and streams the text as it arrives.
 
-    If a sequence ends with an error, raises it.
+    Raises the error with which a sequence ends.
     """
     said = [Said(index, "") for index in range(count)]
     if stream is not None:

@@ -15,7 +15,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # The bytes of an incomplete character belong to the last three tokens, since a character has at
-# most four bytes. So the text before the last eight tokens cannot change their end.
+# most four bytes. So tokens before the last eight do not affect how the text ends.
 _CONTEXT_TOKENS = 8
 # Tokens such as <0xF0> are decoded in runs: one invalid byte turns the whole run into replacement
 # characters, so a run is held back until its end. A run longer than this (16 to 64 characters) is

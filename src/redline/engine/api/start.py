@@ -35,7 +35,10 @@ class Engine(NamedTuple):
 
 
 def open_engine(settings: EngineSettings) -> Engine:
-    """Loads the models and makes the engine; takes seconds. Raises ConfigError if that fails."""
+    """Loads the models and makes the engine; takes seconds.
+
+    Raises ConfigError if that fails, and EngineFailed if a rank ends before it is ready.
+    """
     torch.set_num_threads(settings.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = read_config(settings.model)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import median
 
-# The optimistic values: 0.7 of the drafts are kept, and each draft costs a seventh of a step.
+# The optimistic values: 0.7 of the drafts are kept, and each draft costs 0.15 of a step.
 _HOPED_SHARE = 0.7
 _HOPED_COST = 0.15
 # The optimistic value weighs as much as four measurements: if a draft costs half a step, two
@@ -87,7 +87,7 @@ class DraftLength:
 
     def __init__(self, most: int) -> None:
         self._shares = [_Mean() for _ in range(most)]
-        # By the bit length of the batch size.
+        # Level n is for batches of more than 2^(n-1) and at most 2^n rows.
         self._levels: defaultdict[int, _Level] = defaultdict(_Level)
 
     def choose(self, batch: int) -> int:
@@ -115,8 +115,8 @@ class DraftLength:
         """Records one step.
 
         drafted, accepted: for each row, the number of drafted tokens and of kept ones; at least one
-        row. step_s: seconds from before the drafts to after the verdict; None if the step
-        also did something else, such as reading a prompt, or if the draft model had to catch up.
+        row. step_s: seconds from the start of drafting to the verdict; None if the step also did
+        something else, such as reading a prompt, or if the draft model had to catch up.
         """
         batch, length = len(drafted), max(drafted)
         level = self._levels[(batch - 1).bit_length()]

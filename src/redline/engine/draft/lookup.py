@@ -49,7 +49,7 @@ class Lookup:
             self._latest[pair] = place
 
     def _match(self, tokens: Sequence[int], last: int) -> int:
-        """Returns the latest place with the longest match of the last tokens, or -1 without any."""
+        """Returns the latest place with the longest match of the last tokens, or -1."""
         best, best_length = -1, 0
         place = self._latest.get(tokens[last - 1] << 32 | tokens[last], -1)
         for _ in range(_MOST_TRIED):

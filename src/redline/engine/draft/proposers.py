@@ -93,7 +93,7 @@ class ModelDrafter:
     def _missing(self, sequences: list[Sequence]) -> list[tuple[Sequence, Piece]]:
         """Returns the pieces that the draft model must read now, one per sequence, shortest first.
 
-        A piece ends with the sequence's last token, unless the step's budget is used up before. A
+        A piece ends with the sequence's last token, unless the step's budget is used up first. A
         sequence is left out if nothing is left of the budget.
         """
         found = []

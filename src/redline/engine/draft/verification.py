@@ -33,7 +33,7 @@ def verify(
     draft (B, K) int64; lengths (B,) int64, 0 to K: the number of the row's draft tokens;
     later entries are ignored. draft_probs (B, K, V) float32: the laws that the drafts were drawn
     from; None if they were looked up, so each has probability 1. target_probs (B, K+1, V) float32:
-    the target's laws at the drafted places and after them. Both from `distribution`.
+    the target's laws at the drafted places and after them. Both come from `distribution`.
 
     Where p is the target's law and q the draft's, accepts token x with probability
     min(1, p(x)/q(x)), otherwise draws from norm(max(0, p - q)) (Leviathan et al. 2023, algorithm
@@ -78,7 +78,9 @@ def verify(
 
 
 def verify_choices(draft: Tensor, lengths: Tensor, choices: Tensor) -> Acceptance:
-    """Accepts draft tokens up to the first that differs from the target's choice, which follows.
+    """Accepts the draft tokens before the first that differs from the target's choice.
+
+    That choice is the token that follows them.
 
     choices (B, K+1) int64: the target's tokens at the drafted places and after them, such as the
     argmax of its logits for greedy rows. Other shapes as in `verify`.

@@ -59,7 +59,7 @@ def positions_of(pieces: Sequence[Piece]) -> list[int]:
 
 
 class Step:
-    """The data of one step that attention needs; built once and used by every layer."""
+    """The data that attention needs in one step; built once and used by every layer."""
 
     def __init__(self, pieces: Sequence[Piece], cache: SlotCache) -> None:
         device = cache.keys[0].device
@@ -134,8 +134,8 @@ class _Together:
         pieces = [piece for piece, _ in found]
         width = max(piece.size for piece in pieces)
         length = bucketed(max(piece.start + piece.size for piece in pieces))
-        # If most of the first slots have a piece, all of them are read in place; otherwise only
-        # the slots with a piece are copied.
+        # If at least half of the slots up to the last one used have a piece, all of them are read
+        # in place; otherwise only the slots with a piece are copied.
         slots = [piece.slot for piece in pieces]
         is_dense = 2 * len(slots) >= max(slots) + 1
         rows = slots if is_dense else list(range(len(slots)))
@@ -188,8 +188,8 @@ def attend(
     """Computes attention for N new tokens of a step; transformers calls it.
 
     query: (1, heads, N, D). key, value: (1, kv heads, N, D). settings: includes `step`, which the
-    model gets in its call and should pass down to each layer with all arguments unknown to it.
-    Raises ValueError if `step` is missing.
+    model should pass down to each layer, as it does with all arguments unknown to it. Raises
+    ValueError if `step` is missing.
     """
     step: Step | None = settings.get("step")
     if step is None:

@@ -1,4 +1,4 @@
-"""Loads a causal language model from a folder or the hub, with redline's attention in it."""
+"""Loads a causal language model from a folder or the hub, with redline's own attention."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from redline.engine.model.kv_cache import Shape, SlotCache
 from redline.errors import ConfigError
 from redline.process import counted
 
-# Config fields of models with attention that the engine lacks, and that attention's name in errors.
+# Config fields of models whose kind of attention the engine lacks; the values name it in errors.
 _OTHER_ATTENTION = {
     "kv_lora_rank": "multi-head latent attention (MLA)",
     "state_size": "a state space (SSM)",
@@ -33,10 +33,10 @@ _OTHER_ATTENTION = {
     "attention_chunk_size": "chunked attention",
 }
 _SLIDING = "sliding_attention"
-# If a sequence is no longer than its window, a sliding layer sees all tokens, like a full layer.
+# If a sequence fits in its window, a sliding layer sees all tokens, like a full layer.
 _LAYERS = ("full_attention", _SLIDING)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Longer sequences need a setting: the keys and values of many long ones would take gigabytes.
+# Longer sequences need --max-model-len: the keys and values of many long ones take gigabytes.
 _DEFAULT_LEN = 4096
 _LONGEST_REASON_CHARS = 300
 # The hint for a model that the engine cannot run.
@@ -91,7 +91,7 @@ class Loaded:
         fewer = f"give --max-batch-size {fitting} or less, or " if fitting else "give "
         raise ConfigError(
             f"the KV cache for {slots:,} sequences of {capacity:,} tokens needs "
-            f"{needed / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB of memory are free",
+            f"{needed / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB of memory is free",
             where=str(self.device),
             hint=f"{fewer}a lower --max-model-len",
         )
@@ -108,7 +108,7 @@ def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        # Each library raises its own errors, and any error for broken files that it does not check.
+        # Each library has its own errors, and a broken file that it does not check may raise any.
         kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
         why = " ".join(str(error).split())[:_LONGEST_REASON_CHARS]
         if _CUSTOM_CODE in str(error):
@@ -164,7 +164,7 @@ def dtype_of(name: str, config: Any, device: str) -> torch.dtype:
 
 
 def model_len(wanted: int | None, config: Any, name: str) -> int:
-    """Returns the most tokens of a sequence.
+    """Returns the maximum number of tokens in a sequence.
 
     wanted: the user's setting, None for the default. name: the model's name in errors. Raises
     ConfigError if `wanted` exceeds the length that the model was made for, or if the model's
@@ -179,7 +179,7 @@ def model_len(wanted: int | None, config: Any, name: str) -> int:
             most = min(most, rope.get("original_max_position_embeddings", most))
     length = min(most, _DEFAULT_LEN) if wanted is None else wanted
     if length > most:
-        what = f"{name} handles sequences of at most {most:,} tokens here, not {length:,}"
+        what = f"{name} handles sequences of at most {most:,} tokens, not {length:,}"
         raise ConfigError(what, hint=f"give --max-model-len {most} or less")
     window = _window(config)
     if window is not None and length > window:

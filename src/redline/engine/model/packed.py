@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# The most tokens of a step. Weights that MKL packs for fewer rows are no faster with few rows.
+# The default max_step_tokens. Weights that MKL packs for fewer rows are no faster with few rows.
 _MKL_ROWS = 512
-# The rows of a full batch. Weights that oneDNN packs for more rows are slower with few rows.
+# The default max_batch_size. Weights that oneDNN packs for more rows are slower with few rows.
 _ONEDNN_ROWS = 32
 _TIMED = 5
 # oneDNN is used if it takes less than this share of MKL's time. With a share near 1, the choice
@@ -37,9 +37,9 @@ def pack(model: Any) -> None:
     """Makes the model's linear layers on a CPU use packed weights.
 
     In float32, the faster of MKL and oneDNN packs them; in bfloat16, oneDNN does. A layer's own
-    weight is replaced by one with the same shape but no memory. A weight tied to an embedding also
-    stays there. Layers of other kinds, layers packed already and layers with a `forward` of their
-    own are not changed.
+    weight is replaced by one with the same shape but no memory; an embedding that shares the weight
+    keeps it. Layers of other kinds, layers packed already and layers with a `forward` of their own
+    are not changed.
     """
     layers: list[Any] = [layer for layer in model.modules() if type(layer) is nn.Linear]
     makers: dict[torch.Size, _Maker] = {}
@@ -84,7 +84,7 @@ def _maker(weight: Tensor) -> _Maker:
 
 @torch.inference_mode()
 def _seconds(product: _Product, rows: Tensor) -> float:
-    """Returns the median seconds of a product with `rows`; the first one does not count."""
+    """Returns the median seconds of a product with `rows`; the first product does not count."""
     found = timeit.repeat(partial(product, rows), number=1, repeat=_TIMED + 1)
     return median(found[1:])
 

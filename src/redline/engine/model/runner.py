@@ -30,7 +30,7 @@ class Work(NamedTuple):
 
 
 class Runner:
-    """Computes one step at a time, with a model, or a stage of it, and a cache in this process."""
+    """Computes one step at a time with a cache and a model, or a stage of one, in this process."""
 
     steps_at_once = 1
 
@@ -64,9 +64,9 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, work: Work, states: Tensor | None = None) -> Tensor:
-        """Returns float32 logits (heard, vocabulary), or states (tokens, hidden) for a next stage.
+        """Returns float32 logits (heard, vocabulary), or a stage's states (tokens, hidden).
 
-        states: (tokens, hidden) from the stage before; None in the first.
+        states: those of the previous stage; None in the first stage. The last stage returns logits.
         """
         for source, target, tokens in work.copies:
             self.cache.copy(source, target, tokens)

@@ -42,9 +42,10 @@ _HINT = (
 
 
 def make_computer(settings: EngineSettings, config: Any, *, capacity: int, device: str) -> Computer:
-    """Opens the model in this process, or in the ranks of the settings. Raises ConfigError.
+    """Opens the model in this process, or in the ranks of the settings.
 
-    capacity: tokens per slot. device: `cpu` or `cuda`.
+    capacity: tokens per slot. device: `cpu` or `cuda`. Raises ConfigError if the model cannot run,
+    and EngineFailed if a rank ends before it is ready.
     """
     if settings.tensor_parallel == settings.pipeline_parallel == 1:
         return open_runner(settings.model, config, settings, capacity=capacity, device=device)
@@ -147,7 +148,7 @@ class Ranks:
                 line.send_bytes(data)
 
     def _next(self) -> Any:
-        """Returns the next message of any rank. Raises the reason if the ranks have ended."""
+        """Returns the next message from any rank. Raises the reason if the ranks have ended."""
         told = self._told.get()
         if isinstance(told, RedlineError):
             # No other message will arrive: repeated calls raise the same error.
@@ -156,7 +157,7 @@ class Ranks:
         return told
 
     def _listen(self) -> None:
-        """Receives messages of ranks until all have ended; once one ends, all do."""
+        """Receives the ranks' messages until all ranks have ended; once one ends, all do."""
         ranks: dict[Any, int | None] = {line: rank for rank, line in enumerate(self._lines)}
         ranks[self._parent] = None
         ended: tuple[int, int] | None = None

@@ -98,7 +98,7 @@ def weight_files(name: str) -> list[str]:
 def load_shard(
     source: Source, part: Placement, group: Any, *, dtype: torch.dtype, device: torch.device
 ) -> Loaded:
-    """Loads the part's weights on `device`. group: the ranks of its stage, which join outputs.
+    """Loads the part's weights on `device`. group: the ranks of the stage, to join their outputs.
 
     Raises ConfigError if the model cannot be split in this way.
     """
@@ -124,7 +124,7 @@ def load_shard(
         style = plan.get(re.sub(r"\d+", "*", path), "")
         stored = _EMBEDDING if path == _HEAD and is_tied else path
         for key, parameter in list(module.named_parameters(recurse=False)):
-            # Each rank has a part of every sum, but the first rank has the whole bias.
+            # The ranks' outputs are summed, so the bias is not split: the first rank adds it.
             is_whole = style == "rowwise" and parameter.dim() == 1
             share = _share(f"{stored}.{key}", "" if is_whole else style, files, source, part)
             setattr(module, key, nn.Parameter(share.to(device, dtype).contiguous()))
@@ -156,7 +156,7 @@ def _share(name: str, style: str, files: dict[str, Any], source: Source, part: P
     """
     if name not in files:
         raise ConfigError(
-            f"the weights of {source.name} lack {name}, so it cannot be split",
+            f"the weights of {source.name} lack {name}, so the model cannot be split",
             hint="run it in one process; --launcher vllm splits it",
         )
     found = files[name].get_slice(name)

@@ -57,7 +57,7 @@ class Noise(NamedTuple):
 
 
 def row_seed(seed: int | None, choice: int = 0) -> int:
-    """Returns the int64 that keys the noise of one row; a random one if the user gave none.
+    """Returns the int64 that keys the noise of one row; a random one if `seed` is None.
 
     seed: any integer; its low 64 bits count. choice: which of a request's `n` answers the row is.
     The answers' seeds are far apart, so the second answer to seed 1 is not the first to seed 2.
@@ -82,15 +82,15 @@ def uniforms(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
 def arrivals(keys: Tensor, tokens: Tensor) -> Tensor:
     """Returns an Exp(1) number for each key and token, float64 in (0, 37); both int64, broadcast.
 
-    The uniform number that it is computed from lies half-way between two multiples of 2**-52, which
-    a double can hold, so it is neither 0 nor 1, and no logarithm is infinite.
+    It is computed from a uniform number half-way between two multiples of 2**-52. A double can hold
+    that number, so it is neither 0 nor 1, and no logarithm is infinite.
     """
     bits = _shifted(_mixed(keys + (tokens + 1) * _STEP), 12)
     return -torch.log1p((bits.to(torch.float64) + 0.5) * -(2.0**-52))
 
 
 def _mixed(bits: Tensor) -> Tensor:
-    """Applies splitmix64's finalizer: a bijection in which each bit flips half of the others."""
+    """Applies splitmix64's finalizer, a bijection: an input bit flips half of the output bits."""
     bits = (bits ^ _shifted(bits, 30)) * _FIRST_FACTOR
     bits = (bits ^ _shifted(bits, 27)) * _SECOND_FACTOR
     return bits ^ _shifted(bits, 31)

@@ -70,7 +70,7 @@ class Guide:
         return masks + [_any_token(masks[0] if masks else self._mask())] * (count - len(masks))
 
     def take(self, tokens: list[int]) -> list[int]:
-        """Advances by new tokens. Returns those up to the answer's end; none on an error."""
+        """Advances by new tokens. Returns those up to the answer's end; none if any is invalid."""
         matcher = self._matcher
         for place, token in enumerate(tokens):
             if matcher.is_error() or not matcher.consume_token(token):

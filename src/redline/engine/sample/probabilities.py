@@ -18,7 +18,7 @@ from redline.engine.sample.params import SamplingParams
 # Top-p first looks at only this many of the likeliest tokens, which are enough for most laws:
 # sorting 32 rows of 32,000 tokens takes as long as 70 softmaxes of them.
 _HEAD = 1024
-# How many arrival times `gumbel_choice` computes at a time: 2 MB of float64 fit in a core's cache.
+# How many arrival times `gumbel_choice` computes at once: 2 MB of float64 fits in a core's cache.
 _RACE = 1 << 18
 
 

@@ -27,7 +27,7 @@ class Figures:
     accepted_tokens: int = 0
 
     def add(self, plan: Plan, drafted: Sequence[int], kept: Sequence[int]) -> None:
-        """Counts a step. drafted, kept: the numbers of drafts and accepted drafts, by whole row."""
+        """Counts a step. drafted, kept: for each whole row, how many drafts it had and kept."""
         self.steps += 1
         self.rows += len(plan.rows)
         self.computed_tokens += sum(row.size for row in plan.rows)

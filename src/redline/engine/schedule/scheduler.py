@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """A copy to make before the step: the first `tokens` keys and values of a slot, to another."""
+    """A copy to make before the step: the first `tokens` keys and values of one slot to another."""
 
     source: int
     target: int
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
 
 
 class QueueFull(RedlineError):
-    """Raised if the queue is full."""
+    """Raised for a sequence that does not fit in the queue."""
 
 
 class Bounds(NamedTuple):
@@ -216,8 +216,8 @@ class Scheduler:
             heapq.heapify(self.waiting)
 
     def _admit(self, sequence: Sequence) -> list[Copied]:
-        """Assigns a slot and reuses the longest prefix in any slot; returns the copy for that."""
-        # Its last token is always computed, for the logits of the next one.
+        """Assigns a slot and reuses the longest prefix in any slot; returns the copy, if needed."""
+        # The sequence's last token is always computed, for the logits of the next one.
         most = len(sequence.tokens) - 1 if self.bounds.reuses_prefixes else 0
         alike = [common(held, sequence.tokens, most) for held in self._held]
         free = self._free
@@ -230,7 +230,7 @@ class Scheduler:
         return [Copied(source, slot, reused)] if source != slot else []
 
     def _may_come(self, sequence: Sequence) -> bool:
-        """Returns whether a sequence fits beside all tokens of running ones, computed or not."""
+        """Returns whether the cache has room for a sequence beside all tokens of running ones."""
         known = sum(len(one.tokens) + len(one.drafted) for one in self.running)
         return not self.running or known + len(sequence.tokens) < self.bounds.cache_tokens
 

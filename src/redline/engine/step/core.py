@@ -99,7 +99,7 @@ class _Begun(NamedTuple):
 
 
 class Core:
-    """Computes the tokens of sequences, one step at a time. ends: the tokens that end an answer."""
+    """Computes the tokens of sequences, step by step. ends: the tokens that end an answer."""
 
     def __init__(
         self,

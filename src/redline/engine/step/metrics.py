@@ -22,7 +22,7 @@ class Metrics:
 
     @property
     def batch_rows(self) -> int:
-        """The number of sequences in all steps."""
+        """The number of sequences in each step, summed over all steps."""
         return self._core.figures.rows
 
     @property

@@ -115,8 +115,8 @@ def distance(runner: Runner, own: Tensor) -> float:
 def _off(found: Tensor, own: Tensor) -> float:
     """Returns the median error of the rows of `found`, each as a share of its size.
 
-    found, own: (N, V). Only entries below _MOST_LOGIT in `own` count, by absolute value. Returns
-    inf if no row has an error that can be computed.
+    found, own: (N, V). Only entries of `own` with an absolute value below _MOST_LOGIT count.
+    Returns inf if no row has an error that can be computed.
     """
     own = own.masked_fill(~(own.abs() < _MOST_LOGIT), torch.nan)
     size = (own - own.nanmean(-1, keepdim=True)).nan_to_num(0.0).norm(dim=-1)

@@ -1,7 +1,7 @@
 """Runs the engine in its own thread, which computes what the event loop requests.
 
-Each side gives the other functions to call. Before each step, the thread calls all those it has
-received; after the step, it passes all results to the event loop together.
+Each side passes functions for the other side to call. Before each step, the thread calls all that
+it has received; after the step, it passes all results to the event loop together.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EngineThread:
         self.failure: EngineFailed | None = None
 
     def start(self) -> None:
-        """Starts the thread, which reports to the running event loop from now on."""
+        """Starts the thread, which reports to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._core.computer.watch(lambda error: self._inbox.put(partial(self._fail, error)))
         self._thread.start()
@@ -96,7 +96,7 @@ class EngineThread:
         self._core.computer.close()
 
     def _turn(self) -> None:
-        """Makes the received calls, then runs a step if one is due."""
+        """Calls the received functions, then runs a step if one is due."""
         scheduler = self._core.scheduler
         # Sequences that are still in the scheduler after a failure are not completed.
         self._take(math.inf if self.failure else scheduler.wait_s(SYSTEM.now_s()))
@@ -127,7 +127,7 @@ class EngineThread:
         return self.failure
 
     def _take(self, wait_s: float) -> None:
-        """Makes the received calls; waits up to wait_s seconds for the first one."""
+        """Calls the received functions; waits up to wait_s seconds for the first one."""
         try:
             self._inbox.get(timeout=None if wait_s == math.inf else wait_s)()
             while True:

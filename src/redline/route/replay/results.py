@@ -12,8 +12,8 @@ from redline.errors import ConfigError
 from redline.route.balance import STRATEGIES
 from redline.route.replay.service import LEAST_CALLS, Service
 
-# A strategy is recommended if its mean advantage over the seeds is above three standard errors, not
-# two, because it is the best of eight, and if the advantage is large enough to be noticed: 1 %.
+# A strategy is recommended if its advantage, as a mean over the seeds, is above 1 %, so that it is
+# noticed, and above three standard errors: not two, because the strategy is the best of eight.
 _ERRORS = 3.0
 _LEAST_GAIN = 0.01
 # If the replay of the recorded strategy misses the recorded mean latency by more than this share,
@@ -107,7 +107,10 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reliable(self) -> bool:
-        """Whether there are enough calls, and the model reproduces the recorded latency."""
+        """Whether the run and each endpoint have enough calls, and the replayed latency is right.
+
+        It is right if `off` is within MOST_OFF of 0.
+        """
         own = all(service.is_own for service in self.services.values())
         return own and self.calls >= _LEAST_CALLS and abs(self.off) <= MOST_OFF
 

@@ -3,7 +3,7 @@
 The pool, its strategies, its breakers and the retries are redline's own; servers are simulated, see
 `service`. In a closed loop, workers make the recorded calls in order; a worker makes its next call
 when its last one has ended. In an open loop, calls arrive at their recorded times. Each seed
-redraws the variation of calls that their tokens do not explain, equally for all strategies.
+redraws the variation in work that tokens do not explain, equally for all strategies.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ SEEDS = (1, 2, 3, 4, 5)
 # This many calls can be replayed about forty times in a minute: eight strategies, five seeds each.
 MOST_CALLS = 5000
 _OTHER_DRAWS = 1_000_000
-# The kinds of errors with which a working server answers: such attempts do not show its speed.
+# Errors of a working server: an attempt that ends with one does not show the server's speed.
 _NOT_OF_SERVERS = frozenset({"rate_limited", "rejected", "over_limit", "refused", "unpaid"})
 
 
 class _Recorded(msgspec.Struct, frozen=True):
     """The runs of a trace, joined into one. calls: by arrival, in seconds from the first arrival.
 
-    workers: see RunBegan, but not more than the calls that were in flight at once.
+    workers: see RunBegan, but at most as many as calls were in flight at once.
     """
 
     endpoints: tuple[EndpointFacts, ...]
@@ -79,10 +79,10 @@ def replay(
 ) -> Replay:
     """Replays the latest `most` calls of the trace at `path` with each strategy.
 
-    Only answered calls are replayed. strategies: names from STRATEGIES; None for all. The strategy
-    of the record is always included. seeds: each strategy is replayed once with each seed.
-    Raises ConfigError for a file that is not a trace, for a trace of one endpoint, or for one with
-    too few answers; KeyError for an unknown strategy.
+    Only answered calls are replayed. strategies: names from STRATEGIES; None for all. The recorded
+    strategy is always included. seeds: each strategy is replayed once with each seed.
+    Raises ConfigError for a file that is not a trace, for a trace of one endpoint, with too few
+    answers or of a strategy unknown to this version; KeyError for an unknown name in `strategies`.
     """
     trace = read_trace(path, most)
     recorded, notes = _recorded(trace)
@@ -211,7 +211,7 @@ def _services(endpoints: Sequence[EndpointFacts], calls: Sequence[CallEnded]) ->
 def _served(name: str, calls: Sequence[CallEnded]) -> list[Served]:
     """Returns the attempts at one endpoint that show the server's speed, by the time of sending.
 
-    Attempts that ended with a 429 or an error of the row are left out: they say nothing about it.
+    Attempts that ended with an error in _NOT_OF_SERVERS are left out.
     """
     found = [
         (one.sent_s, one, call)

@@ -27,7 +27,7 @@ _MOST_BLOCKS = 100_000
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """A recorded call that is replayed. draws: makes the random part of its work."""
+    """A recorded call that is replayed. draws: the source of the random part of its work."""
 
     call: CallEnded
     draws: random.Random

@@ -71,8 +71,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     off: the median relative difference between predicted and recorded latencies. spread: quantiles
     of the work of calls divided by the work that the weights predict. calls: number of answers that
     were fitted. is_own: whether there were enough answers; otherwise the service is guessed.
-    failures: the share of the attempts that failed. failed_s: quantiles of the seconds that these
-    took.
+    failures: the share of the attempts that failed. failed_s: quantiles of the seconds that failed
+    attempts took.
     """
 
     form: Form = "parallel"
@@ -190,8 +190,8 @@ def _shapes(by_time: Sequence[Served]) -> Iterator[tuple[Service, list[_Part]]]:
 def most_at_once(spans_s: Iterable[Sequence[float]]) -> int:
     """Returns the highest number of spans that overlap at any time.
 
-    spans_s: sorted by begin; each starts with its begin and its end. A span that begins when
-    another ends does not overlap it.
+    spans_s: sorted by start; the first two items of each are its start and its end. A span that
+    starts when another ends does not overlap it.
     """
     ends_s, most = list[float](), 0
     for begin_s, end_s, *_ in spans_s:
@@ -232,7 +232,7 @@ def _shared_s(by_time: Sequence[Served], slowdown: float) -> list[float]:
 
 
 def _fit(form: Service, parts: Sequence[_Part], by_time: Sequence[Served]) -> Service:
-    """Fits the weights of a form; returns it with these and with the error of its predictions.
+    """Fits the weights of a form; returns the form with them and the error of its predictions.
 
     At least one attempt must be an answer.
     """
@@ -295,7 +295,7 @@ def _sparse(sums: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _solved(sums: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[float] | None:
-    """Returns the weights of the chosen terms alone; None if these are linearly dependent.
+    """Returns the weights of the chosen terms alone; None if the terms are linearly dependent.
 
     Gauss-Jordan elimination needs no pivoting here: sums of products are symmetric and positive
     semidefinite.
@@ -325,7 +325,7 @@ def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Returns the smallest value that at least this share of the sorted values do not exceed."""
+    """Returns the smallest value with at least this share of the sorted values at or below it."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 

@@ -9,9 +9,9 @@ the fleet                when, or to how many replicas
 grows, in a panic        to the replicas that carry the latest load at full utilization, plus those
                          that drain the queue within half a panic window, less the work that
                          replicas still warming up will have done; the latest load is that of a
-                         tenth of a panic window, or of a longer part if it has few calls
-grows, otherwise         when the demand over half a scale-down window exceeds it by more than the
-                         tolerance, and by more than the demand varies by chance
+                         tenth of a panic window, or of a longer part if the tenth has few calls
+grows, otherwise         when the demand over half a scale-down window exceeds the fleet by more
+                         than the tolerance, and by more than the demand varies by chance
 shrinks                  to the highest demand of a scale-down window, if that is below the fleet by
                          more than the tolerance; never in a panic
 stops                    after `idle_s` without calls, if its minimum is 0; a call starts it again
@@ -52,7 +52,7 @@ DRAIN_SHARE = 0.5
 # most MOST_HOLDS scale-down windows.
 HOLDS = 4
 MOST_HOLDS = 16
-# If a fleet grows within this many times its wait after it shrank, it should not have shrunk.
+# A fleet that grows within this multiple of its wait after it shrank should not have shrunk.
 REGRET = 4
 # Weights of the newest measurement: of a replica's capacity and of its warm-up.
 CAPACITY_STEP = 0.1
@@ -129,8 +129,8 @@ class Autoscaler:
         self._settings = settings
         self._stable_s = STABLE_SHARE * settings.scale_down_window_s
         self._panic_s = [share * settings.panic_window_s for share in PANIC_SHARES]
-        self._samples: deque[_Summed] = deque()  # those of the longest of these spans
-        self._call_s = 0.0  # how long a call takes
+        self._samples: deque[_Summed] = deque()  # those in the longest span above
+        self._call_s = 0.0  # mean time of a call
         self._highest = _Highest(settings.scale_down_window_s)
         self._warm_up = _WarmUp(settings.warm_up_s)
         self._replicas = -1  # before the first sample
@@ -220,7 +220,7 @@ class Autoscaler:
         )
 
     def _since(self, span_s: float) -> _Span:
-        """Returns the span of the last `span_s` seconds, or of the last two samples if longer."""
+        """Returns the span of the last `span_s` seconds, but of at least the last two samples."""
         samples = self._samples
         begin_s = samples[-1].sample.at_s - span_s
         first = bisect_right(samples, begin_s, key=lambda one: one.sample.at_s) - 1
@@ -261,20 +261,20 @@ class Autoscaler:
         return fewer, f"demand was at most {highest:.1f} for {window_s:g} s"
 
     def _surging(self, surge: _Span, sample: Sample) -> float:
-        """Returns the load of the arrivals of a span."""
+        """Returns the load that corresponds to a span's rate of arrivals."""
         # Before the first answer, or without arrivals, only the calls in flight are known.
         return surge.arrivals_per_s * self._call_s or float(sample.in_flight)
 
     def _replicas_for(self, load: float, sample: Sample) -> float:
-        """Returns the number of replicas that a load uses up to the target."""
+        """Returns the number of replicas that a load needs at the target utilization."""
         return self.capacity.replicas(load, sample) / self._settings.target_utilization
 
     def _noise(self) -> float:
         """Returns the share by which a demand may seem higher than it is, by chance.
 
         With Poisson arrivals, the mean number of calls in flight over a span much longer than a
-        call has the variance (1 + v^2) / arrivals, relative to its square, where v is the standard
-        deviation of the durations over their mean. Here, v is 1, as if they were exponential.
+        call has the relative variance (1 + v^2) / arrivals, where v is the coefficient of variation
+        of the durations. Here, v is 1, as if the durations were exponential.
         """
         arrivals = self._since(self._stable_s).arrivals
         return SURE * math.sqrt(2 / arrivals) if arrivals else math.inf
@@ -383,10 +383,10 @@ class _Span(NamedTuple):
     def load(self) -> float:
         """Calls that would have been in flight if none had had to wait.
 
-        This is the mean number in flight, times the calls that arrived over those that began. The
-        arrival rate times the mean duration would be less exact: a call that took longer than the
-        span counts with all of its duration at its end, as if several had been in flight; and where
-        calls queue within a replica, their durations include the wait.
+        This is the mean number in flight, times the calls that arrived divided by those that began.
+        The arrival rate times the mean duration would be less exact: a call that took longer than
+        the span counts with all of its duration at its end, as if several had been in flight; and
+        where calls queue within a replica, their durations include the wait.
         """
         if not self.took_s:
             return float(self.last.sample.in_flight)
@@ -432,7 +432,7 @@ class _Highest:
 class _WarmUp:
     """Tracks the replicas that are starting, and how long a start takes.
 
-    usual_s: the seconds of a start; at first the configured value, then measured.
+    usual_s: how many seconds a start takes; at first the configured value, then measured.
     """
 
     def __init__(self, usual_s: float) -> None:
@@ -451,7 +451,7 @@ class _WarmUp:
         missing = max(0, wanted - ready)
         while len(self._started) > missing:
             self._started.pop()
-        # Otherwise, a ready replica has been lost, and its replacement starts now.
+        # If more are missing, ready replicas have been lost; their replacements start now.
         self.started(missing - len(self._started), at_s)
 
     def capacity_s(self, ahead_s: float, at_s: float) -> float:

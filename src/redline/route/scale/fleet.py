@@ -241,8 +241,8 @@ class _Waits:
     def add(self, at_s: float, begun: int, waits: Counter[int]) -> None:
         """Adds the waits since `add` was last called.
 
-        begun: number of calls that have got a replica since the fleet began. waits: the buckets of
-        the new ones that waited.
+        begun: number of calls that have got a replica since the fleet began. waits: the new waits,
+        by bucket.
         """
         calls = max(begun - self._begun, waits.total())
         self._begun = max(begun, self._begun)

@@ -217,7 +217,7 @@ def guarded(command: Sequence[str], grace_s: float) -> list[str]:
 
 
 def main() -> int:
-    """Runs the command on the command line; returns its exit status."""
+    """Runs the command that `sys.argv` contains; returns its exit status."""
     return Guardian(int(sys.argv[1]), float(sys.argv[2])).run(sys.argv[3:])
 
 

@@ -1,10 +1,11 @@
-"""Runs replicas as processes of this machine.
+"""Runs replicas as processes on this machine.
 
 state      begins when                becomes
 starting   its process is started     ready, when a real request succeeds; failed, when the process
-                                      ends, another process has its port, or `start_s` has passed
+                                      ends, it refuses a request, another process has its port, or
+                                      `start_s` has passed
 ready      a request succeeded        gone, when its process ends: a fleet then replaces it
-ending     `stop` is called           gone, after END_S at the latest
+ending     `stop` is called           gone; if that takes longer than END_S, `stop` raises an error
 
 Each replica runs below a guardian, which ends it and every process that it has started, even if
 this process is killed; see guardian.py.
@@ -131,12 +132,12 @@ _EXAMPLE = 'for example command = "vllm serve MODEL --port {port}"'
 
 
 class LocalLauncher:
-    """Starts and stops replicas as processes of this machine; a Launcher."""
+    """Starts and stops replicas as processes on this machine; a Launcher."""
 
     def __init__(self, replica: LocalReplica) -> None:
         self._replica = replica
         self._running: dict[str, _Process] = {}
-        self._logs: dict[Path, None] = {}  # in the order in which they were begun
+        self._logs: dict[Path, None] = {}  # the oldest first
         self._mask = Mask(_secrets(replica))
         self._intake = intake_of([replica.endpoint])
 
@@ -156,7 +157,7 @@ class LocalLauncher:
             replica.endpoint,
             base_url=f"http://{HOST}:{port}/v1",
             name=name,
-            # A server of this machine is not behind a proxy.
+            # A server on this machine is not behind a proxy.
             proxy="",
         )
         backend = ReplicaBackend(endpoint, process, Shared(intake=self._intake))
@@ -178,14 +179,14 @@ class LocalLauncher:
     def _log(self, name: str) -> Path:
         """Returns the path of the replica's log, and removes old logs.
 
-        Raises RedlineError if the folder cannot be made, and OSError.
+        Raises RedlineError if the folder cannot be made, and OSError if a log cannot be removed.
         """
         folder = self._replica.logs
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise RedlineError(
-                f"its log cannot be in the folder {folder}: {error.strerror}",
+                f"its log folder {folder} cannot be created: {error.strerror}",
                 hint="set another folder: logs",
             ) from error
         path = folder / f"{name}.log"

@@ -1,4 +1,4 @@
-"""Finds free ports of 127.0.0.1, and checks which processes listen on a port."""
+"""Finds free ports on 127.0.0.1, and checks whether a process's descendants listen on a port."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def free_port(taken: Collection[int] = ()) -> int:
             except OSError:
                 continue
             return port
-    raise RedlineError(f"no port of {HOST} is free for a replica", where=f"{_LOWEST} to {_END - 1}")
+    raise RedlineError(f"no port on {HOST} is free for a replica", where=f"{_LOWEST} to {_END - 1}")
 
 
 def _given_to_connections() -> tuple[int, int]:

@@ -48,7 +48,7 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ConfigError(
-                f"the scaling policy is {' or '.join(POLICIES)}, not {self.policy}",
+                f"the scaling policy must be {' or '.join(POLICIES)}, not {self.policy}",
                 hint="use demand",
             )
         if self.min_replicas < 0:

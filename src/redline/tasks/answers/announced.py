@@ -6,7 +6,7 @@ if the phrase corrects (`Wait, ...`) or concludes (`So the answer is ...`).
 
 | after the mark                | the number is                                                    |
 |-------------------------------|------------------------------------------------------------------|
-| a number, at once             | that number, unless it is part of an expression or a range       |
+| a number, directly            | that number, unless it is part of an expression or a range       |
 | a sentence                    | the answer of that sentence (sentence.py)                        |
 | working, after `A:`           | what the working concludes (conclusion.py)                       |
 | nothing, and the line ends    | found on the next line, by the rules above                       |

@@ -7,9 +7,9 @@
 | the letter that a line begins with | `C`, `**C) 18**`, `Best guess: C`: the first or the last  |
 | the only letter that is mentioned  | `That leaves option C`, in the last sentence, or its end  |
 
-Neither two letters at once (`A and C`, `A or B`) nor options that are only listed choose one. A
+Neither two letters at once (`A and C`, `A or B`) nor options that are only listed are a choice. A
 lowercase letter counts if it cannot be a word: `b)`, `(b)`, `the answer is b`. After a letter that
-is announced or chosen, `A is true` is a remark, which is common in answers to `Which is false?`. It
+is announced or chosen, `A is true` is a remark, as is common in answers to `Which is false?`. It
 replaces the letter only if it corrects (`Wait, ...`) or concludes (`So A is correct`).
 """
 

@@ -132,7 +132,8 @@ def corrected(page: Page, start: int) -> Numeral | None:
     """Returns the number with which later text replaces an announced one, or None.
 
     `Actually` and similar words may also open a remark that corrects nothing. So the text counts
-    only if it names a mistake, works out an equation again, or says little more than the number.
+    only if it names a mistake, works out an equation again, draws a conclusion, or says little more
+    than the number.
     """
     for span in page.within(start, len(page.text)):
         opening = _CORRECTION.match(page.text, *span)

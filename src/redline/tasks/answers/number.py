@@ -39,9 +39,9 @@ _HASHES = re.compile(r"#### (-?[0-9.,]+)")
 def final_number(answer: str, *, is_cut: bool = False) -> Number | None:
     """Returns the number that the answer finally gives, or None if it gives none.
 
-    is_cut: the answer is known to have been cut off, so only an announced number counts, and not a
-    number at the very end, which may lack digits. Time is linear in the answer's length. Never
-    raises.
+    is_cut: the answer is known to have been cut off, so a number counts only if it is announced or
+    alone above an explanation, and not at the very end, where it may lack digits. Time is linear in
+    the answer's length. Never raises.
     """
     text = plain_text(spoken(answer))
     page = page_of(without_run_on(text))

@@ -1,4 +1,4 @@
-"""Reads the numbers of plain text, in digits or words, with sign, currency, percent and magnitude.
+"""Reads the numbers in plain text, in digits or words, with sign, currency, percent and magnitude.
 
 | text                          | number        | why                                           |
 |-------------------------------|---------------|-----------------------------------------------|

@@ -5,7 +5,7 @@
 | `9 * 2`, the 2 of `2x`: parts of an expression to work out             | none                    |
 | `Step 3`, `question 5`, `not 17`: names; `3 to 5`: ranges              | none                    |
 | `in 3 days`, `(2 blue)`, `because she has 9`, `when x = 9`: remarks    | 0                       |
-| numbers after `=`, and numbers that the sentence states of its subject | 1                       |
+| numbers after `=`, or stated by the sentence about its subject         | 1                       |
 
 The last number of the highest rank is the answer; numbers in bold take precedence over all others.
 The words that make a number a remark are mostly English; in other languages the last number usually
@@ -76,7 +76,7 @@ _GIVEN = re.compile(
     r"(?i)\b(?:when|at|for|if|with|let|substitut(?:e|es|ing)|plug(?:ging)? in)[ ][ $(]*[a-z]\)?"
     r"[ ]?=[ $(]*-?$"
 )
-# After `adding the tip` there is no finite verb; one begins the main clause.
+# `after adding the tip` has no finite verb, so a finite verb is part of the main clause.
 _CLAUSE = re.compile(
     r"(?i)\b(?!(?:after|before|when|while)[ ]\w+ing\b[^,;:]* (?:is|are|was|were|has|have)\b)"
     r"(?:because|since|if|when|while|given|assuming|considering|although|though|where|unless|"

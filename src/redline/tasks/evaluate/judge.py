@@ -1,8 +1,8 @@
 """Asks a judge, a second model, whether an answer is right, for questions that no rule decides.
 
-The judge sees the question, the right answer and the answer, and ends its reply with a verdict. If
-the verdict is missing, the judge is asked once more. If it is missing again, the question fails,
-and counts in the accuracy like a failed call.
+The judge sees the question, the right answer and the answer to grade, and ends its reply with a
+verdict. If the verdict is missing, the judge is asked once more. If it is missing again, the
+question fails, and counts in the accuracy like a failed call.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Judge:
         outcome.status = "rejected"
         outcome.error = Rejected(
             f"the judge {self._model} gave no verdict in {len(_TRIES)} tries",
-            hint="its last reply is in the failures; its prompt must ask for VERDICT: CORRECT or "
-            "VERDICT: INCORRECT",
+            hint="its last reply is in the failures file; its prompt must ask for VERDICT: CORRECT "
+            "or VERDICT: INCORRECT",
         )
         return outcome
 

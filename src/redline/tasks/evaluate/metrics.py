@@ -288,7 +288,7 @@ def _is_json(answer: str) -> bool:
 def _is_equal(one: Any, other: Any) -> bool:
     """Returns whether two JSON values are equal.
 
-    1 equals 1.0, a boolean equals only itself. Texts are compared as by the metric `exact`.
+    1 equals 1.0; a boolean equals only itself. Texts are compared as by the metric `exact`.
     """
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other

@@ -109,16 +109,16 @@ class Scores:
         if self._unread:
             answers = counted(
                 self._unread,
-                "answer in this score is of a row",
-                "answers in this score are of rows",
+                "answer in this score is from a row",
+                "answers in this score are from rows",
             )
             yield f"{answers} that the last run did not read: changed,"
-            yield "removed or beyond the limit; an evaluation into a new file leaves them out"
+            yield "removed or beyond the limit; evaluating into a new file leaves them out"
             yield ""
         if self._mixed:
             have = counted(self._mixed, "row number has", "row numbers have")
             yield f"{have} more than {self.samples} answers, as rows were inserted before others:"
-            yield "questions with one number count as one, unless the rows have a custom_id"
+            yield "questions with the same number count as one, unless the rows have a custom_id"
             yield ""
 
     def _share(self, name: str, count: int, is_right: Callable[[Graded], bool]) -> str:
@@ -156,7 +156,7 @@ class Scores:
 def _majority_is_right(group: list[Graded]) -> bool:
     """Returns whether the most frequent answer to a question is right.
 
-    All right answers count as the same answer; wrong ones are the same if they are written alike.
+    Right answers all count as the same answer; wrong ones are the same if they are written alike.
     """
     won = majority(
         (answer.correct, b"" if answer.correct else msgspec.json.encode(answer.extracted))

@@ -26,7 +26,7 @@ from redline.tasks.evaluate.evaluation import BUILT_IN, Evaluation, Grading
 def load(path: Path) -> Evaluation:
     """Loads an evaluation, which is named after the file if the file sets no name.
 
-    Raises ConfigError, which names the file and the key.
+    Raises ConfigError, which names the file and the key, if it is not valid.
     """
     try:
         table = read_toml(path)

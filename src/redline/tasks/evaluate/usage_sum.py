@@ -36,8 +36,8 @@ class UsageSum:
     def put_into(self, outcome: Outcome) -> None:
         """Sets the outcome's usage to the sum over all paid answers, or over all if none was paid.
 
-        is_cached becomes true if no answer was paid; attempts becomes the most of any outcome. An
-        outcome without a reply, which failed after invalid answers, also gets the last of these.
+        is_cached becomes true if no answer was paid; attempts becomes the highest of any outcome.
+        An outcome without a reply, which failed after invalid answers, also gets the last answer.
         """
         if outcome.reply is None:
             outcome.reply = self._answer

@@ -47,7 +47,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
             missing = self.failed + Counter({"unfinished": self.unfinished})
             lines.append(
                 f"{'missing':10} {missing.total():,}: {_listed(missing)}; the same command "
-                "continues"
+                "continues the run"
             )
         if self.note:
             lines.append(f"{'note':10} {self.note}")

@@ -75,7 +75,7 @@ class NearDuplicates:
 
     def _read(self, text: str) -> tuple[array[int], Any]:
         """Returns the hashes of the text's runs, and their MinHash."""
-        # With 32-bit hashes, two of a thousand runs collide in one text of 10,000.
+        # With 32-bit hashes, about one in 10,000 texts of a thousand runs has a collision.
         runs = array("I", {_hash(run) for run in runs_of(text)})
         sketch = self._empty.copy()
         sketch.update_batch(runs)

@@ -2,7 +2,7 @@
 
 Text                         Kind
 cut at the token limit       cut
-stopped by a filter          filtered
+stopped by a filter, refused filtered
 outside the wanted length    too_short, too_long
 without valid JSON           invalid
 similar to a kept text       near_duplicate
@@ -173,7 +173,7 @@ class Synthesis:
         return msgspec.structs.replace(request, body={**request.body, **own})
 
     def _judged(self, reply: Reply, n: int) -> _Judgement:
-        """Judges a text and adds it to the index if it is kept. Blocks; call one at a time."""
+        """Judges a text and adds it to the index if it is kept. Blocks; not thread-safe."""
         judgement = self._filtered(reply)
         if not judgement.kind and self._index is not None:
             other = self._index.add(text_of(judgement.value), n)

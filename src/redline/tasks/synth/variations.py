@@ -24,9 +24,9 @@ class Variations:
 
     Every combination of base row and values occurs once before any occurs again, and the first rows
     are spread over each list. A row does not depend on `count`: a larger count only adds rows.
-    first_seed: None for rows without a seed. A base row's custom_id becomes `ID#1`, `ID#2`, ... as
-    the row occurs again. Raises ConfigError for a column that would occur twice, for a list of
-    custom_ids, and for a list without values.
+    first_seed: None for rows without a seed. A base row's custom_id becomes `ID#1`, `ID#2`, ... in
+    the order of its occurrences. Raises ConfigError for a column that would occur twice, for a list
+    of custom_ids, and for a list without values.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Variations:
     def _check(self) -> None:
         for name, values in self._vary.items():
             if name in OWN:
-                raise ConfigError(f"{name} is a column of every row already", hint="rename it")
+                raise ConfigError(f"{name} is already a column of every row", hint="rename it")
             if name == "custom_id":
                 raise ConfigError(
                     "custom_id cannot be varied: each row needs its own",

@@ -22,7 +22,7 @@ _OWN_CONTENT = ({"messages"}, {"prompt"}, {"input"}, {"url", "body"})
 _SEPARATORS = frozenset(";\t|")
 # Names that never refer to a column in a Jinja expression.
 _JINJA_WORDS = frozenset(("true", "True", "false", "False", "none", "None", "not"))
-# If as many rows at the start are all broken, the columns remain unknown.
+# If this many rows at the start are all broken, the columns remain unknown.
 _MOST_LOOKED_AT = 1000
 
 

@@ -252,7 +252,7 @@ def _of_lists(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_model(module: str, name: str, given: str) -> Schema:
     """Returns the schema of a user's pydantic model. Raises ConfigError if it is not one."""
-    # The module is in the working directory, where `redline` alone does not look.
+    # The module may be in the working directory, which is not on the command's import path.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -364,7 +364,7 @@ def _kind(root: Mapping[str, Any]) -> Literal["object", "array"] | None:
 
 
 def _nearest(said: str, labels: list[str]) -> str:
-    """Returns the only label equal to `said` except for case and white space, or else `said`."""
+    """Returns the only label equal to `said` but for case and white space; otherwise `said`."""
     if said in labels:
         return said
     folded = _folded(said)

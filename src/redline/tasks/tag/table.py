@@ -81,7 +81,7 @@ def check_path(path: Path) -> None:
 def write_table(results: Path, path: Path) -> int:
     """Writes the tagged rows in `results` to a new table at `path`, and returns their number.
 
-    Raises ConfigError for a missing extra, JournalError if a file cannot be read or written.
+    Raises ConfigError for a missing extra, and JournalError if a file cannot be read or written.
     """
     columns = _Columns(results)
     write = _write_csv if path.suffix.lower() == ".csv" else _write_parquet

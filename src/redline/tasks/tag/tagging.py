@@ -5,7 +5,7 @@
   contains none                         the model is asked again, with the answer and its problem,
                                         at most `reasks` times
   is a refusal, or cut by a filter      the row fails: the same question would end the same way
-  is the last one, and not valid        the row fails with the problem
+  is the last allowed, and not valid    the row fails with the problem
 
 The prompt contains the schema, and so does `response_format` if the endpoint accepts it
 (structured.py).

@@ -37,7 +37,7 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a tagging job.
 
     tagged: the number of rows with a tag. failed: the number of rows that failed. reasks: the total
-    number of re-asks over both.
+    number of re-asks for both.
 
     is_over: whether every row of the input is tagged or failed. unread: a lower bound on the
     tagged and failed rows that the last run did not read. without_gold: the number of tagged rows
@@ -63,11 +63,11 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
         lines = [] if self.is_over else ["the run has not finished: these are the tags so far", ""]
         if self.unread:
             results = counted(
-                self.unread, "of these results is of a row", "of these results are of rows"
+                self.unread, "of these results is from a row", "of these results are from rows"
             )
             lines += [
                 f"{results} that the last run did not read: changed,",
-                "removed or beyond the limit; tags in a new file leave them out",
+                "removed or beyond the limit; tagging into a new file leaves them out",
                 "",
             ]
         lines.append(f"tagged {self.tagged:,}, failed {self.failed:,}, re-asks {self.reasks:,}")
@@ -109,7 +109,7 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
 def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
     """Summarizes an output's files. Memory is bounded, except for 200 bytes per failure.
 
-    Raises JournalError for a damaged file, ConfigError if the gold column does not hold labels.
+    Raises JournalError for a damaged file, and ConfigError if the gold column holds no labels.
     """
     failures = read_results(output.failed_path, Line, is_optional=True)
     failed = {line.hash: line.reasks for line in failures}
@@ -155,7 +155,7 @@ def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
 
 
 def _value_of(text: str) -> str:
-    """Normalizes a value: `True` of a CSV file becomes `true`, `4.0` `4`, and `[ 1 ]` `[1]`."""
+    """Normalizes a value: `True` in a CSV file becomes `true`, `4.0` `4`, and `[ 1 ]` `[1]`."""
     try:
         value = msgspec.json.decode(text if text.startswith(("[", "{")) else text.lower())
         if isinstance(value, str):
