@@ -96,8 +96,8 @@ def _end(found: Replay) -> Iterator[str]:
     """Yields how closely the model reproduces the recorded run, and the recommendation."""
     side = "above" if found.off > 0 else "below"
     yield (
-        f"replayed as it was recorded ({found.balance}), the mean latency is {abs(found.off):.1%} "
-        f"{side} the recorded one"
+        f"replayed as recorded ({found.balance}), the calls have a mean latency "
+        f"{abs(found.off):.1%} {side} the recorded one"
     )
     best, what = found.best, "makespan" if found.workers else "mean latency"
     if recommended(found) is not None:

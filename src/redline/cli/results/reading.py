@@ -1,4 +1,4 @@
-"""Opens the outputs that commands inspect, and the prices of their answers."""
+"""Opens the outputs that commands inspect, and reads the prices of their answers."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def priced() -> tuple[Tariff, list[str]]:
 def new_file(text: str, kind: str, beginning: str, hint: str) -> Path:
     """Returns the path of a page or report to be written.
 
-    kind: what the file is, for errors. beginning: how it begins. hint: a remedy for a path at which
-    no file can be. Raises ConfigError for such a path, and if it would replace another file.
+    kind: what the file is, for errors. beginning: how it begins. hint: for a path at which no file
+    can be. Raises ConfigError for such a path, and for a file that does not begin like that.
     """
     path = local_path(text)
     if path.is_dir() or not path.parent.is_dir():

@@ -46,7 +46,7 @@ def folded(text: str, width: int, most_lines: int, indent: str = "") -> list[str
     used = 0
     for start, end in islice(_pieces(text, max(1, width - len(indent))), most_lines):
         if len(lines) == most_lines - 1 and text[end:].strip():
-            left = f"... {len(text) - used:,} characters more"
+            left = f"... {len(text) - used:,} more characters"
             return [*lines, f"{indent}{left}"]
         lines.append(f"{indent}{text[start:end]}".rstrip())
         used = end

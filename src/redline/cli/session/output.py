@@ -18,7 +18,7 @@ from redline.events import AlertChanged, Event
 from redline.journal import Output, Result, error_fields, line_writer
 from redline.process import lasting, printable, printable_json
 
-# Lines may have 10 MB. The event loop gets a turn after at most this many bytes: about 1 ms.
+# A line may have 10 MB. The event loop gets a turn after at most this many bytes: about 1 ms.
 _TURN_BYTES = 256 * 1024
 # The pause before writing to a full pipe again grows between these bounds: it is short at first,
 # because a quick reader takes 64 KB in about 0.1 ms.
@@ -82,7 +82,7 @@ def lost_stdout(error: OSError, hint: str = "make room") -> Exception:
 
 
 def forget_stdout() -> None:
-    """Prevents the interpreter's flush at exit from writing to a stdout that accepts no more."""
+    """Prevents the interpreter's flush at exit from writing to a stdout that refuses writes."""
     if sys.stdout is None:
         return
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
