@@ -99,8 +99,8 @@ class _Feed:
 
     def __next__(self) -> str:
         # An earlier record failed at a later line, with a quote unclosed. If this record's quote is
-        # unclosed here, it would fail at that line too, so it fails now. Otherwise, each line of a
-        # file could be read to the end of the file.
+        # unclosed here, it would fail at that line too, so it fails now. Otherwise, each line could
+        # cause a read to the end of the file.
         if self.taken and self.line < self._failed_line:
             raise csv.Error
         while not self._lines:

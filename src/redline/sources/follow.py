@@ -30,7 +30,7 @@ from redline.sources.text import ByteStream
 # The interval of checks: a file that has the name for a shorter time may be missed. 20 checks per
 # second cost 0.1 ms of CPU time.
 POLL_S = 0.05
-# A writer that is notified of a new file, for example by logrotate, may need this long to use it.
+# A writer that is notified of a new file, as by logrotate, may need this long to switch to it.
 SETTLED_S = 2.0
 
 

@@ -69,7 +69,7 @@ class ObjectReader:
             raise ConfigError(f"cannot read {url.name}: {error.reason}", hint=error.hint) from error
 
     def read(self, offset: int, most_bytes: int) -> bytes:
-        """Returns 1 to `most_bytes` bytes from `offset` on; b"" at the end, or once closed. Blocks.
+        """Returns 1 to `most_bytes` bytes at `offset`; b"" at the end, or once closed. Blocks.
 
         Raises CorruptInput if the store refuses to serve them, or still fails after all retries.
         """
