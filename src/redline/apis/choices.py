@@ -25,7 +25,7 @@ Object = dict[str, Any]
 
 # More answers than any endpoint returns for one request: a larger number is an error.
 _MOST_CHOICES = 100_000
-# The most indices listed in an error message.
+# The maximum number of indices listed in an error message.
 _MOST_NAMED = 5
 
 
@@ -157,7 +157,7 @@ def read_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | N
 
 
 def read(body: bytes, asked: Object | None) -> Reply:
-    """Reads a body whose output is a text, or a list of several texts; see `Api.read`."""
+    """Reads a body whose output is a string, or a list of several strings; see `Api.read`."""
     reply = _REPLY.decode(body)
     found = reply.choices
     if not found:

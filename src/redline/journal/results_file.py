@@ -72,7 +72,7 @@ class ResultsFile:
     def __init__(self, path: Path, on_found: Callable[[Stretch], None]) -> None:
         self.path = path
         self._pending: list[bytes] = []
-        # Takes one whole line, which `flush` writes. No method, for speed: it is called per row.
+        # Takes one whole line, which `flush` writes. Not a method, because it is called per row.
         self.add = self._pending.append
         self.size_bytes = 0
         self.write_s = 0.0
@@ -171,7 +171,7 @@ class ResultsFile:
             where = self.path
             error.hint = (
                 f"{again} with the rows that are missing; if it refuses a damaged line, "
-                f"`redline repair {self.path}` moves that out"
+                f"`redline repair {self.path}` moves it out"
             )
         elif moved is not None:
             where = moved
