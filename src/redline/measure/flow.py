@@ -43,7 +43,7 @@ class Flow:
     def __init__(self) -> None:
         self.width_s = _FIRST_WIDTH_S
         # Calls' amounts in their first and last slices, which they cover in part; and, for slices
-        # that calls cover whole, by how much the amount differs from the previous slice.
+        # that calls cover entirely, the difference in amount from the previous slice.
         self._edges = array("d", bytes(8 * _SLICES))
         self._steps = array("d", bytes(8 * (_SLICES + 1)))
 

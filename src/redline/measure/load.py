@@ -31,9 +31,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     several requests is due with the last of them. None for a closed loop, in which each of
     `concurrency` users makes the next call when the previous one has ended.
 
-    concurrency: the most calls in flight; on a schedule, further calls wait, and their latency
+    concurrency: maximum calls in flight; on a schedule, further calls wait, and their latency
     counts from when they were due. duration_s: how long calls are made; its first warm_up_s are not
-    measured. most: the most requests; None for no limit but the duration.
+    measured. most: maximum requests; None for no limit but the duration.
     """
 
     concurrency: int

@@ -129,7 +129,7 @@ def knee_lines(knee: Knee, measured: Sequence[Figures]) -> Iterator[str]:
         f"level with {ENOUGH:.0%} of the best"
     )
     if knee.best != knee.concurrency:
-        yield f"({knee.share:.0%} of that of {knee.best:,} in flight)"
+        yield f"({knee.share:.0%} of the throughput at {knee.best:,} in flight)"
     if knee.unsure:
         shown = ", ".join(f"{level:,}" for level in knee.unsure)
         yield (f"note: {shown} may also be enough, given the intervals: measure longer to decide")

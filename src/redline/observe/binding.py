@@ -193,7 +193,7 @@ class _Run:
         later = self._latency_around(index)
         if not self._first.pairs or not later.pairs:
             return _undetermined(
-                f"{full}, and too few have been answered to say whether more calls would bring more"
+                f"{full}, and too few were answered to say whether more calls bring more answers"
             )
         evidence = self._saturated(index, later)
         if evidence is None and (before := self._latest_saturated(index)) is not None:
@@ -237,7 +237,7 @@ class _Run:
 
     def _times(self, later: Sketch, q: float = 0.25) -> str:
         alone_s, now_s, _ = _growth(self._first, later, q)
-        return f"({_COMPARED[q]} {now_s:.3g} s, of the first calls {alone_s:.3g} s)"
+        return f"({_COMPARED[q]} {now_s:.3g} s, for the first calls {alone_s:.3g} s)"
 
     def _latest_saturated(self, index: int) -> Window | None:
         """Returns the latest earlier window with more calls in flight in which the endpoint bound.

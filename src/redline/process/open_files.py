@@ -9,7 +9,7 @@ from redline.errors import ConfigError
 
 # Room for other files: results, failures, lock, input, event loop, standard streams, and a margin.
 _OTHER_FILES = 64
-# Room for the files among these that a run itself has yet to open, with the margin.
+# Of this room, the part for files that a run itself has yet to open, and for the margin.
 _OWN_FILES = 48
 # More than any process needs: used if the system has no limit, or a far higher one.
 _MOST_FILES = 1 << 20

@@ -138,7 +138,7 @@ def _hint(url: ObjectUrl, kind: Kind) -> str:
     is_amazon = url.scheme in _AMAZON
     match kind:
         case "missing":
-            return "check the name; upper and lower case differ"
+            return "check the name, which is case-sensitive"
         case "no_bucket":
             return (
                 "check the name of the bucket, and which store it is in: AWS_ENDPOINT_URL, "

@@ -37,7 +37,7 @@ MOST_PARTS = 10_000
 class Found(msgspec.Struct, frozen=True):
     """The metadata of an existing object.
 
-    size_bytes: None if the store does not report it. identity: a text that changes with the
+    size_bytes: None if the store does not report it. identity: a string that changes with the
     object's content, such as its ETag.
     """
 

@@ -90,8 +90,8 @@ class LimitUse(msgspec.Struct, frozen=True, array_like=True):
     """The use of one rate limit of one endpoint.
 
     name: such as `500/60s requests`, with ` at NAME` if there are several endpoints. held: the
-    number of samples in which it held the next call back, alone or with other limits. used: what
-    counted against it at the end of the window. count, window_s: the limit's own.
+    number of samples in which it held the next call back, alone or with other limits. used: the
+    amount that counted against it at the end of the window. count, window_s: the limit's own.
     """
 
     name: str
@@ -105,7 +105,7 @@ class EndpointState(msgspec.Struct, frozen=True, array_like=True):
     """The state of one of several endpoints.
 
     state: a `Health`, or `parked`, at the end of the window. in_flight: the mean number of calls in
-    flight. slots: the most calls in flight; 0 for no bound.
+    flight. slots: maximum calls in flight; 0 for no bound.
     """
 
     name: str
@@ -149,7 +149,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rows with a result or a failure. untried: rows that this run leaves out. done_here: rows that
     succeeded in this run. attempts, input_tokens, output_tokens: of this run alone. spent_usd: of
     all runs if there is a budget in money, otherwise of this run; None while unknown. spent_tokens:
-    what counts against a budget in tokens, from all runs; None without such a budget.
+    those that count against a budget in tokens, of all runs; None without such a budget.
     """
 
     rows: int = 0
@@ -189,11 +189,11 @@ class Window(
     failed: rows that became durable. input_tokens, output_tokens: of the answers.
 
     Means over the samples: in_flight, requests on the wire; in_hand, rows that have begun and have
-    no outcome yet; slots, the most calls that may be in flight; waiting, calls that wait for a
+    no outcome yet; slots, maximum calls in flight; waiting, calls that wait for a
     grant; retrying, rows that wait for a retry. feed_empty: the share of samples in which workers
     waited for a row. journal_full: the share of samples in which too much was not durable yet.
     held: the number of samples by what held the next call back. limits: the rate limits, at most
-    MOST_LIMITS, in the order of how often they held. endpoints: if there are several, at most
+    MOST_LIMITS, those that held most often first. endpoints: if there are several, at most
     MOST_ENDPOINTS. parked_s: how long the endpoint may not be called, at the end of the window.
 
     lag_s: the longest delay of a sample; late_s: the sum of the samples' delays. busy: the share of
