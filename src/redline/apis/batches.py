@@ -251,7 +251,7 @@ class _Error(msgspec.Struct):
 
 
 class ResultLine(msgspec.Struct):
-    """One line of a result or error file. problem: why its result is unreadable; empty if none."""
+    """One line of a result or error file. problem: why its result is unreadable; "" if readable."""
 
     custom_id: str
     response: _Response | None = None

@@ -258,7 +258,7 @@ def _finish(choice: _Choice, output: Any) -> str | None:
     reason = choice.finish_reason
     if output in (None, "") and not _tool_calls(choice) and reason in (None, "stop"):
         return "empty"
-    # Some servers send a number: that of the reason in an API of their own.
+    # Some servers send a number: the reason's code in their own API.
     return str(reason) if isinstance(reason, int) else reason
 
 

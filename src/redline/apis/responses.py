@@ -144,7 +144,7 @@ def whole(name: str, created_s: int, text: str, *, is_cut: bool, **fields: Any) 
 
 
 def event_of(whole: dict[str, Any]) -> dict[str, Any]:
-    """Returns the only event of a stream whose one event contains the whole response."""
+    """Returns the event of a one-event stream, which contains the whole response."""
     return {"type": "response.completed", "sequence_number": 0, "response": whole}
 
 

@@ -181,7 +181,7 @@ class KeySet:
             larger[at] = key
         if self._marks is not None:
             self._marks = self._moved_marks(larger)
-        # Assigned at once: a lookup by another thread in a half-filled array would miss keys.
+        # Assigned only once filled: another thread's lookup in a half-filled array would miss keys.
         self._slots = larger
 
     def _moved_marks(self, larger: array[int]) -> array[int]:
@@ -313,7 +313,7 @@ class Identified(NamedTuple):
 class Identifier:
     """Makes the keys of rows in one pass over the input, in input order.
 
-    done: the keys of rows that are done; no key may be added to it from now on. An input row with
+    done: the keys of rows that are done; no key may be added to it afterwards. An input row with
     one of these keys only sets a flag for the key, which is not stored a second time.
     """
 
@@ -382,7 +382,7 @@ def keyed_rows(source: Source, limit: int | None = None) -> Iterator[tuple[Row, 
 class MessageKeys:
     """Makes the keys of a stream's messages, which need no memory: no message occurs twice.
 
-    A row's content is its message's id and fields. The id alone would not do: it can occur again
+    A row's content is its message's id and fields. The id alone is not enough: it can occur again
     with other fields, in a stream that was deleted and filled again.
     """
 

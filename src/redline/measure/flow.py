@@ -36,7 +36,7 @@ class Flow:
     """Adds up amounts in slices of time; a call's amount is spread evenly over its duration.
 
     For any number of calls and any length of time, there are at most 2,048 slices up to the end of
-    the latest call, and from 0.1 s on at least 1,024: as time passes, slices are joined in pairs.
+    the latest call, and after 0.1 s at least 1,024: as time passes, slices are joined in pairs.
     Adding a call takes constant time, however long the call is.
     """
 

@@ -241,7 +241,7 @@ KNOWN_RULES = {
         advice=_by_what_binds,
     ),
 }
-# The rules for which not every job has a figure: why it is missing, and what it takes to have it.
+# The rules for which not every job has a figure: why it is missing, and what provides it.
 OF_A_MODEL = {
     "batch_efficiency": (
         "an endpoint does not report how full its batches are",

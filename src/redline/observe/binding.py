@@ -48,17 +48,17 @@ _BUSY = 0.85
 # It also binds if all threads, which share one interpreter, use this much CPU, and samples are late
 # by this many seconds.
 _CPU, _LAG_S = 0.9, 0.05
-# Another limit is nearly as strict as the strictest one if it held calls back in at least this
-# share of as many samples, or if its used part is at least this share of the strictest one's used
-# part.
+# Another limit is nearly as strict as the strictest one if the samples in which it held calls back
+# are at least this share of the strictest one's, or if its used share is at least this share of the
+# strictest one's.
 _NEAR_HELD, _NEAR_USED = 0.75, 0.95
 # A limit has capacity to spare if less than this share of it is used, it has room for this many
 # calls, and few calls wait for it (this share of the slots) with nearly all slots taken.
 _MOST_SPARE, _LEAST_SPARE, _FEW_WAITING, _FULL = 0.9, 3, 0.25, 0.9
-# A latency is taken from about this many answers: from the window in question, and as many of the
-# windows around it as that takes.
+# A latency is taken from about this many answers: from the window in question, and from as many of
+# the windows around it as needed.
 _ENOUGH_ANSWERS = 60
-# Answers needed at about one number of calls in flight; with fewer, quartiles are chance.
+# Answers needed at about the same number of calls in flight; with fewer, quartiles are noise.
 _LEAST_ANSWERS = 16
 # Calls queue at the endpoint if latency has grown by this factor and this many standard errors.
 _GROWTH, _ERRORS = 1.25, 2.5
@@ -221,7 +221,7 @@ class _Run:
         return None
 
     def _without_gain(self, level: int) -> int | None:
-        """Returns a level with about the same rate, so that calls queue; None if there is none."""
+        """Returns a level whose similar rate shows that calls queue; None if there is none."""
         if level not in self._sums:
             return None
         for other in sorted(self._sums, key=lambda one: -abs(one - level)):
@@ -303,7 +303,7 @@ def _is_full(window: Window) -> bool:
 
 
 def _most(window: Window) -> tuple[Holder | None, float]:
-    """Returns what held calls back in most samples, and the share of samples with its cause."""
+    """Returns what held calls back in the most samples, and the share of samples with its cause."""
     held = max(window.held, key=lambda one: window.held[one], default=None)
     if held is None or not window.samples:
         return None, 0.0

@@ -14,7 +14,7 @@ A few levels do not determine these values well, so the model is not the best fi
 each weighted by its likelihood and its prior probability. A priori, the logarithm of k is uniformly
 distributed, or there is no knee. Therefore, if the rate has grown in proportion so far, it bends
 within the next doubling in about one case in seven. For each k, p and d, the best scale a has a
-closed form, because the errors of the logarithms of measured rates are taken as normal.
+closed form, because the errors of the logarithms of measured rates are assumed to be normal.
 """
 
 from __future__ import annotations

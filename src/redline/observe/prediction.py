@@ -44,7 +44,7 @@ _LOW, _MIDDLE, _HIGH = 0.025, 0.5, 0.975
 # bind, and by the client if it does not bind; and measured in the later run.
 _BINDING_ERROR, _SPARE_ERROR, _CLIENT_ERROR, _LATER_ERROR = 0.015, 0.03, 0.1, 0.02
 # The event loop binds once it is busy for this share of the time. Below the second share, the
-# client is taken to allow any rate.
+# client is assumed to allow any rate.
 _BUSY_AT_MOST, _LEAST_BUSY = 0.95, 0.05
 # A likely gain below _NO_GAIN counts as no gain, unless the gain may reach _UNSURE_GAIN.
 _NO_GAIN = 0.05
@@ -248,7 +248,7 @@ def scores_of(runs: Sequence[RunHistory]) -> list[Score]:
 
 
 def measured_per_s(run: RunHistory) -> float | None:
-    """Returns a run's answers per second while it was steady; None if that was below 3 s."""
+    """Returns a run's answers per second while it was steady; None if that lasted below 3 s."""
     found = steady(run.windows)
     level = level_of(found)
     if level is None or sum(one.span_s for one in found) < _LEAST_S:

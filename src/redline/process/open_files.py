@@ -1,4 +1,4 @@
-"""Raises the limit of open files, because each connection in use is an open file."""
+"""Raises the limit on open files, because each connection in use is an open file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_FILES = 1 << 20
 
 
 def raise_limit(connections: int) -> None:
-    """Raises the soft limit of open files as far as the hard limit allows.
+    """Raises the soft limit on open files as far as the hard limit allows.
 
     connections: how many may be in use at once, without idle ones. Raises ConfigError if the hard
     limit is too low for them.
@@ -43,7 +43,7 @@ def _open_files() -> int:
 
 
 def raise_limit_fully() -> None:
-    """Raises the soft limit of open files to the hard limit, for a server's connections."""
+    """Raises the soft limit on open files to the hard limit, for a server's connections."""
     _raise(0)
 
 

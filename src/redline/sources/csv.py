@@ -68,7 +68,7 @@ class _Feed:
         return (str(line, "utf-8", "replace") + "\n" for line in self.taken if type(line) is bytes)
 
     def keep(self, problem: str = "") -> str:
-        """Reduces the record, which failed, to its first line; the other lines are read again.
+        """Reduces the failed record to its first line; its other lines are read again.
 
         problem: why it failed. Returns that reason, or the reason of an earlier failed record that
         included this line.
@@ -266,8 +266,8 @@ class CsvRows(StreamRows):
         """Reads the TSV record with the quotes of CSV; returns None if its quotes are literal.
 
         is_row: whether its first line is a row by itself. If it is not, a quoted field may continue
-        over several lines. The last of them may look like a row, because it has all further fields
-        if the quoted field is the first one; it then contains the closing quote.
+        over several lines. The last of them may look like a row, because it has all other fields if
+        the quoted field is the first one; it then contains the closing quote.
         """
 
         def lines() -> Iterator[str]:
@@ -288,7 +288,7 @@ class CsvRows(StreamRows):
         return None
 
     def _records(self, feed: _Feed, columns: int) -> Iterator[tuple[int, list[str] | csv.Error]]:
-        """Yields each non-blank record's first line number, and its fields or the error."""
+        """Yields the number of each non-blank record's first line, and its fields or the error."""
         while not self._stream.is_closed:
             feed.start_record()
             line = feed.line + 1

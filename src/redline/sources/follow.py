@@ -214,7 +214,7 @@ class FollowedFile(Blocks):
 class FollowedRows(LineRows):
     """The rows of JSON Lines in a file that is still being written; they end with `close`.
 
-    `Row.line` counts from 1 in each file that has had the name; `Row.number` counts on.
+    `Row.line` counts from 1 in each file that has had the name; `Row.number` keeps counting.
     """
 
     def __init__(self, path: Path, max_row_bytes: int) -> None:

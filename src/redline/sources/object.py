@@ -34,8 +34,8 @@ WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 class ObjectReader:
     """Reads ranges of one object. Call `open` first; any thread may call `close`.
 
-    store: the object's store, if the caller has one already. size_bytes: the object's size, from
-    `open` on; None if the server does not report it.
+    store: the object's store, if the caller has one already. size_bytes: the object's size, set by
+    `open`; None if the server does not report it.
     """
 
     def __init__(self, url: ObjectUrl, store: ObjectStore | None = None) -> None:

@@ -91,7 +91,7 @@ def opened_source(rows: object, samples: int = 1) -> Iterator[Source]:
 
 @contextmanager
 def first_rows(path: str, most: int) -> Iterator[Iterator[Row]]:
-    """Opens a file or a URL for a `with` block, to read `most` rows at most. Raises ConfigError."""
+    """Opens a file or a URL for a `with` block, to read at most `most` rows. Raises ConfigError."""
     with opened_source(path) as source:
         yield islice(chain.from_iterable(source.batches()), most)
 

@@ -214,7 +214,7 @@ def no_rows(name: str, hint: str = "") -> ConfigError:
 
 
 class Rows:
-    """The common part of most sources: counts the rows, and knows whether it is closed."""
+    """Base of most sources: counts the rows, and records whether it is closed."""
 
     _when_empty = ""  # the hint if there is no row
 
@@ -243,7 +243,7 @@ class Rows:
 
 
 class BlockingRows(Rows):
-    """The common part of sources that block. A subclass overrides `_rows` or `_batches`."""
+    """Base of sources that block. A subclass overrides `_rows` or `_batches`."""
 
     def batches(self) -> Iterator[list[Row]]:
         """Yields lists of 1 to 256 rows, see `Source`."""

@@ -90,7 +90,7 @@ class ByteStream:
         self._chunks = chain([self.first] if self.first else [], text)
 
     def chunks(self) -> Iterator[bytes]:
-        """Yields the text in chunks of 1 byte to about 1 MB; a pipe's as soon as bytes arrive.
+        """Yields the text in chunks of 1 byte to about 1 MB; from a pipe, as soon as bytes arrive.
 
         Raises ConfigError as `open` does, and CorruptInput if the input breaks off.
         """
@@ -185,7 +185,7 @@ class ByteStream:
 
 
 class StreamRows(BlockingRows):
-    """The common part of sources that read a stream of bytes."""
+    """Base of sources that read a stream of bytes."""
 
     def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
         super().__init__(stream.name, None, max_row_bytes)

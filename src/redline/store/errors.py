@@ -61,8 +61,8 @@ class StoreError(ConfigError):
 class Asking:
     """Converts any exception of a driver in the block to a StoreError about `url`.
 
-    The block should contain only calls to the driver. Errors of redline pass through, as does the
-    InterruptedError of a stopped transfer.
+    The block should contain only calls to the driver. Redline's own errors pass through, as does
+    the InterruptedError of a stopped transfer.
     """
 
     def __init__(self, url: ObjectUrl) -> None:

@@ -244,7 +244,7 @@ def _found(info: dict[str, Any]) -> Found:
 
 
 def _callback(is_stopped: Callable[[], bool]) -> Any:
-    """Returns a progress callback for drivers that ends a transfer once `is_stopped()` is true."""
+    """Returns a driver's progress callback, which ends a transfer once `is_stopped()` is true."""
 
     def stop(size: int | None, value: int, **_: object) -> None:
         if is_stopped() and (size is None or value < size):

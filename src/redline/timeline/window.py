@@ -41,7 +41,7 @@ WINDOW_S = 1.0
 MOST_LIMITS = 12
 MOST_ENDPOINTS = 12
 _ROUNDED = 4
-# The default of number fields. A line leaves out the fields that are this very object.
+# The default of numeric fields. A line leaves out the fields that are this very object.
 ZERO = 0.0
 
 

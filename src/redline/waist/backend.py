@@ -70,7 +70,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     url: a path such as `/v1/embeddings`, joined to the endpoint's base URL. method: the HTTP
     method. headers: HTTP headers, which take precedence over those of the endpoint. Without these
-    fields, the request is the POST of a chat completion.
+    fields, the request is a POST for a chat completion.
     body: any value that can be encoded as JSON, or None for no body. A user's own coroutine gets
     the body as its argument. Bytes are sent unchanged, and need a Content-Type in `headers`. Do not
     change the body in place: `with_fields` returns a changed request.
@@ -104,7 +104,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     @property
     def asked(self) -> Any:
-        """The body, or only its fields that say how many answers it requests, if it is undecoded.
+        """The body; if it is undecoded, only its fields that say how many answers it requests.
 
         None if the number of answers must not be checked.
         """

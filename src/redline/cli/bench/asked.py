@@ -40,7 +40,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def recorded_calls(text: str) -> list[CallEnded]:
-    """Returns the calls of a trace's last run with any, in order of arrival.
+    """Returns the calls of a trace's last run that made any, in order of arrival.
 
     If the run had a fixed number of workers, a call's arrival is its first send, because before
     then it waited for the limits of that run. Only the latest 100,000 calls are read. Raises

@@ -177,7 +177,7 @@ async def _never(row: object) -> None:
 async def answering(
     target: Target, concurrency: int, *, batch_size: int | None, is_streamed: bool
 ) -> AsyncIterator[Caller]:
-    """Opens the target for a `with` block: starts a built-in server, and closes all at the end.
+    """Opens the target, with its built-in server if it has one, for the time of a `with` block.
 
     concurrency: maximum calls in flight at endpoints that do not set their own; for a plain
     function, the number of threads that call it.

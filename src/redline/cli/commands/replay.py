@@ -93,7 +93,7 @@ def _row(title: str, one: Scored, names: Sequence[str]) -> list[str]:
 
 
 def _end(found: Replay) -> Iterator[str]:
-    """Yields how closely the model reproduces the recorded run, and the recommendation."""
+    """Yields the model's error for the recorded run, and the recommendation."""
     side = "above" if found.off > 0 else "below"
     yield (
         f"replayed as recorded ({found.balance}), the calls have a mean latency "

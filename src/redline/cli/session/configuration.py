@@ -95,7 +95,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextmanager
     def located(self, given: Mapping[str, Any]) -> Iterator[None]:
-        """Adds to a ConfigError about a flag the table that set it, unless `given` sets it.
+        """Adds the table that set a flag to a ConfigError about it, unless `given` sets the flag.
 
         Such an error begins with the flag's name. given: the flags on the command line.
         """

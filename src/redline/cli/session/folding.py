@@ -21,10 +21,9 @@ def screen_width() -> int:
 def aligned(
     rows: Sequence[Sequence[str]], *, is_figures: bool = False, least: int = 0
 ) -> list[str]:
-    """Returns a line for each row, its columns as wide as their longest cell.
+    """Returns a line for each row, with columns as wide as their longest cell.
 
-    is_figures: all columns but the first are aligned on the right. least: the minimum width of a
-    column.
+    is_figures: all columns but the first are right-aligned. least: the minimum width of a column.
     """
     widths = [max(least, *map(cells, column)) for column in zip(*rows, strict=True)]
 

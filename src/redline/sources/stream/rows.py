@@ -2,7 +2,7 @@
 
 The states of a message in one process, which is one consumer of the group:
 
-  new, or idle       it is read while fewer messages than twice the slots lack an outcome
+  new, or idle       it is read if there is room: for twice as many messages as slots
   held               a heartbeat keeps it from becoming idle, so no other consumer claims it
   permitted          it has its outcome, is still this consumer's, and is marked: now its line may
                      be written, and no other consumer claims it any more
