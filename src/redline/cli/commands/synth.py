@@ -85,7 +85,7 @@ PARAMS = (
     *run_flags(
         *("body", "url", "method", "output_path", "fail_on", "format", "ordered"),
         *("keep_input", "limit", "via", "follow", "until_empty", "constant_prompt"),
-        output="File of the texts, or its URL, such as s3://bucket/stories.jsonl: one JSON line "
+        output="File for the texts, or its URL, such as s3://bucket/stories.jsonl: one JSON line "
         "per text. The same command continues it. Required.",
     ),
 )

@@ -176,7 +176,7 @@ def _tell(
     notes = []
     if task.is_format_refused:
         notes.append(
-            "the endpoint does not accept response_format: the schema was sent in the prompt alone"
+            "the endpoint does not accept response_format: the schema was sent only in the prompt"
         )
     if found.agreement is not None:
         matrix = _matrix_path(output)

@@ -100,7 +100,7 @@ ENGINE_FLAGS = (
     _number("threads", "PyTorch threads in each process. Default: 1."),
     _number(
         "tensor_parallel",
-        "Split every layer over N processes, each with a share of the weights.",
+        "Split every layer across N processes, each with a share of the weights.",
     ),
     _number(
         "pipeline_parallel",

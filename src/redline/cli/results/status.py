@@ -70,7 +70,7 @@ def status(ctx: Context, results: str) -> int:
 
 
 def _read(output: Output) -> tuple[Status, bool]:
-    """Reads the present status of the job, and whether a process holds the output.
+    """Reads the current status of the job, and whether a process holds the output.
 
     Raises ConfigError if nothing was recorded.
     """
