@@ -56,7 +56,7 @@ class _Group(NamedTuple):
 
 
 class ResultsFile:
-    """A file of results or failures. One writer at a time; `sync` and `check` may run meanwhile.
+    """A file of results or failures, with one writer; `sync` and `check` may run while it writes.
 
     The constructor reads every line once: `on_found` gets all sound lines, in order. The file is
     then synced, because a process that died may have written lines without a sync.

@@ -63,8 +63,8 @@ def _notes(figures: Figures) -> Iterator[str]:
         is_refused = any(one.kind == "rate_limited" for one in figures.failures)
         what = "429s of the target" if is_refused else "limits of this client"
         yield (
-            f"{what} held requests back, typically {_time(waited.p50_s)}: the throughput is that "
-            "of the limits"
+            f"{what} held requests back, typically for {_time(waited.p50_s)}: the limits determine "
+            "the throughput"
         )
     if figures.is_token_count_estimated:
         yield "answers without usage are counted as one token per chunk"
@@ -74,7 +74,7 @@ def _notes(figures: Figures) -> Iterator[str]:
     if figures.cut:
         yield f"{counted(figures.cut, 'request was', 'requests were')} dropped before the answer"
     if figures.ended:
-        yield f"the load ended before its time: {figures.ended}"
+        yield f"the load ended early: {figures.ended}"
 
 
 def _bottleneck(figures: Figures) -> str:

@@ -79,7 +79,7 @@ _RECENT = 60
 Found = tuple[Cause, str, str]
 # For each holder: the cause, what binds, and the evidence without the share of samples.
 _HELD: dict[str, Found] = {
-    "input": (Cause.INPUT, "the input", "workers wait for rows of the input"),
+    "input": (Cause.INPUT, "the input", "workers wait for rows from the input"),
     "writer": (Cause.WRITER, "the disk", "no rows are read until more results are durable"),
     "taker": (Cause.WRITER, "the reader of the results", "answered rows wait until they are taken"),
     "memory": (
@@ -91,7 +91,7 @@ _HELD: dict[str, Found] = {
     "budget": (
         Cause.LIMIT,
         "the budget",
-        "calls wait for the part of the budget that others have reserved",
+        "calls wait for a part of the budget that others have reserved",
     ),
     "slots": (Cause.CONCURRENCY, "the concurrency", "all slots are in use"),
     "parked": (

@@ -134,7 +134,7 @@ class CsvRows(StreamRows):
     has an empty or a repeated name, if the input is cut short, or if there is no row.
     """
 
-    _when_empty = "it holds a header and nothing below it"
+    _when_empty = "it has a header but no rows below it"
 
     def __init__(self, stream: ByteStream, delimiter: str, max_row_bytes: int) -> None:
         super().__init__(stream, max_row_bytes)
@@ -209,7 +209,7 @@ class CsvRows(StreamRows):
         except csv.Error as error:
             if "new-line" in str(error):
                 raise ConfigError(
-                    f"the header of {self.name} has a CR without LF, as in files of old Macs",
+                    f"the header of {self.name} has a CR without LF, as in files from old Macs",
                     hint=self._stream.command(r"tr '\r' '\n' <", ".lf.csv"),
                 ) from error
             raise ConfigError(

@@ -287,7 +287,7 @@ def custom_id(row: Row) -> str | None:
 
 def check_names(names: list[str], table: str) -> None:
     """Raises ConfigError if a column has no name, or if two columns have the same name."""
-    hint = "give every column a name of its own"
+    hint = "give every column a unique name"
     for position, name in enumerate(names, start=1):
         if not name.strip():
             raise ConfigError(f"column {position} of {table} has no name", hint=hint)

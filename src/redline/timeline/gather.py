@@ -184,7 +184,7 @@ class Gatherer:
     ) -> Window:
         """Returns the window since the last one, or since the run began.
 
-        limits: their current use; this method adds how often each held a call back.
+        limits: their current use; this method sets the `held` of each.
         """
         self._work_through()
         held = Counter(chain.from_iterable(sample.limits for sample in self._samples))

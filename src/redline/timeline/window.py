@@ -118,8 +118,8 @@ class ServerUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The use of a model server, as the server reports it to the run.
 
     batch_rows: the sequences in the batches that it computed. batch_places: the sequences for which
-    these batches had room. gpu_reads: how often its GPU's utilization was read. gpu_busy: the sum
-    of the readings, each 0 to 1.
+    these batches had room. gpu_reads: the number of readings of its GPU's utilization. gpu_busy:
+    the sum of the readings, each 0 to 1.
     """
 
     batch_rows: int = 0
@@ -180,8 +180,8 @@ class Window(
 ):
     """The state of one run over a period of time, of a second or more.
 
-    begin_s, end_s: in seconds since the run began. samples: how often the state was sampled; 0 for
-    a gap, in which the process could not sample.
+    begin_s, end_s: in seconds since the run began. samples: the number of samples of the state; 0
+    for a gap, in which the process could not sample.
 
     sent: requests written. retries: those of the requests that had been written before and failed.
     failovers: the retries whose request another endpoint may have billed. answered: attempts that
@@ -347,7 +347,7 @@ def coarsened(windows: Iterable[Window], now_s: float, share: float) -> list[Win
 
 
 def _merged_limits(windows: Sequence[Window]) -> tuple[LimitUse, ...]:
-    """Returns the limits of the last window that has any, and how often each held in all windows.
+    """Returns the limits of the last window that has any, each with its `held` over all windows.
 
     Earlier limits are no longer in force: a search tried them, or headers have reported others
     since.

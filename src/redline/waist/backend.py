@@ -309,7 +309,7 @@ class Sink(Protocol):
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """Receives the response's HTTP status and headers before the first chunk.
 
-        headers: by lower-case names; empty if the answer came from no endpoint.
+        headers: keyed by lower-case name; empty if the answer came from no endpoint.
         """
         return
 

@@ -29,7 +29,7 @@ class Reply(msgspec.Struct, kw_only=True):
     but `refusal` if the model refused and `empty` if it stopped without any content. For n > 1,
     finish_reason and tool_calls are lists with an item for each choice; tool_calls is None if no
     choice has any.
-    headers: the headers of the HTTP response, by lower-case names; do not change them. Empty if
+    headers: the HTTP response's headers, keyed by lower-case name; do not change them. Empty if
     there was no response.
     request_id: the response's `x-request-id`; without one, the `id` in its body, or None.
     usage: as the endpoint sent it. input_tokens, output_tokens: read from usage, None if unknown.

@@ -60,7 +60,7 @@ def judge(
 ) -> CallError | NoEndpoint:
     """Returns the error for an HTTP response with a status other than 2xx.
 
-    headers: by lower-case names. wall_s: the current wall time in seconds, for dates in
+    headers: keyed by lower-case name. wall_s: the current wall time in seconds, for dates in
     Retry-After.
     """
     said = read_error(body)
