@@ -131,7 +131,7 @@ def _copies(each: int | None, body: Object) -> int:
 
 
 def read_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | None:
-    """Reads an answer of chat that has one choice; see `Api.read_usual`."""
+    """Reads a chat answer with one choice; see `Api.read_usual`."""
     if asked and (type(asked) is not dict or "n" in asked or "prompt" in asked):
         return None
     input_tokens = output_tokens = None

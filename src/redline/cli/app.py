@@ -92,7 +92,7 @@ _HELP = """Run large numbers of LLM calls as fast as rate limits allow, without 
 
 
 def program() -> Group:
-    """Returns the command with its subcommands by name."""
+    """Returns the command `redline`, a group of all the commands."""
     params: list[click.Parameter] = [
         Option(
             ["-V", "--version"],

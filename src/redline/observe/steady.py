@@ -81,7 +81,7 @@ def levels_of(runs: Iterable[Sequence[Window]]) -> list[Level]:
 
 
 def is_alike(one: Window, other: Window) -> bool:
-    """Whether about as many calls are in flight in both windows; both must have some."""
+    """Whether about the same number of calls is in flight in both windows; both must have some."""
     return abs(math.log(one.in_flight / other.in_flight)) <= _SAME
 
 

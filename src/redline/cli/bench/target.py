@@ -109,7 +109,7 @@ def target_of(
     flags = {**given, "endpoint": list(names)}
     known = {"concurrency", *_keys(_PROMPTING), *_keys(_CALLING)}
     if not isinstance(rows, str):
-        # Settings for the rows of a project do not apply to synthetic prompts.
+        # A project's settings for rows do not apply to synthetic prompts.
         known -= {*_keys(_OF_ROWS)}
     run = {name: value for name, value in configuration.run.items() if name in known}
     configuration = replace(configuration, run=run)

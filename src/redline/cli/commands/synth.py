@@ -138,7 +138,7 @@ def _carry_out(session: Session) -> int:
 
 
 def _job(job: Job, task: Synthesis, *, is_dry: bool) -> Job:
-    """Returns the job that generates the texts. Raises ConfigError if settings forbid that."""
+    """Returns the job that generates the texts. Raises ConfigError for an unsuitable setting."""
     if job.prompting.prompt is None:
         raise ConfigError(
             "say what to generate", hint="--prompt 'Write a story about {{ topic }}.'"

@@ -1,4 +1,4 @@
-"""`redline repair`: moves the lines that a run would refuse out of a results file."""
+"""`redline repair`: clears a results file of the lines that a run would refuse."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def _counted(endings: Iterable[tuple[Ending, str]], total: int, width: int) -> I
 
 
 def _beside(head: str, text: str, width: int, most_lines: int) -> Iterator[str]:
-    """Yields the text folded beside `head`."""
+    """Yields `head` and, beside it, the folded text, line by line."""
     for line in folded(text, width - len(head), most_lines):
         yield f"{head}{line}"
         head = " " * len(head)

@@ -1,4 +1,4 @@
-"""Writes to stdout, such as the results of a run without an output file, and to stderr."""
+"""Writes to stdout, including the results of a run without an output file, and to stderr."""
 
 from __future__ import annotations
 
