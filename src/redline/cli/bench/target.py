@@ -177,7 +177,7 @@ async def _never(row: object) -> None:
 async def answering(
     target: Target, concurrency: int, *, batch_size: int | None, is_streamed: bool
 ) -> AsyncIterator[Caller]:
-    """Opens the target, with its built-in server if it has one, for the time of a `with` block.
+    """Opens the target, and its built-in server if it has one, for a `with` block.
 
     concurrency: maximum calls in flight at endpoints that do not set their own; for a plain
     function, the number of threads that call it.

@@ -72,8 +72,8 @@ local function each_pending(idle_ms, owner, take, start)
   end
 end
 
--- release IDLE START: any consumer may now take this consumer's messages from START on, except those
--- whose outcomes are being written. A turn takes 5,000, and returns where the next one begins.
+-- release IDLE START: any consumer may now take this consumer's messages from START on, except
+-- those being written. A turn takes 5,000, and returns where the next one begins.
 if turn == 'release' then
   local ids, rest = {}, nil
   each_pending(0, me, function(id)
