@@ -48,9 +48,8 @@ _BUSY = 0.85
 # It also binds if all threads, which share one interpreter, use this much CPU, and samples are late
 # by this many seconds.
 _CPU, _LAG_S = 0.9, 0.05
-# Another limit is nearly as strict as the strictest one if the samples in which it held calls back
-# are at least this share of the strictest one's, or if its used share is at least this share of the
-# strictest one's.
+# How near another limit must come to the strictest one to count as nearly as strict: in the number
+# of samples in which it held calls back, or in its used share.
 _NEAR_HELD, _NEAR_USED = 0.75, 0.95
 # A limit has capacity to spare if less than this share of it is used, it has room for this many
 # calls, and few calls wait for it (this share of the slots) with nearly all slots taken.

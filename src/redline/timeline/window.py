@@ -332,9 +332,9 @@ def merged_use(uses: Iterable[ServerUse]) -> ServerUse:
 def coarsened(windows: Iterable[Window], now_s: float, share: float) -> list[Window]:
     """Returns the windows of one run, with older windows merged into longer ones.
 
-    now_s: in seconds since the run began. Neighbours are merged if the result is not longer than
-    `share` of its age, or not longer than WINDOW_S. So the number of windows grows with the
-    logarithm of the run's duration.
+    now_s: in seconds since the run began. Neighbours are merged if the result lasts at most `share`
+    of its age, or at most WINDOW_S. So the number of windows grows with the logarithm of the run's
+    duration.
     """
     found: list[list[Window]] = []
     for window in windows:

@@ -318,8 +318,8 @@ class Sink(Protocol):
     def put_now(self, raw: bytes) -> bool:
         """Takes the bytes of an event that contains only text, without waiting.
 
-        Returns False if it cannot take them now: they are then passed to `put`. Called only for
-        sinks that relay, after the first chunk.
+        Returns False if the sink cannot take them now: they are then passed to `put`. Called only
+        for sinks that relay, after the first chunk.
         """
         return False
 

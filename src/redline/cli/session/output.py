@@ -48,7 +48,7 @@ def say(text: str = "", *, clears: bool = False) -> None:
         return
     try:
         if text:
-            # Not even an empty string may be written to a terminal that no longer exists.
+            # Writing even an empty string fails on a terminal that no longer exists.
             sys.stdout.write((_HOME_AND_CLEAR if clears else "") + printable(text))
         sys.stdout.flush()
     except OSError as error:
