@@ -151,7 +151,7 @@ def test_a_page_shows_both_sides_escaped_and_loads_nothing(cli: Cli) -> None:
     assert not set("\x1b\u202e") & set(text)
     assert not re.search(r"url\(|@import|https?:", text)
     # Never all: four of each kind, and of a long text its beginning.
-    assert "".join(page.texts).count("16,000 characters more") == 4
+    assert "".join(page.texts).count("16,000 more characters") == 4
     assert page.elements.count("article") == 5
     assert "timed_out: timed_out it is" in "".join(page.texts)
     assert "finished in A, failed in B: 1" in text

@@ -39,10 +39,10 @@ def test_cut_answers_are_in_the_summary(cli: Cli, rows: Rows, flags: tuple[str, 
     assert told.status == 0
     assert told.summary.splitlines()[:2] == [
         "7 rows = 7 succeeded + 0 failed + 0 unfinished",
-        "7 succeeded, of them 4 cut by max_tokens: --fail-on length",
+        "7 succeeded, of which 4 cut by max_tokens: --fail-on length",
     ]
     told = cli("run", name, *SIM, "--max-tokens", "90", "-o", "whole.jsonl")
-    assert "of them" not in told.err
+    assert "of which" not in told.err
 
 
 def test_each_kind_has_its_words_and_its_reason(cli: Cli, rows: Rows, odd: Any) -> None:
@@ -53,7 +53,7 @@ def test_each_kind_has_its_words_and_its_reason(cli: Cli, rows: Rows, odd: Any) 
         ("filtered", "3 cut by a content filter", "content_filter"),
     ):
         told = cli("run", name, *ASKED, "--base-url", f"{odd.url}/{kind}/v1", "-o", f"{kind}.jsonl")
-        assert told.summary.splitlines()[1] == f"3 succeeded, of them {words}: --fail-on {reason}"
+        assert told.summary.splitlines()[1] == f"3 succeeded, of which {words}: --fail-on {reason}"
         failing = (*ASKED, "--base-url", f"{odd.url}/{kind}/v1", "--fail-on", reason)
         told = cli("run", name, *failing, "-o", f"{kind}2.jsonl")
         assert told.status == 1
@@ -73,7 +73,7 @@ def test_the_summary_speaks_of_all_runs_of_the_output(
     told = cli(*command, f"{odd.url}/v1")
     assert told.summary.splitlines()[:2] == [
         "2 rows = 2 succeeded + 0 failed + 0 unfinished; 3 were done before",
-        "5 succeeded, of them 2 cut by max_tokens: --fail-on length",
+        "5 succeeded, of which 2 cut by max_tokens: --fail-on length",
     ]
     told = cli(*command, f"{odd.url}/v1", "--fail-on", "length", "--log", "json")
     summary = json.loads(told.err)
@@ -83,10 +83,10 @@ def test_the_summary_speaks_of_all_runs_of_the_output(
 def test_a_row_that_is_asked_again_is_counted_once(cli: Cli, rows: Rows, odd: Any) -> None:
     named = [{"custom_id": f"r{at}", "text": "a"} for at in range(3)]
     command = ("run", rows(*named), *ASKED, "-o", "out.jsonl", "--force", "--base-url")
-    assert "3 succeeded, of them 3 cut" in cli(*command, f"{odd.url}/cut/v1").err
+    assert "3 succeeded, of which 3 cut" in cli(*command, f"{odd.url}/cut/v1").err
     rows({**named[0], "text": "b"}, *named[1:])
-    assert "3 succeeded, of them 2 cut" in cli(*command, f"{odd.url}/v1").err
-    assert "3 succeeded, of them 2 cut" in cli(*command, f"{odd.url}/v1").err
+    assert "3 succeeded, of which 2 cut" in cli(*command, f"{odd.url}/v1").err
+    assert "3 succeeded, of which 2 cut" in cli(*command, f"{odd.url}/v1").err
 
 
 def test_a_command_without_the_flag_is_not_told_to_use_it(cli: Cli, rows: Rows) -> None:
@@ -108,7 +108,7 @@ def test_a_command_without_the_flag_is_not_told_to_use_it(cli: Cli, rows: Rows) 
         "-o",
         "e.jsonl",
     )
-    assert "1 succeeded, of them 1 cut by max_tokens: raise --max-tokens\n" in told.err
+    assert "1 succeeded, of which 1 cut by max_tokens: raise --max-tokens\n" in told.err
 
 
 @pytest.mark.parametrize("kind", ["cut", "empty"])
@@ -135,8 +135,8 @@ def test_a_run_whose_answers_are_all_flawed_warns_while_it_runs(
 def test_an_answer_with_one_cut_choice_is_counted_once(cli: Cli, rows: Rows) -> None:
     name = rows(*texts(2), {"text": "word " * 30})
     command = ("run", name, *SIM, "--param", "n=3", "--max-tokens", "20", "-o", "out.jsonl")
-    assert "\n3 succeeded, of them 1 cut by max_tokens: --fail-on length\n" in cli(*command).err
-    assert "\n3 succeeded, of them 1 cut by max_tokens: --fail-on length\n" in cli(*command).err
+    assert "\n3 succeeded, of which 1 cut by max_tokens: --fail-on length\n" in cli(*command).err
+    assert "\n3 succeeded, of which 1 cut by max_tokens: --fail-on length\n" in cli(*command).err
 
 
 def test_a_report_counts_them(odd: Any) -> None:

@@ -43,7 +43,7 @@ def test_the_table_says_what_each_strategy_would_have_made(cli: Cli, trace: str)
     names = [line.split()[0] for line in lines[head + 2 :] if line and "%" in line]
     assert {"p2c", "round_robin", "weighted_score", "normalized_score"} <= {*names}
     assert names.index("p2c") < names.index("round_robin")
-    assert "replayed as it was recorded (round_robin), the mean latency is " in told.out
+    assert "replayed as recorded (round_robin), the calls have a mean latency " in told.out
     assert lines[-1].startswith("recommended: ")
     assert lines[-1].endswith("below round_robin's")
 

@@ -489,7 +489,7 @@ def test_a_plan_with_an_endpoint_without_limits_does_not_deny_those_of_the_other
     flags = ["--endpoint", "a", "--endpoint", "b", "--dry-run", "--model", "m"]
     told = cli("run", prompts(rows, 200), *flags)
     assert told.out.splitlines()[2] == (
-        "no limit that is set requires a wait: the server and the concurrency determine the time"
+        "the limits require no wait: the server and the concurrency determine the time"
     )
 
 

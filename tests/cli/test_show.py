@@ -128,7 +128,7 @@ def test_long_texts_are_folded_and_whole_with_row(
         lines = cli("show", "labels.jsonl", "--sample", "1").out.splitlines()
         assert len(lines) == 7
         assert max(map(len, lines)) <= int(columns)
-        assert lines[-1].endswith(" characters more")
+        assert lines[-1].endswith(" more characters")
         summary = cli("show", "labels.jsonl").out.splitlines()
         assert max(map(len, summary)) <= int(columns)
     assert text in cli("show", "labels.jsonl", "--row", "1").out

@@ -216,7 +216,7 @@ def test_a_row_above_the_token_limit_is_found_by_a_dry_run(cli: Cli, rows: Rows)
         "the first row that cannot be sent: in.jsonl:2: the call needs at least 1,442 tokens, "
         "more than the limit of 600/60s allows at all",
     ]
-    assert "no limit that is set requires a wait: the server and " in told.out
+    assert "the limits require no wait: the server and " in told.out
 
 
 @pytest.mark.parametrize("flag", ["--tokens", "--input-tokens"])

@@ -208,7 +208,7 @@ OTHERS = [
     (["report", "/"],
      error_of("/ is a folder", "", "pass the file that the run was given with -o")),
     (["run", "none.jsonl", "--endpoint", "simm"],
-     error_of("none.jsonl does not exist", "", "no file in {here} has a name like it")),
+     error_of("none.jsonl does not exist", "", "no file in {here} has a similar name")),
 ]  # fmt: skip
 
 

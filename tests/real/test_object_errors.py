@@ -91,7 +91,7 @@ BUCKET = "check the name of the bucket, and which store it is in: AWS_ENDPOINT_U
         (
             "s3://data/nowhere/rows.jsonl",
             "{} does not exist",
-            "check the name; upper and lower case differ",
+            "check the name, which is case-sensitive",
         ),
         ("s3://data/in", "{} is a folder", "pass the URL of one object in it"),
         ("s3://data/", "{} is a folder", "pass the URL of one object in it"),

@@ -108,7 +108,7 @@ class LineChecker:
 
 
 def _misshapen(reason: str, line: int) -> Problem:
-    """Returns why a line that is JSON is not a request. reason: the message of msgspec."""
+    """Returns why a line that is JSON is not a request. reason: msgspec's message."""
     if missing := _MISSING.search(reason):
         return _absent(missing[1], line)
     wrong = _WRONG.search(reason)
@@ -251,7 +251,7 @@ class _Error(msgspec.Struct):
 
 
 class ResultLine(msgspec.Struct):
-    """One line of a result or error file. problem: why its result is unreadable, or empty."""
+    """One line of a result or error file. problem: why its result is unreadable; "" if readable."""
 
     custom_id: str
     response: _Response | None = None

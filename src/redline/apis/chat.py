@@ -102,7 +102,7 @@ def call_piece(index: int, position: int, call: Object) -> Object:
 
 
 def event_of(whole: Object) -> Object:
-    """Returns the one event of a stream that contains the whole answer. whole: the answer."""
+    """Returns the event of a one-event stream, which contains the whole answer."""
     choices = []
     for choice in whole.get("choices") or []:
         rest = dict(choice)

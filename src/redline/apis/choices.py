@@ -25,7 +25,7 @@ Object = dict[str, Any]
 
 # More answers than any endpoint returns for one request: a larger number is an error.
 _MOST_CHOICES = 100_000
-# The most indices listed in an error message.
+# The maximum number of indices listed in an error message.
 _MOST_NAMED = 5
 
 
@@ -131,7 +131,7 @@ def _copies(each: int | None, body: Object) -> int:
 
 
 def read_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | None:
-    """Reads an answer of chat that has one choice; see `Api.read_usual`."""
+    """Reads a chat answer with one choice; see `Api.read_usual`."""
     if asked and (type(asked) is not dict or "n" in asked or "prompt" in asked):
         return None
     input_tokens = output_tokens = None
@@ -157,7 +157,7 @@ def read_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | N
 
 
 def read(body: bytes, asked: Object | None) -> Reply:
-    """Reads a body whose output is a text, or a list of several texts; see `Api.read`."""
+    """Reads a body whose output is a string, or a list of several strings; see `Api.read`."""
     reply = _REPLY.decode(body)
     found = reply.choices
     if not found:
@@ -258,7 +258,7 @@ def _finish(choice: _Choice, output: Any) -> str | None:
     reason = choice.finish_reason
     if output in (None, "") and not _tool_calls(choice) and reason in (None, "stop"):
         return "empty"
-    # Some servers send a number: that of the reason in an API of their own.
+    # Some servers send a number: the reason's code in their own API.
     return str(reason) if isinstance(reason, int) else reason
 
 

@@ -18,7 +18,7 @@ DONE_EVENT = b"data: %b\n\n" % DONE
 _LONGEST_EVENT_BYTES = 8 * 1024 * 1024
 # Two line ends, matched atomically: CR LF is one line end, not two.
 _BLANK_LINE = re.compile(rb"(?:\r\n?+|\n)(?:\r\n?+|\n)")
-# The most bytes of an incomplete blank line: those of CR LF CR LF but the last.
+# The maximum bytes of an incomplete blank line: CR LF CR LF without its last byte.
 _MOST_BEGUN_BYTES = 3
 # Blank lines whose last LF may not have arrived, unless the server ends lines with CR alone.
 _MAY_GO_ON = frozenset({b"\r\n\r", b"\n\r"})
@@ -82,14 +82,14 @@ class EventParser:
     def is_amid(self) -> bool:
         """Whether an event is incomplete, or no event has been completed yet.
 
-        If True, the next bytes may not begin an event.
+        If True, the next bytes need not begin an event.
         """
         return bool(self._rest) or self._is_first
 
     def line(self, data: bytes) -> bytes | None:
-        """Returns the data of a one-line event, if `data` is exactly that and not `is_amid`.
+        """Returns the data of a one-line event if `data` is exactly that, unless `is_amid`.
 
-        None for anything else. Unlike `blocks`, this method does not change the parser.
+        None otherwise. Unlike `blocks`, this method does not change the parser.
         """
         return None if self.is_amid or not _is_line(data) else _data_of(data)
 
@@ -138,7 +138,7 @@ def event_form_of(data: bytes) -> EventForm | None:
 
 
 def _has_end(kept: bytearray, start: int) -> bool:
-    """Whether `kept` contains a blank line from `start` on."""
+    """Whether `kept` contains a blank line at or after `start`."""
     if kept.find(b"\r", start) < 0:
         return kept.find(b"\n\n", start) >= 0
     return _BLANK_LINE.search(kept, start) is not None

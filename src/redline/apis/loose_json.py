@@ -1,4 +1,4 @@
-"""Reads JSON that does not follow RFC 8259, and numbers that some servers write as texts.
+"""Reads JSON that does not follow RFC 8259, and numbers that some servers write as strings.
 
   a byte order mark             is skipped
   NaN, Infinity, 1e999          become null

@@ -6,7 +6,7 @@ contains an error, `read` raises that error.
 
   an answer                                    raises
   with an `error` and no choices               an error, judged by the status inside
-  with a choice with an `error` or broken off  that error, or ServerFailed
+  with a choice that broke off                 the choice's `error`, or ServerFailed
   with fewer or more choices than requested    BadReply
   a response that is queued or in progress     BadReply
 """

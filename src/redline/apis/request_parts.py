@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 Count = Annotated[int, Meta(ge=1)]
-# A text, or a list of texts, of token ids, or of lists of token ids.
+# A string, or a list of strings, of token ids, or of lists of token ids.
 Inputs = str | list[str | int | list[int]]
 
 

@@ -144,7 +144,7 @@ def whole(name: str, created_s: int, text: str, *, is_cut: bool, **fields: Any) 
 
 
 def event_of(whole: dict[str, Any]) -> dict[str, Any]:
-    """Returns the one event of a stream that contains the whole response. whole: the response."""
+    """Returns the event of a one-event stream, which contains the whole response."""
     return {"type": "response.completed", "sequence_number": 0, "response": whole}
 
 

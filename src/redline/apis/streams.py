@@ -112,7 +112,7 @@ class StreamedAnswer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether an event has brought the whole answer, as the last one of a response does."""
+        """Whether an event has delivered the whole answer, as the last one of a response does."""
         return self._response is not None
 
     @property

@@ -40,7 +40,7 @@ _WANT = ConfigError(
     "results on disk are safe, and the same command resumes the run",
 )
 
-# Each command's module (see `Group`) and description, by its name.
+# The module (see `Group`) and the description of each command, by name.
 _COMMANDS = {
     "run": ("run", "Send every row of a file to an endpoint."),
     "eval": ("evaluate", "Ask the questions of a test set and score the answers."),
@@ -92,7 +92,7 @@ _HELP = """Run large numbers of LLM calls as fast as rate limits allow, without 
 
 
 def program() -> Group:
-    """Returns the command with its subcommands by name."""
+    """Returns the command `redline`, a group of all the commands."""
     params: list[click.Parameter] = [
         Option(
             ["-V", "--version"],
@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> None:
     if argv is not None:
         sys.stderr = given
     else:
-        # Remaining objects end with the process: the interpreter need not examine them at its end.
+        # Remaining objects end with the process: the collector need not examine them at exit.
         gc.freeze()
     sys.exit(status)
 

@@ -29,7 +29,7 @@ def check_place(output: Output) -> None:
         raise ConfigError(
             f"{copies} is the folder for files of {output.url.scheme}://, but it holds the state "
             "of another output",
-            hint="run it in another folder",
+            hint="run redline in another folder",
         )
     if output.url is None and _holds_copies(output.state_path):
         raise ConfigError(f"{output.state_path} holds copies of a store's objects", hint=_HINT)

@@ -108,7 +108,7 @@ class Answers:
 
 
 def flaws_text(flaws: Mapping[str, int]) -> str:
-    """Returns a text like `4,003 cut by max_tokens, 12 empty`; "" if there are no flaws."""
+    """Returns text such as `4,003 cut by max_tokens, 12 empty`; "" if there are no flaws."""
     return ", ".join(f"{number:,} {_WORDS[flaw]}" for flaw, number in flaws.items() if number)
 
 

@@ -27,7 +27,7 @@ from redline.sources import Row, Source, custom_id, message_key
 
 _FIRST_SLOTS = 1024
 _KEY_BYTES = 8
-# Hashes of the prefixes. Copying a hash that has read its prefix takes half as long as a new one.
+# Hashes of the prefixes. Copying a hash that has read its prefix takes half the time of a new one.
 _NAMED = blake2b(b"custom_id:", digest_size=_KEY_BYTES)
 _UNNAMED = blake2b(b"content:", digest_size=_KEY_BYTES)
 # Neither spaces nor the order of columns may change the mark of a row.
@@ -76,7 +76,7 @@ class KeySet:
         return self.add_all((key,)) == 1
 
     def add_all(self, keys: Sequence[int], start: int = 0) -> int:
-        """Adds the keys from index `start` on, up to the first that is already in the set.
+        """Adds the keys at index `start` and later, up to the first that is already in the set.
 
         Returns the index of that key; the number of keys if there is none.
         """
@@ -156,7 +156,7 @@ class KeySet:
         return key in self and not is_other(mark, self.mark_of(key))
 
     def foresee(self, share: float) -> None:
-        """Sets the estimated share of the final keys that are in the set so far, above 0 to 1.
+        """Sets the estimated share of the final keys in the set so far, above 0, at most 1.
 
         With an estimate, the keys are moved into a larger array half as often. If the estimate is
         wrong, the array may be twice as large as needed.
@@ -181,7 +181,7 @@ class KeySet:
             larger[at] = key
         if self._marks is not None:
             self._marks = self._moved_marks(larger)
-        # Assigned at once: a lookup by another thread in a half-filled array would miss keys.
+        # Assigned only once filled: another thread's lookup in a half-filled array would miss keys.
         self._slots = larger
 
     def _moved_marks(self, larger: array[int]) -> array[int]:
@@ -268,7 +268,7 @@ class _Taken:
         self.marked: list[tuple[int, int]] = []
 
     def take(self, keys: Sequence[int], start: int, undone: list[int]) -> int:
-        """Takes the keys from index `start` on, up to the first that was taken before.
+        """Takes the keys at index `start` and later, up to the first that was taken before.
 
         Returns the index of that key; the number of keys if there is none. Appends to `undone` the
         indices of the keys that this call took and that are not done.
@@ -313,7 +313,7 @@ class Identified(NamedTuple):
 class Identifier:
     """Makes the keys of rows in one pass over the input, in input order.
 
-    done: the keys of rows that are done; no key may be added to it from now on. An input row with
+    done: the keys of rows that are done; no key may be added to it afterwards. An input row with
     one of these keys only sets a flag for the key, which is not stored a second time.
     """
 
@@ -322,7 +322,7 @@ class Identifier:
         self._copies: dict[int, int] = {}
 
     def foresee(self, share: float) -> None:
-        """Sets the estimated share of the input that has been identified so far, above 0 to 1."""
+        """Sets the estimated share of the input identified so far, above 0, at most 1."""
         self._taken.others.foresee(share)
 
     def keys(self, rows: Sequence[Row]) -> Identified:
@@ -382,7 +382,7 @@ def keyed_rows(source: Source, limit: int | None = None) -> Iterator[tuple[Row, 
 class MessageKeys:
     """Makes the keys of a stream's messages, which need no memory: no message occurs twice.
 
-    A row's content is its message's id and fields. The id alone would not do: it can occur again
+    A row's content is its message's id and fields. The id alone is not enough: it can occur again
     with other fields, in a stream that was deleted and filled again.
     """
 
@@ -401,7 +401,7 @@ class MessageKeys:
 
 
 def _digests(rows: Sequence[Row], names: Sequence[str | None]) -> bytes:
-    """Returns the joined hashes of the rows: of a row's name, or of its content without a name."""
+    """Returns the joined hashes of the rows: of a row's name, or of its content if it has none."""
     if None not in names:
         begun: Iterable[blake2b] = repeat(_NAMED, len(rows))
         hashed: Iterable[bytes] = map(_encoded, names, repeat("utf-8"), repeat("surrogatepass"))

@@ -41,13 +41,13 @@ from redline.journal.rewrite import drop_mended
 from redline.journal.sound_lines import Stretch
 from redline.process import Changes, make_like
 
-# A group is synced this long after its first row: a power loss costs at most the results of this
-# time, and a fast disk does not cost a thread switch and an fsync per row.
+# A group is synced this long after its first row. A power loss then costs at most the results of
+# this interval, and rows do not need a thread switch and an fsync each.
 GROUP_S = 0.05
 _GROUP_ROWS = 1000
 MOST_UNSYNCED_BYTES = 64 * 1024 * 1024
 # Lines that wait for the end of a turn are copied once more, to be written together; the saved
-# system call costs as much as copying some 100 KB. So longer lines are written at once.
+# system call costs as much as copying some 100 KB. Longer lines are therefore written at once.
 _LARGE_LINE_BYTES = 64 * 1024
 # An upper bound on the memory that a row takes until it is synced.
 KEPT_ROW_BYTES = 512
@@ -234,8 +234,8 @@ class Journal:
         finally:
             self._disk.shutdown()
             try:
-                # Failures may go only once the successes that replace them are durable. After a
-                # cancellation they stay, and the next run removes them.
+                # Failures may be removed only once the successes that replace them are durable.
+                # After a cancellation they stay, and the next run removes them.
                 if is_synced and self.failure is None:
                     if self._has_mended:
                         self._drop_mended()

@@ -140,7 +140,7 @@ def _line(keeps_input: bool, is_raw: bool, result: Result) -> bytes:
             line.response = _whole_reply(outcome)
         fields = _with_fields(line, outcome.fields) if outcome.fields else line
         return _sealed(fields, result.mark)
-    # No value is raw JSON from a reply, so none contains a line break.
+    # Only a reply's raw JSON can contain line breaks, and this line contains no raw JSON.
     if result.mark:
         line.row_hash = result.mark.to_bytes(4).hex()
     body = _encode(line)[:-1]

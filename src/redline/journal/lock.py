@@ -35,11 +35,11 @@ def is_held(output: Output) -> bool | None:
 
 
 class OutputLock:
-    """A hold on an output, from construction until `release` or the end of the process.
+    """The lock of an output, held from construction until `release` or the end of the process.
 
     The lock is an flock on `labels.redline/lock`: the system releases it when the process ends,
     however that happens, even if forked children live on. Raises ConfigError if another process
-    holds the lock, if nothing can be written, or if the file system does not support locks.
+    holds the lock, if the folder is not writable, or if the file system does not support locks.
     """
 
     def __init__(self, output: Output) -> None:

@@ -122,7 +122,7 @@ def _is_there(place: str, now: str) -> bool:
 
 
 def check(old: Manifest, new: Manifest, output: Output) -> None:
-    """Raises ConfigError, with a list, if settings have changed since the output was begun."""
+    """Raises a ConfigError that lists the settings changed since the output was begun, if any."""
     changed = sorted(
         name
         for name in old.settings.keys() | new.settings.keys()

@@ -56,7 +56,7 @@ class _Group(NamedTuple):
 
 
 class ResultsFile:
-    """A file of results or failures. One writer at a time; `sync` and `check` may run beside it.
+    """A file of results or failures, with one writer; `sync` and `check` may run while it writes.
 
     The constructor reads every line once: `on_found` gets all sound lines, in order. The file is
     then synced, because a process that died may have written lines without a sync.
@@ -72,7 +72,7 @@ class ResultsFile:
     def __init__(self, path: Path, on_found: Callable[[Stretch], None]) -> None:
         self.path = path
         self._pending: list[bytes] = []
-        # Takes one whole line, which `flush` writes. No method, for speed: it is called per row.
+        # Takes one whole line, which `flush` writes. Not a method, because it is called per row.
         self.add = self._pending.append
         self.size_bytes = 0
         self.write_s = 0.0
@@ -171,7 +171,7 @@ class ResultsFile:
             where = self.path
             error.hint = (
                 f"{again} with the rows that are missing; if it refuses a damaged line, "
-                f"`redline repair {self.path}` moves that out"
+                f"`redline repair {self.path}` moves it out"
             )
         elif moved is not None:
             where = moved
@@ -217,7 +217,7 @@ class ResultsFile:
         return f"{self.path} was {was} while results were written to it"
 
     def sync(self) -> None:
-        """Makes all lines written so far durable. Blocks; may run beside `flush`, in a thread."""
+        """Makes all lines written so far durable. Blocks; may run in a thread during `flush`."""
         # Read before the call: a line written during the fsync may not be covered by it.
         size_bytes = self.size_bytes
         if size_bytes == self._synced_bytes:
@@ -324,7 +324,7 @@ class ResultsFile:
         elif has_torn_tail:
             os.ftruncate(self._fd, self.size_bytes)
         # A process may have died when lines that it wrote, or files that it created, renamed or
-        # removed, were not durable yet. Nor may the tail that was cut reappear after new lines.
+        # removed, were not durable yet. The tail that was cut must not reappear after new lines.
         self.sync()
         sync_name(self.path)
 

@@ -28,8 +28,8 @@ from redline.process import (
 def drop_mended(path: Path, has_succeeded: Callable[[int], bool]) -> int:
     """Drops from `path` the rows that have succeeded since, and all but each row's last failure.
 
-    Returns the number of lines left. Removes the file if no line is left, and does not rewrite it
-    if none is dropped. The caller holds the output's lock. Raises JournalError.
+    Returns the number of lines left. Removes the file if no line is left, and rewrites it only if a
+    line is dropped. The caller holds the output's lock. Raises JournalError.
     """
     last: dict[int, int] = {}  # the number of each row's last line in the file
     ends = array("Q", [0])

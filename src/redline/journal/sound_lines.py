@@ -87,7 +87,7 @@ class Stretch(msgspec.Struct):
     def marks(self) -> Sequence[int]:
         """Returns for each key the mark of the row's content, as in `identity`; 0 if unknown.
 
-        Lines of unnamed rows have no mark, and neither have lines of older versions of redline.
+        Lines of unnamed rows have no mark, and neither do lines of older versions of redline.
         """
         if not self.keys:
             return []
@@ -117,13 +117,13 @@ def read_stretches(fd: int, start: int = 0) -> Iterator[Stretch]:
 
 
 def is_torn(data: bytes) -> bool:
-    """Whether a crash while a line was written can have left this data: its beginning, or zeros."""
+    """Whether a crash during the write of a line can leave this data: its beginning, or zeros."""
     begins = any(data.startswith(text) or text.startswith(data) for text in _BEGINNINGS)
     return begins or not data.strip(b"\0")
 
 
 def _blocks(fd: int, start: int) -> Iterator[tuple[int, int, list[bytes]]]:
-    """Yields, per block, the lines that end in it, after their begin and end offsets."""
+    """Yields, per block, the begin and end offsets of the lines that end in it, and the lines."""
     # The pieces of a line that continues in the next block, joined only once the line is complete.
     pieces: list[bytes] = []
     begin = at = start

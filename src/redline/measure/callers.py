@@ -20,7 +20,7 @@ from redline.waist import is_backend
 
 # The shortest pause of a simulated user after a failure, and after a 429.
 _FAILED_S, _LIMITED_S = 0.1, 1.0
-_FORM = "give a Backend, a Client, or a function of one request, async or plain"
+_FORM = "pass a Backend, a Client, or a function of one request, async or plain"
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -51,7 +51,7 @@ class Answer(msgspec.Struct, kw_only=True):
 class Caller(Protocol):
     """Makes calls to the target of a load.
 
-    label: the target's name in figures. takes: the most requests that one call takes.
+    label: the target's name in figures. takes: maximum requests per call.
     """
 
     label: str
@@ -154,7 +154,7 @@ def _request(given: Any) -> Request:
     if not isinstance(given, Mapping):
         raise ConfigError(
             f"{given!r:.100} is not a request",
-            hint="give a Request, the body of a chat completion, or a string",
+            hint="pass a Request, the body of a chat completion, or a string",
         )
     return Request(body=dict(given))
 
@@ -332,7 +332,7 @@ def caller_of(
 ) -> Caller:
     """Returns the caller for a user's handler. Raises ConfigError if it cannot be called.
 
-    batch_size: the most requests in a list, for a function of lists; None for a function of one
+    batch_size: maximum requests in a list, for a function of lists; None for a function of one
     request. threads: the number of threads in which a plain function runs.
     """
     if isinstance(handler, Client):
@@ -341,7 +341,7 @@ def caller_of(
         if batch_size is not None:
             raise ConfigError(
                 "a backend takes one request at a time",
-                hint="leave out the batch size, or give a function of a list of requests",
+                hint="leave out the batch size, or pass a function of a list of requests",
             )
         return BackendCaller(handler, is_streamed=is_streamed, clock=clock)
     if not callable(handler):

@@ -53,7 +53,7 @@ class ClientUse(msgspec.Struct, frozen=True, kw_only=True):
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one load; docs/metrics.md has the formula and the source of each.
 
-    load: a description in words. concurrency: the most calls in flight. seconds: the length of the
+    load: a description in words. concurrency: maximum calls in flight. seconds: the length of the
     measured window, without the warm-up. scheduled: the requests due in the window: the sum of
     succeeded, failed, unsent (never made) and cut (cancelled before their answer). warm_up: the
     requests before the window.

@@ -36,14 +36,14 @@ class Flow:
     """Adds up amounts in slices of time; a call's amount is spread evenly over its duration.
 
     For any number of calls and any length of time, there are at most 2,048 slices up to the end of
-    the latest call, and from 0.1 s on at least 1,024: as time passes, slices are joined in pairs.
+    the latest call, and after 0.1 s at least 1,024: as time passes, slices are joined in pairs.
     Adding a call takes constant time, however long the call is.
     """
 
     def __init__(self) -> None:
         self.width_s = _FIRST_WIDTH_S
         # Calls' amounts in their first and last slices, which they cover in part; and, for slices
-        # that calls cover whole, by how much the amount differs from the previous slice.
+        # that calls cover entirely, the difference in amount from the previous slice.
         self._edges = array("d", bytes(8 * _SLICES))
         self._steps = array("d", bytes(8 * (_SLICES + 1)))
 

@@ -24,8 +24,8 @@ class Knee(msgspec.Struct, frozen=True, kw_only=True):
 
     concurrency: the concurrency at the knee. best: the concurrency with the highest throughput.
     share: the knee's throughput divided by the highest. unsure: smaller concurrencies that may also
-    be enough, given their confidence intervals. is_open: whether the knee is the highest level of
-    several, so that throughput may rise further.
+    be enough, given their confidence intervals. is_open: whether the knee is the highest of several
+    levels, beyond which throughput may rise further.
     """
 
     concurrency: int

@@ -31,9 +31,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     several requests is due with the last of them. None for a closed loop, in which each of
     `concurrency` users makes the next call when the previous one has ended.
 
-    concurrency: the most calls in flight; on a schedule, further calls wait, and their latency
+    concurrency: maximum calls in flight; on a schedule, further calls wait, and their latency
     counts from when they were due. duration_s: how long calls are made; its first warm_up_s are not
-    measured. most: the most requests; None for no limit but the duration.
+    measured. most: maximum requests; None for no limit but the duration.
     """
 
     concurrency: int
@@ -252,7 +252,7 @@ class Load:
             if scheduled_s - self._begun_s >= self._plan.warm_up_s:
                 self._cut += len(requests)
             if self._is_interrupted:
-                # Without an interrupt, only calls that were not sent are cancelled.
+                # Without an interrupt, only unsent calls are cancelled.
                 tally.give_up(begun_s, clock.now_s(), len(requests))
             raise
         finally:
@@ -260,7 +260,7 @@ class Load:
         done_s = clock.now_s()
         self._answered_s = max(self._answered_s, self._since(done_s))
         if not isinstance(answer.error, BudgetSpent) or not tally.succeeded:
-            # A call that the budget does not allow is not counted as a failure of the target.
+            # A call refused by the budget is not counted as a failure of the target.
             tally.add(scheduled_s, begun_s, done_s, answer)
         self._judge(answer)
         return answer

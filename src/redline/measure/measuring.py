@@ -98,7 +98,7 @@ async def swept(what: Measuring, plan: Plan, requests: Iterator[Any]) -> AsyncIt
 
 
 class Interrupts:
-    """Handles Ctrl-C and SIGTERM: the first ends the load with its figures, the second at once."""
+    """Handles Ctrl-C and SIGTERM: the first ends the load, the second raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -114,7 +114,7 @@ class Interrupts:
     def interrupt(self) -> None:
         """Interrupts the load; may be called from any thread.
 
-        Raises KeyboardInterrupt if there is no load yet, and from the second call on.
+        Raises KeyboardInterrupt if there is no load yet, and on the second and later calls.
         """
         self.count += 1
         if self._load is None or self._loop is None or self.count > 1:

@@ -1,4 +1,4 @@
-"""Generates meaningless prompts of a given length; from 8 tokens on, hardly any begin alike."""
+"""Generates meaningless prompts of a given length; hardly any of 8 or more tokens begin alike."""
 
 from __future__ import annotations
 

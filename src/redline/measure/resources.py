@@ -17,8 +17,8 @@ from redline.timeline import Quantiles, Spread
 
 _TICK_S = 0.05
 _GPU_S = 0.5
-# An event loop that is busy for this share of its time is taken to delay calls: at 0.9, it is busy
-# at nine of ten random moments.
+# An event loop that is busy for this share of its time is assumed to delay calls: at 0.9, it is
+# busy at nine of ten random moments.
 _BUSY = 0.9
 # The client's own delay matters if it is above this share of a typical latency and this duration.
 _DELAY_SHARE, _LEAST_DELAY_S = 0.1, 0.01

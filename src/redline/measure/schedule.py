@@ -8,7 +8,7 @@ from random import Random
 
 
 def constant(rate_per_s: float) -> Iterator[float]:
-    """Returns an endless series of times at equal intervals, from 0 on. rate_per_s: above 0."""
+    """Returns an endless series of times at equal intervals from 0. rate_per_s: above 0."""
     # Divides rather than adds intervals: rounding errors would add up and change the rate.
     return (number / rate_per_s for number in count())
 

@@ -41,8 +41,8 @@ class Tally:
     """Adds up calls as they end; leaves calls of the first `warm_up_s` seconds out of most figures.
 
     begun_s: when the load began, monotonic. cost_of: returns the cost of an answer in picodollars;
-    None if unknown. Including the warm-up: ended, failed, succeeded, which are the numbers of
-    requests; the used places in lists; the costs.
+    None if unknown. These include the warm-up: ended, failed and succeeded, which count requests;
+    the used places in lists; and the costs.
     """
 
     def __init__(

@@ -63,8 +63,8 @@ def _notes(figures: Figures) -> Iterator[str]:
         is_refused = any(one.kind == "rate_limited" for one in figures.failures)
         what = "429s of the target" if is_refused else "limits of this client"
         yield (
-            f"{what} held requests back, typically {_time(waited.p50_s)}: the throughput is that "
-            "of the limits"
+            f"{what} held requests back, typically for {_time(waited.p50_s)}: the limits determine "
+            "the throughput"
         )
     if figures.is_token_count_estimated:
         yield "answers without usage are counted as one token per chunk"
@@ -74,7 +74,7 @@ def _notes(figures: Figures) -> Iterator[str]:
     if figures.cut:
         yield f"{counted(figures.cut, 'request was', 'requests were')} dropped before the answer"
     if figures.ended:
-        yield f"the load ended before its time: {figures.ended}"
+        yield f"the load ended early: {figures.ended}"
 
 
 def _bottleneck(figures: Figures) -> str:
@@ -129,7 +129,7 @@ def knee_lines(knee: Knee, measured: Sequence[Figures]) -> Iterator[str]:
         f"level with {ENOUGH:.0%} of the best"
     )
     if knee.best != knee.concurrency:
-        yield f"({knee.share:.0%} of that of {knee.best:,} in flight)"
+        yield f"({knee.share:.0%} of the throughput at {knee.best:,} in flight)"
     if knee.unsure:
         shown = ", ".join(f"{level:,}" for level in knee.unsure)
         yield (f"note: {shown} may also be enough, given the intervals: measure longer to decide")

@@ -24,7 +24,7 @@ ARRIVALS = ("constant", "poisson")
 MOST_CONCURRENCY = 100_000
 # The default of similar tools: enough to keep a small server busy without flooding it.
 USUAL_CONCURRENCY = 16
-# The default for the most calls in flight on a schedule; further calls wait.
+# The default maximum of calls in flight on a schedule; further calls wait.
 SCHEDULE_CONCURRENCY = 1000
 _LONGEST_S = 31 * 86_400.0
 _COUNTS = ("concurrency", "batch_size", "limit")
@@ -40,12 +40,12 @@ class LoadOptions(TypedDict, total=False):
     """The options of a load.
 
     concurrency: the number of concurrent calls, 1 to 100,000, by default 16, or 1 for functions of
-    lists; with a rate, the most calls in flight, by default 1,000. rate_per_s: the rate at which
+    lists; with a rate, maximum calls in flight, by default 1,000. rate_per_s: the rate at which
     requests are due, regardless of earlier requests, above 0 and at most 1,000,000; a list is due
     with its last request. arrivals: "constant" (the default) or "poisson"; needs a rate. seed: the
     seed of the arrivals, 0 by default. warm_up_s: the first part of the duration, in seconds, which
-    is not measured, 0 by default. limit: the most requests. batch_size: the most requests in a
-    list, for a handler that takes lists. stream: False requests whole answers from an endpoint.
+    is not measured, 0 by default. limit: maximum requests. batch_size: maximum requests in a list,
+    for a handler that takes lists. stream: False requests whole answers from an endpoint.
     slo: objectives such as "ttft<500ms,latency<3s". think_time_s: a user's pause between two
     requests, for `concurrent_users` only, 0 by default.
     """
@@ -243,7 +243,7 @@ def _check(options: LoadOptions, duration_s: float) -> None:
 def _endless(requests: Iterable[Any]) -> Iterator[Any]:
     """Returns an iterator that repeats a list endlessly, and reads any other iterable once.
 
-    Raises ConfigError for an empty list, and for anything else than several requests.
+    Raises ConfigError for an empty list, and for anything but an iterable of requests.
     """
     is_one = isinstance(requests, str | bytes | dict | msgspec.Struct)
     if is_one or not isinstance(requests, Iterable):
@@ -251,7 +251,7 @@ def _endless(requests: Iterable[Any]) -> Iterator[Any]:
     if not isinstance(requests, Sequence):
         return iter(requests)
     if not requests:
-        raise ConfigError("there are no requests", hint="give at least one")
+        raise ConfigError("there are no requests", hint="pass at least one")
     return cycle(requests)
 
 

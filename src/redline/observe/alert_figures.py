@@ -89,7 +89,7 @@ def queue_growth(seen: Seen, span_s: float) -> float | None:
 
 
 def budget_burn(seen: Seen, span_s: float) -> float | None:
-    """Returns the expected cost of the whole job divided by the budget; with two, the larger.
+    """Returns the job's expected cost divided by its budget; with two budgets, the larger ratio.
 
     Assumes that further rows cost as much as the rows of the last minute, regardless of `span_s`.
     """

@@ -11,7 +11,7 @@ rows_per_s        rows/s                                    below     -      60 
 tokens_per_s      tokens/s                                  below     -      60 s
 
 An alert is raised once the figure has been beyond its threshold for the time in the column `for`.
-The figure covers the last seconds, as many as in that column, but at least 3 and at most 30;
+The figure covers that many of the last seconds, but at least 3 and at most 30;
 `queue_growth` and `budget_burn` have spans of their own. A rule whose usual threshold is `-` is a
 target: it applies only to a job that sets a threshold. Only a model in the run's own process has
 figures for `batch_efficiency` and `gpu_utilization`.
@@ -85,9 +85,9 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     """The definition of one rule.
 
     word: the side of the threshold that is a breach. usual: the default threshold; None for a
-    target. for_s: the default duration. what: the figure in words. figure, advice: are called with
-    the run's windows and the rule's `span_s`. is_share: the figure and the threshold are shown in
-    per cent. is_part: the figure is a part of a whole, so a threshold must be below 100 %.
+    target. for_s: the default duration. what: the figure in words. figure, advice: called with a
+    Seen and the rule's `span_s`. is_share: the figure and the threshold are shown in per cent.
+    is_part: the figure is a part of a whole, so a threshold must be below 100 %.
     """
 
     word: Word
@@ -241,7 +241,7 @@ KNOWN_RULES = {
         advice=_by_what_binds,
     ),
 }
-# The rules for which not every job has a figure: why it is missing, and what it takes to have it.
+# The rules for which not every job has a figure: why it is missing, and what provides it.
 OF_A_MODEL = {
     "batch_efficiency": (
         "an endpoint does not report how full its batches are",
@@ -249,7 +249,7 @@ OF_A_MODEL = {
     ),
     "gpu_utilization": (
         "no GPU of the run's own process can be read",
-        "it takes --endpoint engine:MODEL, a GPU and `pip install nvidia-ml-py`",
+        "the figure needs --endpoint engine:MODEL, a GPU and `pip install nvidia-ml-py`",
     ),
 }
 BUILT_IN = tuple(

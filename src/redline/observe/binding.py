@@ -48,17 +48,16 @@ _BUSY = 0.85
 # It also binds if all threads, which share one interpreter, use this much CPU, and samples are late
 # by this many seconds.
 _CPU, _LAG_S = 0.9, 0.05
-# Another limit is nearly as strict as the strictest one if it held calls back in at least this
-# share of as many samples, or if its used part is at least this share of the strictest one's used
-# part.
+# How near another limit must come to the strictest one to count as nearly as strict: in the number
+# of samples in which it held calls back, or in its used share.
 _NEAR_HELD, _NEAR_USED = 0.75, 0.95
 # A limit has capacity to spare if less than this share of it is used, it has room for this many
 # calls, and few calls wait for it (this share of the slots) with nearly all slots taken.
 _MOST_SPARE, _LEAST_SPARE, _FEW_WAITING, _FULL = 0.9, 3, 0.25, 0.9
-# A latency is taken from about this many answers: from the window in question, and as many of the
-# windows around it as that takes.
+# A latency is taken from about this many answers: from the window in question, and from as many of
+# the windows around it as needed.
 _ENOUGH_ANSWERS = 60
-# Answers needed at about one number of calls in flight; with fewer, quartiles are chance.
+# Answers needed at about the same number of calls in flight; with fewer, quartiles are noise.
 _LEAST_ANSWERS = 16
 # Calls queue at the endpoint if latency has grown by this factor and this many standard errors.
 _GROWTH, _ERRORS = 1.25, 2.5
@@ -79,7 +78,7 @@ _RECENT = 60
 Found = tuple[Cause, str, str]
 # For each holder: the cause, what binds, and the evidence without the share of samples.
 _HELD: dict[str, Found] = {
-    "input": (Cause.INPUT, "the input", "workers wait for rows of the input"),
+    "input": (Cause.INPUT, "the input", "workers wait for rows from the input"),
     "writer": (Cause.WRITER, "the disk", "no rows are read until more results are durable"),
     "taker": (Cause.WRITER, "the reader of the results", "answered rows wait until they are taken"),
     "memory": (
@@ -91,7 +90,7 @@ _HELD: dict[str, Found] = {
     "budget": (
         Cause.LIMIT,
         "the budget",
-        "calls wait for the part of the budget that others have reserved",
+        "calls wait for a part of the budget that others have reserved",
     ),
     "slots": (Cause.CONCURRENCY, "the concurrency", "all slots are in use"),
     "parked": (
@@ -193,7 +192,7 @@ class _Run:
         later = self._latency_around(index)
         if not self._first.pairs or not later.pairs:
             return _undetermined(
-                f"{full}, and too few have been answered to say whether more calls would bring more"
+                f"{full}, and too few were answered to say whether more calls bring more answers"
             )
         evidence = self._saturated(index, later)
         if evidence is None and (before := self._latest_saturated(index)) is not None:
@@ -221,7 +220,7 @@ class _Run:
         return None
 
     def _without_gain(self, level: int) -> int | None:
-        """Returns a level with about the same rate, so that calls queue; None if there is none."""
+        """Returns a level whose similar rate shows that calls queue; None if there is none."""
         if level not in self._sums:
             return None
         for other in sorted(self._sums, key=lambda one: -abs(one - level)):
@@ -237,7 +236,7 @@ class _Run:
 
     def _times(self, later: Sketch, q: float = 0.25) -> str:
         alone_s, now_s, _ = _growth(self._first, later, q)
-        return f"({_COMPARED[q]} {now_s:.3g} s, of the first calls {alone_s:.3g} s)"
+        return f"({_COMPARED[q]} {now_s:.3g} s, for the first calls {alone_s:.3g} s)"
 
     def _latest_saturated(self, index: int) -> Window | None:
         """Returns the latest earlier window with more calls in flight in which the endpoint bound.
@@ -303,7 +302,7 @@ def _is_full(window: Window) -> bool:
 
 
 def _most(window: Window) -> tuple[Holder | None, float]:
-    """Returns what held calls back in most samples, and the share of samples with its cause."""
+    """Returns what held calls back in the most samples, and the share of samples with its cause."""
     held = max(window.held, key=lambda one: window.held[one], default=None)
     if held is None or not window.samples:
         return None, 0.0

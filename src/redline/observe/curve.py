@@ -7,14 +7,14 @@ stays constant or falls. The curve has these two asymptotes:
 
 k is the knee, the number of calls at which the asymptotes cross. p is the sharpness of the bend: 1
 fits a server whose answers take t0 + n t1, for example one that computes in batches; a large p fits
-k servers that each process one call at a time. d is the number of calls from which on further calls
+k servers that each process one call at a time. d is the number of calls beyond which further calls
 slow all of them down; infinite if they never do.
 
 A few levels do not determine these values well, so the model is not the best fit but all curves,
 each weighted by its likelihood and its prior probability. A priori, the logarithm of k is uniformly
 distributed, or there is no knee. Therefore, if the rate has grown in proportion so far, it bends
-within the next doubling in about one of seven cases. For each k, p and d, the best scale a has a
-closed form, because the errors of the logarithms of measured rates are taken as normal.
+within the next doubling in about one case in seven. For each k, p and d, the best scale a has a
+closed form, because the errors of the logarithms of measured rates are assumed to be normal.
 """
 
 from __future__ import annotations

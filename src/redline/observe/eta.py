@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from redline.timeline import Window, merged_sketches
 
-# The rate covers this share of the run, but at least this time and this number of rows, as far as
-# the run has them.
+# The rate covers this share of the run, but at least this time and this number of rows, if the run
+# has them.
 _SHARE, _LEAST_S, _LEAST_ROWS = 0.5, 20.0, 100
 # Shorter waves are ignored: the span averages them out anyway.
 _LEAST_WAVE_S = 2.0
@@ -36,7 +36,7 @@ class Estimate(NamedTuple):
     """The estimated end of a run.
 
     eta_s: seconds from the end of the last window; None while unknown. is_on_hold: the run is at a
-    standstill, and the estimate dates from its beginning.
+    standstill, and the estimate dates from when it began.
     """
 
     eta_s: float | None

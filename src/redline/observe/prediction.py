@@ -40,11 +40,11 @@ _ROUNDING = 1.1
 _LATELY_S, _LEAST_S = 60.0, 3.0
 # Quantiles of a prediction: the interval should contain the rate in 19 of 20 cases.
 _LOW, _MIDDLE, _HIGH = 0.025, 0.5, 0.975
-# Standard errors of the logarithms of rates: what a binding cause allows, what a limit allows that
-# does not bind, what the client allows if it does not bind, and what the later run measures.
+# Standard errors of the logarithms of rates: allowed by a binding cause, by a limit that does not
+# bind, and by the client if it does not bind; and measured in the later run.
 _BINDING_ERROR, _SPARE_ERROR, _CLIENT_ERROR, _LATER_ERROR = 0.015, 0.03, 0.1, 0.02
 # The event loop binds once it is busy for this share of the time. Below the second share, the
-# client is taken to allow any rate.
+# client is assumed to allow any rate.
 _BUSY_AT_MOST, _LEAST_BUSY = 0.95, 0.05
 # A likely gain below _NO_GAIN counts as no gain, unless the gain may reach _UNSURE_GAIN.
 _NO_GAIN = 0.05
@@ -63,8 +63,8 @@ _TOO_FAR = "it needs more than twice the calls in flight seen so far"
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """The resources of a run.
 
-    slots: the most calls in flight; 0 for no bound. limits: the amount over all endpoints, by kind
-    and window, such as `requests/min`. endpoints: the number of endpoints.
+    slots: the maximum number of calls in flight; 0 for no bound. limits: the amount over all
+    endpoints, by kind and window, such as `requests/min`. endpoints: the number of endpoints.
     """
 
     slots: float
@@ -76,10 +76,10 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
     """The observations of a job.
 
     setting, level, cause: the setting, the recent level and the binding cause of the latest run.
-    most_slots: the most calls that a search may have in flight; 0 if unknown. caps: for each limit,
-    with the key that it has in Setting, the answers per second that it allows, and the standard
-    error of their logarithm. others: the answers per second that the client, the input and the disk
-    allow. curve: None if there are too few levels.
+    most_slots: a search's maximum number of calls in flight; 0 if unknown. caps: for each limit, by
+    its key in Setting, the answers per second that it allows, and the standard error of their
+    logarithm. others: the answers per second that the client, the input and the disk allow. curve:
+    None if there are too few levels.
     """
 
     setting: Setting
@@ -248,7 +248,7 @@ def scores_of(runs: Sequence[RunHistory]) -> list[Score]:
 
 
 def measured_per_s(run: RunHistory) -> float | None:
-    """Returns a run's answers per second while it was steady; None if that was too short."""
+    """Returns a run's answers per second while it was steady; None if that lasted below 3 s."""
     found = steady(run.windows)
     level = level_of(found)
     if level is None or sum(one.span_s for one in found) < _LEAST_S:

@@ -1,4 +1,4 @@
-"""Summarizes what bound a whole run, and for which share of the time."""
+"""Summarizes what bound a whole run, and for what share of the time."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ import msgspec
 
 from redline.timeline import Sketch, Window, errors_of, merged
 
-# A window is steady if the calls in flight have stayed within this factor of its own for as long
-# before it as this share of the calls take, but at least _LEAST_S.
+# A window is steady if the calls in flight stayed within this factor of its own for a time before
+# it: for this quantile of its latencies, but at least _LEAST_S.
 _SAME = math.log(1.25)
 _MOST_CALLS = 0.9
 _LEAST_S = 1.0
@@ -81,7 +81,7 @@ def levels_of(runs: Iterable[Sequence[Window]]) -> list[Level]:
 
 
 def is_alike(one: Window, other: Window) -> bool:
-    """Whether about as many calls are in flight in both windows; both must have some."""
+    """Whether about the same number of calls is in flight in both windows; both must have some."""
     return abs(math.log(one.in_flight / other.in_flight)) <= _SAME
 
 

@@ -1,4 +1,4 @@
-"""Raises the limit of open files, because each connection in use is an open file."""
+"""Raises the limit on open files, because each connection in use is an open file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from redline.errors import ConfigError
 
 # Room for other files: results, failures, lock, input, event loop, standard streams, and a margin.
 _OTHER_FILES = 64
-# Room for the files among these that a run itself has yet to open, with the margin.
+# Of this room, the part for files that a run itself has yet to open, and for the margin.
 _OWN_FILES = 48
 # More than any process needs: used if the system has no limit, or a far higher one.
 _MOST_FILES = 1 << 20
 
 
 def raise_limit(connections: int) -> None:
-    """Raises the soft limit of open files as far as the hard limit allows.
+    """Raises the soft limit on open files as far as the hard limit allows.
 
     connections: how many may be in use at once, without idle ones. Raises ConfigError if the hard
     limit is too low for them.
@@ -43,7 +43,7 @@ def _open_files() -> int:
 
 
 def raise_limit_fully() -> None:
-    """Raises the soft limit of open files to the hard limit, for a server's connections."""
+    """Raises the soft limit on open files to the hard limit, for a server's connections."""
     _raise(0)
 
 

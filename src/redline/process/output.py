@@ -1,4 +1,4 @@
-"""Formats and prints text for people; a failure to print affects neither work nor exit code.
+"""Formats and prints text for people; a failure to print affects neither work nor exit status.
 
 Text from outside is made safe to print: it can neither move the cursor nor change the direction of
 the text.
@@ -26,7 +26,7 @@ _HIDDEN = re.compile(
 )
 # The same characters in the UTF-8 of JSON, which already escapes control characters below 32.
 _HIDDEN_IN_JSON = re.compile(_HIDDEN.pattern.replace("\x00-\x08\x0b-\x1f", ""))
-# The most characters of a list of names in a message: a table may have thousands of columns.
+# Maximum characters of a list of names in a message: a table may have thousands of columns.
 _LONGEST_LIST = 500
 
 

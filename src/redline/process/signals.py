@@ -38,7 +38,7 @@ def on_signals(told: Callable[[int], object]) -> None:
 
 
 def end_at_once(number: int) -> None:
-    """Exits with the status that is usual for this signal, without waiting for threads."""
+    """Exits with the usual status for this signal, without waiting for threads."""
     os._exit(128 + number)
 
 

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# More than the runs of one process: a run whose object store hangs must not delay other runs.
+# More threads than a process has runs: a run whose object store hangs must not delay other runs.
 _MOST_OWN = 256
 
 _Work = tuple[Future[Any], Callable[[], Any]]

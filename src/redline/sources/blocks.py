@@ -1,4 +1,4 @@
-"""Reads the raw bytes of an input: the interface of all kinds of input, and files and stdin."""
+"""Reads the raw bytes of an input: defines the interface, and implements it for files and stdin."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class FileBlocks(Blocks):
     def _check_content(self, seen: os.stat_result) -> None:
         """Raises CorruptInput if the bytes already read have changed; rows may be appended.
 
-        Reads these bytes again only if the file's size or times have changed: times may change
+        Reads these bytes again only if the file's size or times have changed; the times may change
         without the content.
         """
         info = os.fstat(self._fd)
@@ -166,7 +166,7 @@ class FileBlocks(Blocks):
     def _changed(self, how: str) -> CorruptInput:
         return CorruptInput(
             f"{self.name} {how} while its rows were being processed",
-            hint="the results are of the rows as they were read; run the same command again: it "
+            hint="the results are for the rows as they were read; run the same command again: it "
             "processes the rows that are new or changed",
         )
 

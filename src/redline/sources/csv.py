@@ -68,7 +68,7 @@ class _Feed:
         return (str(line, "utf-8", "replace") + "\n" for line in self.taken if type(line) is bytes)
 
     def keep(self, problem: str = "") -> str:
-        """Reduces the record, which failed, to its first line; the other lines are read again.
+        """Reduces the failed record to its first line; its other lines are read again.
 
         problem: why it failed. Returns that reason, or the reason of an earlier failed record that
         included this line.
@@ -99,8 +99,8 @@ class _Feed:
 
     def __next__(self) -> str:
         # An earlier record failed at a later line, with a quote unclosed. If this record's quote is
-        # unclosed here, it would fail at that line too, so it fails now. Otherwise, each line of a
-        # file could be read to the end of the file.
+        # unclosed here, it would fail at that line too, so it fails now. Otherwise, each line could
+        # cause a read to the end of the file.
         if self.taken and self.line < self._failed_line:
             raise csv.Error
         while not self._lines:
@@ -134,7 +134,7 @@ class CsvRows(StreamRows):
     has an empty or a repeated name, if the input is cut short, or if there is no row.
     """
 
-    _when_empty = "it holds a header and nothing below it"
+    _when_empty = "it has a header but no rows below it"
 
     def __init__(self, stream: ByteStream, delimiter: str, max_row_bytes: int) -> None:
         super().__init__(stream, max_row_bytes)
@@ -209,7 +209,7 @@ class CsvRows(StreamRows):
         except csv.Error as error:
             if "new-line" in str(error):
                 raise ConfigError(
-                    f"the header of {self.name} has a CR without LF, as in files of old Macs",
+                    f"the header of {self.name} has a CR without LF, as in files from old Macs",
                     hint=self._stream.command(r"tr '\r' '\n' <", ".lf.csv"),
                 ) from error
             raise ConfigError(
@@ -266,8 +266,8 @@ class CsvRows(StreamRows):
         """Reads the TSV record with the quotes of CSV; returns None if its quotes are literal.
 
         is_row: whether its first line is a row by itself. If it is not, a quoted field may continue
-        over several lines. The last of them may look like a row, because it has all further fields
-        if the quoted field is the first one; it then contains the closing quote.
+        over several lines. The last of them may look like a row, because it has all other fields if
+        the quoted field is the first one; it then contains the closing quote.
         """
 
         def lines() -> Iterator[str]:
@@ -288,7 +288,7 @@ class CsvRows(StreamRows):
         return None
 
     def _records(self, feed: _Feed, columns: int) -> Iterator[tuple[int, list[str] | csv.Error]]:
-        """Yields each non-blank record's first line number, and its fields or the error."""
+        """Yields the number of each non-blank record's first line, and its fields or the error."""
         while not self._stream.is_closed:
             feed.start_record()
             line = feed.line + 1

@@ -4,7 +4,7 @@ What may happen to the file, and what then happens to its rows:
 
 it grows                    complete lines become rows at once; a line without its newline waits
 another file gets its name  the old file is read until it has been quiet for 2 s, because a writer
-                            may go on writing to it for a moment; then the new file is read
+                            may keep writing to it for a moment; then the new file is read
 several files get its name  each is opened while it has the name, even if nothing is being read, and
                             is read in its turn
 its name is removed         the file is still read, and a new file with that name is awaited
@@ -30,7 +30,7 @@ from redline.sources.text import ByteStream
 # The interval of checks: a file that has the name for a shorter time may be missed. 20 checks per
 # second cost 0.1 ms of CPU time.
 POLL_S = 0.05
-# A writer that is notified of a new file, for example by logrotate, may need this long to use it.
+# A writer that is notified of a new file, as by logrotate, may need this long to switch to it.
 SETTLED_S = 2.0
 
 
@@ -214,7 +214,7 @@ class FollowedFile(Blocks):
 class FollowedRows(LineRows):
     """The rows of JSON Lines in a file that is still being written; they end with `close`.
 
-    `Row.line` counts from 1 in each file that has had the name; `Row.number` counts on.
+    `Row.line` counts from 1 in each file that has had the name; `Row.number` keeps counting.
     """
 
     def __init__(self, path: Path, max_row_bytes: int) -> None:

@@ -14,7 +14,7 @@ Items = TypeVar("Items")
 
 
 class _ItemRows(Rows, Generic[Items]):
-    """The common part of both kinds of iterables. `close` leaves the iterable itself open."""
+    """Base of the rows of both kinds of iterables. `close` leaves the iterable itself open."""
 
     def __init__(self, name: str, items: Items, max_row_bytes: int = MAX_ROW_BYTES) -> None:
         super().__init__(name, len(items) if isinstance(items, Sized) else None, max_row_bytes)

@@ -50,7 +50,7 @@ class _PartialLine:
             self._kept = bytearray()
 
     def whole(self) -> bytes | LongLine:
-        """Returns the complete line; call it once the last piece was added."""
+        """Returns the complete line; call it once the last piece has been added."""
         if self._digest is None:
             return bytes(self._kept)
         return LongLine(self._digest.hexdigest().encode(), self.size_bytes)

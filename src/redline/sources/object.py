@@ -34,8 +34,8 @@ WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 class ObjectReader:
     """Reads ranges of one object. Call `open` first; any thread may call `close`.
 
-    store: the object's store, if the caller has one already. size_bytes: the object's size, from
-    `open` on; None if the server does not report it.
+    store: the object's store, if the caller has one already. size_bytes: the object's size, set by
+    `open`; None if the server does not report it.
     """
 
     def __init__(self, url: ObjectUrl, store: ObjectStore | None = None) -> None:
@@ -69,7 +69,7 @@ class ObjectReader:
             raise ConfigError(f"cannot read {url.name}: {error.reason}", hint=error.hint) from error
 
     def read(self, offset: int, most_bytes: int) -> bytes:
-        """Returns 1 to `most_bytes` bytes from `offset` on; b"" at the end, or once closed. Blocks.
+        """Returns 1 to `most_bytes` bytes at `offset`; b"" at the end, or once closed. Blocks.
 
         Raises CorruptInput if the store refuses to serve them, or still fails after all retries.
         """

@@ -79,7 +79,7 @@ def open_source(
 
 @contextmanager
 def opened_source(rows: object, samples: int = 1) -> Iterator[Source]:
-    """Opens the source of `rows`, each row `samples` times, for the time of a `with` block.
+    """Opens the source of `rows`, each row `samples` times, for a `with` block.
 
     rows: as for `open_source`, but not an async iterable. Raises ConfigError.
     """
@@ -91,7 +91,7 @@ def opened_source(rows: object, samples: int = 1) -> Iterator[Source]:
 
 @contextmanager
 def first_rows(path: str, most: int) -> Iterator[Iterator[Row]]:
-    """Opens a file or a URL for a `with` block, to read `most` rows at most. Raises ConfigError."""
+    """Opens a file or a URL for a `with` block, to read at most `most` rows. Raises ConfigError."""
     with opened_source(path) as source:
         yield islice(chain.from_iterable(source.batches()), most)
 
@@ -195,7 +195,7 @@ def _open_object(url: ObjectUrl, max_row_bytes: int) -> Source:
 
 
 def _text_rows(blocks: Blocks, path: PurePath, max_row_bytes: int) -> CsvRows | LineRows:
-    """Returns the rows of text, in the format that the suffix of `path` says.
+    """Returns the rows of text, in the format that the suffix of `path` indicates.
 
     Raises ConfigError for an unknown suffix.
     """
@@ -239,5 +239,5 @@ def _hint_for(path: Path) -> str:
     return (
         f"did you mean {stems[close]}?"
         if close
-        else f"no file in {path.parent.resolve()} has a name like it"
+        else f"no file in {path.parent.resolve()} has a similar name"
     )

@@ -214,7 +214,7 @@ def no_rows(name: str, hint: str = "") -> ConfigError:
 
 
 class Rows:
-    """The common part of most sources: counts the rows, and knows whether it is closed."""
+    """Base of most sources: counts the rows, and records whether it is closed."""
 
     _when_empty = ""  # the hint if there is no row
 
@@ -243,7 +243,7 @@ class Rows:
 
 
 class BlockingRows(Rows):
-    """The common part of sources that block. A subclass overrides `_rows` or `_batches`."""
+    """Base of sources that block. A subclass overrides `_rows` or `_batches`."""
 
     def batches(self) -> Iterator[list[Row]]:
         """Yields lists of 1 to 256 rows, see `Source`."""
@@ -287,7 +287,7 @@ def custom_id(row: Row) -> str | None:
 
 def check_names(names: list[str], table: str) -> None:
     """Raises ConfigError if a column has no name, or if two columns have the same name."""
-    hint = "give every column a name of its own"
+    hint = "give every column a unique name"
     for position, name in enumerate(names, start=1):
         if not name.strip():
             raise ConfigError(f"column {position} of {table} has no name", hint=hint)

@@ -29,7 +29,7 @@ class StreamUrl(msgspec.Struct, frozen=True, kw_only=True):
     shown. field: a message that has only this field holds its row there as JSON. idle_s: another
     consumer may claim a message once its own consumer has been silent for this long.
     most_deliveries: a message fails if it was delivered this many times without an outcome.
-    claims_orphans: whether to claim also messages whose outcome a dead consumer may have written.
+    claims_orphans: whether to also claim messages whose outcome a dead consumer may have written.
     """
 
     server: str
@@ -139,7 +139,7 @@ def _seconds(text: str, shown: str) -> float:
 def _count(text: str, shown: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
         raise ConfigError(
-            f"deliveries of {shown} must be a whole number of at least 1, not {text}",
+            f"deliveries of {shown} must be a whole number from 1 to 1,000,000, not {text}",
             hint="such as deliveries=10",
         )
     return int(text)

@@ -61,7 +61,7 @@ class _Codec(NamedTuple):
 class ByteStream:
     """The text of `blocks`. Reading it blocks; any thread may call `close`.
 
-    first: the first chunk, from `open` on.
+    first: the first chunk, set by `open`.
     """
 
     def __init__(self, blocks: Blocks) -> None:
@@ -90,7 +90,7 @@ class ByteStream:
         self._chunks = chain([self.first] if self.first else [], text)
 
     def chunks(self) -> Iterator[bytes]:
-        """Yields the text in chunks of 1 byte to about 1 MB, from a pipe as soon as it has some.
+        """Yields the text in chunks of 1 byte to about 1 MB; from a pipe, as soon as bytes arrive.
 
         Raises ConfigError as `open` does, and CorruptInput if the input breaks off.
         """
@@ -159,7 +159,7 @@ class ByteStream:
         raise CorruptInput(f"{self.name} {what}", where="after 0 rows", hint=hint) from cause
 
     def _text(self) -> Iterator[bytes]:
-        """Yields plain chunks without a BOM. Raises ConfigError if it is binary or not UTF-8."""
+        """Yields plain chunks without a BOM. Raises ConfigError for binary data and other BOMs."""
         plain = self._plain()
         head = _head(plain, (_UTF8_BOM, *_FOREIGN_BOMS))
         for bom, encoding in _FOREIGN_BOMS.items():
@@ -185,7 +185,7 @@ class ByteStream:
 
 
 class StreamRows(BlockingRows):
-    """The common part of sources that read a stream of bytes."""
+    """Base of sources that read a stream of bytes."""
 
     def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
         super().__init__(stream.name, None, max_row_bytes)
@@ -211,7 +211,7 @@ class StreamRows(BlockingRows):
 def _head(blocks: Iterator[bytes], magics: tuple[bytes, ...]) -> bytes:
     """Returns the first block, extended only while it could still become one of `magics`.
 
-    So a short row in a pipe is passed on without waiting for more bytes.
+    A short row in a pipe is therefore passed on without waiting for more bytes.
     """
     head = b""
     while any(len(head) < len(magic) and magic.startswith(head) for magic in magics):

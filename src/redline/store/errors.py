@@ -61,8 +61,8 @@ class StoreError(ConfigError):
 class Asking:
     """Converts any exception of a driver in the block to a StoreError about `url`.
 
-    The block should contain only calls to the driver. Errors of redline pass through, as does the
-    InterruptedError of a stopped transfer.
+    The block should contain only calls to the driver. Redline's own errors pass through, as does
+    the InterruptedError of a stopped transfer.
     """
 
     def __init__(self, url: ObjectUrl) -> None:
@@ -138,7 +138,7 @@ def _hint(url: ObjectUrl, kind: Kind) -> str:
     is_amazon = url.scheme in _AMAZON
     match kind:
         case "missing":
-            return "check the name; upper and lower case differ"
+            return "check the name, which is case-sensitive"
         case "no_bucket":
             return (
                 "check the name of the bucket, and which store it is in: AWS_ENDPOINT_URL, "

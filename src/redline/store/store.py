@@ -37,7 +37,7 @@ MOST_PARTS = 10_000
 class Found(msgspec.Struct, frozen=True):
     """The metadata of an existing object.
 
-    size_bytes: None if the store does not report it. identity: a text that changes with the
+    size_bytes: None if the store does not report it. identity: a string that changes with the
     object's content, such as its ETag.
     """
 
@@ -244,7 +244,7 @@ def _found(info: dict[str, Any]) -> Found:
 
 
 def _callback(is_stopped: Callable[[], bool]) -> Any:
-    """Returns a progress callback for drivers that ends a transfer once `is_stopped()` is true."""
+    """Returns a driver's progress callback, which ends a transfer once `is_stopped()` is true."""
 
     def stop(size: int | None, value: int, **_: object) -> None:
         if is_stopped() and (size is None or value < size):

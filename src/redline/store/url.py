@@ -102,7 +102,7 @@ class OpenedObject(msgspec.Struct, frozen=True):
 
 
 def url_of(place: object) -> ObjectUrl | None:
-    """Parses the URL of an object; returns None for a local path, a `file://` URL, or no string."""
+    """Parses an object's URL; returns None for a local path, a `file://` URL or a non-string."""
     if isinstance(place, OpenedObject):
         return place.url
     if not isinstance(place, str):
@@ -114,7 +114,7 @@ def url_of(place: object) -> ObjectUrl | None:
 
 
 def local_path(place: str | os.PathLike[str]) -> Path:
-    """Returns the local path that `place` means: a path or a `file://` URL, but no object's URL."""
+    """Returns the local path that `place` names: a path or a `file://` URL, not an object's URL."""
     text = os.fsdecode(place)
     match = _URL.fullmatch(text)
     return Path(match[2] if match is not None and match[1].lower() in _LOCAL else text)

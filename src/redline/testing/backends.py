@@ -49,7 +49,7 @@ class ScriptedBackend:
         label: str = "scripted",
     ) -> None:
         if not callable(script) and not script:
-            raise ConfigError("the script is empty", hint="give at least one Reply or error")
+            raise ConfigError("the script is empty", hint="pass at least one Reply or error")
         self.sends: list[Send] = []
         self.in_flight = 0
         self.most_in_flight = 0

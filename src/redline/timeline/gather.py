@@ -81,7 +81,7 @@ class Sample(msgspec.Struct, kw_only=True):
 
     held: what holds the next call back; None if unknown. limits: the names of the rate limits that
     hold it back. in_flight: requests on the wire. in_hand: rows that have begun and have no outcome
-    yet. slots: the most calls that may be in flight. waiting: calls that wait for a grant.
+    yet. slots: maximum calls in flight. waiting: calls that wait for a grant.
     retrying: rows that wait for a retry. lag_s: how late the sample was taken.
     """
 
@@ -100,8 +100,7 @@ class Sample(msgspec.Struct, kw_only=True):
 class Gatherer:
     """Makes windows from samples and ended calls.
 
-    due: the number of the next call to be recorded: of the ended calls, which are numbered, the
-    first with this number or a higher one. It is 0 while all calls are recorded.
+    due: the next call to end with this number or a higher one is recorded; 0 while all calls are.
     """
 
     def __init__(self) -> None:
@@ -185,7 +184,7 @@ class Gatherer:
     ) -> Window:
         """Returns the window since the last one, or since the run began.
 
-        limits: their current use; this method adds how often each held a call back.
+        limits: their current use; this method sets the `held` of each.
         """
         self._work_through()
         held = Counter(chain.from_iterable(sample.limits for sample in self._samples))

@@ -24,9 +24,9 @@ _MICROS = 1e6
 class Recorder(Around):
     """A backend that records the calls of another backend in `file`, every second and in a thread.
 
-    began: the record of the run's start. If the file can no longer be written, calls go on without
-    being recorded, and `failure` is the error. `aclose` writes the remaining records; the caller
-    closes the file.
+    began: the record of the run's start. If the file can no longer be written, calls continue
+    unrecorded, and `failure` is the error. `aclose` writes the remaining records; the caller closes
+    the file.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ VERSION = 1
 class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The settings of one endpoint.
 
-    weight: its capacity relative to the other endpoints. slots: the most calls in flight; 0 if not
-    configured. requests, tokens, input_tokens, output_tokens: its rate limits, such as 500/60s.
+    weight: its capacity relative to the other endpoints. slots: its maximum calls in flight; 0 if
+    not configured. requests, tokens, input_tokens, output_tokens: its rate limits, such as 500/60s.
     profile: the algorithm that enforces them, as in `Limits`. input_price, output_price: dollars
     per million tokens of the run's model; None if unknown.
     """

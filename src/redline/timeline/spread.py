@@ -13,9 +13,9 @@ from redline.timeline.sketch import EMPTY, ERROR, Sketch, merged_sketches
 MOST_EXACT = 100_000
 # The number of durations that are added to the sketch at once.
 _GROUP = 10_000
-# A sketch counts anything shorter than a millisecond as one millisecond, but two pieces of a text
-# may arrive closer together. So the sketch gets milliseconds in place of seconds: its minimum is
-# then a microsecond.
+# A sketch counts anything shorter than a millisecond as one millisecond, but two pieces of an
+# answer may arrive closer together. So the sketch gets milliseconds in place of seconds: its
+# minimum is then a microsecond.
 _FACTOR = 1000.0
 
 

@@ -41,7 +41,7 @@ WINDOW_S = 1.0
 MOST_LIMITS = 12
 MOST_ENDPOINTS = 12
 _ROUNDED = 4
-# The default of number fields. A line leaves out the fields that are this very object.
+# The default of numeric fields. A line leaves out the fields that are this very object.
 ZERO = 0.0
 
 
@@ -90,8 +90,8 @@ class LimitUse(msgspec.Struct, frozen=True, array_like=True):
     """The use of one rate limit of one endpoint.
 
     name: such as `500/60s requests`, with ` at NAME` if there are several endpoints. held: the
-    number of samples in which it held the next call back, alone or with other limits. used: what
-    counted against it at the end of the window. count, window_s: the limit's own.
+    number of samples in which it held the next call back, alone or with other limits. used: the
+    amount that counted against it at the end of the window. count, window_s: the limit's own.
     """
 
     name: str
@@ -105,7 +105,7 @@ class EndpointState(msgspec.Struct, frozen=True, array_like=True):
     """The state of one of several endpoints.
 
     state: a `Health`, or `parked`, at the end of the window. in_flight: the mean number of calls in
-    flight. slots: the most calls in flight; 0 for no bound.
+    flight. slots: maximum calls in flight; 0 for no bound.
     """
 
     name: str
@@ -118,8 +118,8 @@ class ServerUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The use of a model server, as the server reports it to the run.
 
     batch_rows: the sequences in the batches that it computed. batch_places: the sequences for which
-    these batches had room. gpu_reads: how often its GPU's utilization was read. gpu_busy: the sum
-    of the readings, each 0 to 1.
+    these batches had room. gpu_reads: the number of readings of its GPU's utilization. gpu_busy:
+    the sum of the readings, each 0 to 1.
     """
 
     batch_rows: int = 0
@@ -149,7 +149,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rows with a result or a failure. untried: rows that this run leaves out. done_here: rows that
     succeeded in this run. attempts, input_tokens, output_tokens: of this run alone. spent_usd: of
     all runs if there is a budget in money, otherwise of this run; None while unknown. spent_tokens:
-    what counts against a budget in tokens, from all runs; None without such a budget.
+    those that count against a budget in tokens, of all runs; None without such a budget.
     """
 
     rows: int = 0
@@ -180,8 +180,8 @@ class Window(
 ):
     """The state of one run over a period of time, of a second or more.
 
-    begin_s, end_s: in seconds since the run began. samples: how often the state was sampled; 0 for
-    a gap, in which the process could not sample.
+    begin_s, end_s: in seconds since the run began. samples: the number of samples of the state; 0
+    for a gap, in which the process could not sample.
 
     sent: requests written. retries: those of the requests that had been written before and failed.
     failovers: the retries whose request another endpoint may have billed. answered: attempts that
@@ -189,11 +189,11 @@ class Window(
     failed: rows that became durable. input_tokens, output_tokens: of the answers.
 
     Means over the samples: in_flight, requests on the wire; in_hand, rows that have begun and have
-    no outcome yet; slots, the most calls that may be in flight; waiting, calls that wait for a
+    no outcome yet; slots, maximum calls in flight; waiting, calls that wait for a
     grant; retrying, rows that wait for a retry. feed_empty: the share of samples in which workers
     waited for a row. journal_full: the share of samples in which too much was not durable yet.
     held: the number of samples by what held the next call back. limits: the rate limits, at most
-    MOST_LIMITS, in the order of how often they held. endpoints: if there are several, at most
+    MOST_LIMITS, those that held most often first. endpoints: if there are several, at most
     MOST_ENDPOINTS. parked_s: how long the endpoint may not be called, at the end of the window.
 
     lag_s: the longest delay of a sample; late_s: the sum of the samples' delays. busy: the share of
@@ -332,9 +332,9 @@ def merged_use(uses: Iterable[ServerUse]) -> ServerUse:
 def coarsened(windows: Iterable[Window], now_s: float, share: float) -> list[Window]:
     """Returns the windows of one run, with older windows merged into longer ones.
 
-    now_s: in seconds since the run began. Neighbours are merged if the result is not longer than
-    `share` of its age, or not longer than WINDOW_S. So the number of windows grows with the
-    logarithm of the run's duration.
+    now_s: in seconds since the run began. Neighbours are merged if the result lasts at most `share`
+    of its age, or at most WINDOW_S. So the number of windows grows with the logarithm of the run's
+    duration.
     """
     found: list[list[Window]] = []
     for window in windows:
@@ -347,7 +347,7 @@ def coarsened(windows: Iterable[Window], now_s: float, share: float) -> list[Win
 
 
 def _merged_limits(windows: Sequence[Window]) -> tuple[LimitUse, ...]:
-    """Returns the limits of the last window that has any, and how often each held in all windows.
+    """Returns the limits of the last window that has any, each with its `held` over all windows.
 
     Earlier limits are no longer in force: a search tried them, or headers have reported others
     since.

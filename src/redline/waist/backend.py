@@ -70,7 +70,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     url: a path such as `/v1/embeddings`, joined to the endpoint's base URL. method: the HTTP
     method. headers: HTTP headers, which take precedence over those of the endpoint. Without these
-    fields, the request is the POST of a chat completion.
+    fields, the request is a POST for a chat completion.
     body: any value that can be encoded as JSON, or None for no body. A user's own coroutine gets
     the body as its argument. Bytes are sent unchanged, and need a Content-Type in `headers`. Do not
     change the body in place: `with_fields` returns a changed request.
@@ -104,7 +104,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     @property
     def asked(self) -> Any:
-        """The body, or only its fields that say how many answers it requests, if it is undecoded.
+        """The body; if it is undecoded, only its fields that say how many answers it requests.
 
         None if the number of answers must not be checked.
         """
@@ -309,7 +309,7 @@ class Sink(Protocol):
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """Receives the response's HTTP status and headers before the first chunk.
 
-        headers: by lower-case names; empty if the answer came from no endpoint.
+        headers: keyed by lower-case name; empty if the answer came from no endpoint.
         """
         return
 
@@ -318,8 +318,8 @@ class Sink(Protocol):
     def put_now(self, raw: bytes) -> bool:
         """Takes the bytes of an event that contains only text, without waiting.
 
-        Returns False if it cannot take them now: they are then passed to `put`. Called only for
-        sinks that relay, after the first chunk.
+        Returns False if the sink cannot take them now: they are then passed to `put`. Called only
+        for sinks that relay, after the first chunk.
         """
         return False
 

@@ -32,9 +32,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """The load of a backend at one moment.
 
     in_flight: calls that hold a slot. waiting: calls that wait for a slot, or that hold a slot and
-    wait for the limits. queued: calls that wait for a slot. slots: the most calls at once, 0 if the
-    backend has no bound of its own. ahead_free: for an endpoint, how many more calls may get ready
-    to wait for the limits.
+    wait for the limits. queued: calls that wait for a slot. slots: maximum calls in flight, 0 if
+    the backend has no bound of its own. ahead_free: for an endpoint, how many more calls may get
+    ready to wait for the limits.
     room_s: seconds until one more call could start, after the calls that are waiting; 0 if it could
     start now. If the call lacks only a slot, an arbitrary number above 0, since it is not known
     when a slot becomes free.

@@ -23,13 +23,13 @@ _SHORT.maxstring = _SHORT.maxother = 200
 class Reply(msgspec.Struct, kw_only=True):
     """An answer that was read from a response.
 
-    output: a text; a list of texts for n > 1; a vector or a list of vectors for embeddings; the
-    JSON value itself from an endpoint of no known API.
+    output: a string; a list of strings for n > 1; a vector or a list of vectors for embeddings; the
+    JSON value itself for an API that redline does not know.
     finish_reason: as the endpoint sent it (`stop`, `length`, `content_filter`, `tool_calls`, ...),
     but `refusal` if the model refused and `empty` if it stopped without any content. For n > 1,
     finish_reason and tool_calls are lists with an item for each choice; tool_calls is None if no
     choice has any.
-    headers: the headers of the HTTP response, by lower-case names; do not change them. Empty if
+    headers: the HTTP response's headers, keyed by lower-case name; do not change them. Empty if
     there was no response.
     request_id: the response's `x-request-id`; without one, the `id` in its body, or None.
     usage: as the endpoint sent it. input_tokens, output_tokens: read from usage, None if unknown.
@@ -49,7 +49,7 @@ class Reply(msgspec.Struct, kw_only=True):
     request_id: str | None = None
 
     def __repr__(self) -> str:
-        """Returns a text without `body`, which would repeat the output; a long output is cut."""
+        """Leaves out `body`, which would repeat the output; a long output is cut."""
         names = ("output", "tool_calls", "finish_reason", "usage", "model")
         shown = ((name, getattr(self, name)) for name in names)
         return (
@@ -134,7 +134,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     fields: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
-        """Returns the row and its result as a text; a long output is cut."""
+        """Shows the row and its result; a long output is cut."""
         shown: dict[str, Any] = {} if self.row is None else {"row": self.row}
         shown["status"] = self.status
         if self.error is None:

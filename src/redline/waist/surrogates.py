@@ -1,4 +1,4 @@
-r"""Reads JSON that contains halves of surrogate pairs, as in a text that was cut within an emoji.
+r"""Reads JSON that contains halves of surrogate pairs, as in text that was cut within an emoji.
 
 JSON may contain a half such as `\ud83d`, but each reader decides what it means (RFC 8259, 8.2):
 some read U+FFFD, others refuse the JSON, as msgspec does.

@@ -12,11 +12,11 @@ from redline.cli.session import folded
     [
         ("a", ["a"]),
         ("a\nb\nc", ["a", "b", "c"]),
-        ("a\nb\nc\nd", ["a", "b", "... 4 characters more"]),
+        ("a\nb\nc\nd", ["a", "b", "... 4 more characters"]),
         # What follows is nothing to see.
         ("a\n" + "\n" * 50, ["a", "", ""]),
         ("a\nb\nc\n" + " \n" * 50, ["a", "b", "c"]),
-        ("a\n" + "\n" * 50 + "b", ["a", "", "... 51 characters more"]),
+        ("a\n" + "\n" * 50 + "b", ["a", "", "... 51 more characters"]),
     ],
 )
 def test_a_text_takes_at_most_its_lines(text: str, lines: list[str]) -> None:

@@ -147,7 +147,7 @@ def test_a_plan_without_an_output_says_nothing_of_done_rows() -> None:
         "3 rows = 2 to send + 1 that cannot be sent\n"
         "the first row that cannot be sent: in.jsonl:2: bad\n"
         "about 1 token: 1 in, and up to 0 out\n"
-        "no limit that is set requires a wait: the server and the concurrency determine the time\n"
+        "the limits require no wait: the server and the concurrency determine the time\n"
     )
 
 

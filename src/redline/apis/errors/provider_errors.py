@@ -1,4 +1,4 @@
-"""Recognises errors by a provider's code or text if their status alone would mislead.
+"""Recognizes errors by a provider's code or text if their status alone would mislead.
 
 A comment above each row of the table names its provider and source. The first matching row takes
 precedence over the status.

@@ -25,7 +25,7 @@
 A provider's code or text takes precedence over the status: `provider_errors` has that table. For an
 account without credit, providers send 400, 402, 403 or 429.
 
-If a provider sends `x-should-retry: true|false`, this header decides about the retry instead. It is
+If a provider sends `x-should-retry: true|false`, that header decides whether to retry. It is
 ignored for engine_failed, 401, 402 without Retry-After, and the errors in that table other than
 rate limits.
 """
@@ -60,7 +60,7 @@ def judge(
 ) -> CallError | NoEndpoint:
     """Returns the error for an HTTP response with a status other than 2xx.
 
-    headers: by lower-case names. wall_s: the current wall time in seconds, for dates in
+    headers: keyed by lower-case name. wall_s: the current wall time in seconds, for dates in
     Retry-After.
     """
     said = read_error(body)

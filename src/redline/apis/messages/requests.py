@@ -51,7 +51,7 @@ _OURS = frozenset(
         *("stop", "stream_options", "user"),
     }
 )
-# The most characters of a `user` at OpenAI; Claude Code sends user ids of about 140.
+# OpenAI's maximum length of a `user` in characters; Claude Code sends user ids of about 140.
 _LONGEST_USER = 64
 _PATH = re.compile(r"`\$\.?([^`]+)`")
 _VALUE = re.compile(r"Invalid value '(.*)' - at")
@@ -364,7 +364,7 @@ def _assistant(contents: Iterable[Iterable[Any]]) -> Object:
 
 
 def _parts(block: _Shown) -> list[Object]:
-    """Returns the parts of a chat message that contain what the block does."""
+    """Returns the parts of a chat message that hold the block's content."""
     if isinstance(block, _Text):
         return [_text_part(block.text)]
     if isinstance(block, _Document):

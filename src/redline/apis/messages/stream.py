@@ -218,10 +218,9 @@ class _Call(_Block):
         self.is_whole = False
 
     def is_followed_by(self, name: Any, tool: Any) -> bool:
-        """Whether a piece at the same index begins another call. name, tool: the id and tool of the
-        piece.
+        """Whether a piece at the same index begins another call.
 
-        Gemini gives index 0 to all calls of an answer.
+        name, tool: the piece's id and tool. Gemini gives index 0 to all calls of an answer.
         """
         return self.is_whole and bool(tool) and not (name and name == self._name)
 

@@ -20,7 +20,7 @@ from redline.store import local_path
 from redline.timeline import CallEnded, read_trace
 
 _PROMPT_TOKENS, _MAX_TOKENS = 128, 128
-# The most rows, and the most bytes in all of them, that are kept in memory and sent in turn.
+# The maximum number of rows kept in memory and sent in turn, and their maximum total size.
 _MOST_ROWS, _MOST_ROW_BYTES = 10_000, 64 * 1024 * 1024
 _MOST_RECORDED = 100_000
 
@@ -29,8 +29,8 @@ class Asked(msgspec.Struct, frozen=True):
     """Holds the requests of a load, and describes them.
 
     requests: endless; rows instead of requests if the target takes rows. words: the description for
-    the user. input_tokens: tokens per request. output_tokens: the most tokens per answer. Either is
-    None if it is unknown.
+    the user. input_tokens: tokens per request. output_tokens: maximum tokens per answer. Each is
+    None if unknown.
     """
 
     requests: Iterator[Any]
@@ -40,11 +40,11 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def recorded_calls(text: str) -> list[CallEnded]:
-    """Returns the calls of the last run in a trace that made calls, in order of arrival.
+    """Returns the calls of a trace's last run that made any, in order of arrival.
 
     If the run had a fixed number of workers, a call's arrival is its first send, because before
     then it waited for the limits of that run. Only the latest 100,000 calls are read. Raises
-    ConfigError if there are none.
+    ConfigError if the trace holds no calls.
     """
     path = local_path(text)
     runs = [run for run in read_trace(path, _MOST_RECORDED).runs if run.calls]
@@ -111,7 +111,7 @@ def _of_rows(target: Target, place: str) -> Asked:
 def _synthetic(
     target: Target, tokens: int, seed: int, sizes: list[tuple[int | None, int | None]] | None
 ) -> Asked:
-    """Returns requests with synthetic prompts of `tokens` tokens or, if given, recorded sizes.
+    """Returns requests with synthetic prompts of `tokens` tokens or, if given, of recorded sizes.
 
     sizes: the input and output tokens of recorded calls, each None if unknown.
     """
@@ -145,7 +145,7 @@ def _synthetic(
 
 
 class _Bound:
-    """Determines the most tokens of an answer to a synthetic prompt.
+    """Determines the maximum tokens of an answer to a synthetic prompt.
 
     field: the field of the body that sets the bound; empty if the API has none. tokens: the bound.
     is_own: whether it is redline's default, because the user set none. prompting: the target's,

@@ -33,9 +33,9 @@ _OWN = (
     flag(
         "concurrency",
         "N",
-        "Users, each of whom sends the next request when the last answer is complete. Default: the "
-        "concurrency set for the endpoints, otherwise 16. With a rate or a trace: maximum requests "
-        "in flight, default 1000.",
+        "Number of users; each sends its next request when its previous answer is complete. "
+        "Default: the concurrency set for the endpoints, otherwise 16. With a rate or a trace: "
+        "maximum requests in flight, default 1000.",
         short="-c",
         read=users,
     ),
@@ -55,8 +55,8 @@ _OWN = (
     flag(
         "replay",
         "TRACE",
-        "Send requests when the last run recorded in TRACE, a file of redline run --trace, made "
-        "its calls; without --rows, prompts and answers also have the recorded lengths.",
+        "Send requests at the times of the last run's calls in TRACE, a file that redline run "
+        "--trace wrote; without --rows, prompts and answers also have the recorded lengths.",
     ),
     whole("seed", "Seed for random arrivals and synthetic prompts. Default: 0.", least=0),
     switch(
@@ -114,7 +114,7 @@ PARAMS = (
 def bench(ctx: Context, targets: list[str] | None) -> int:
     r"""Measure the throughput and latency of a target under a load that you choose.
 
-    By default, 16 users (-c N) each send the next request when the last answer is complete. Answers
+    By default, 16 users (-c N) each send a request when their previous answer is complete. Answers
     are streamed, which shows the times to the first token and between tokens. Nothing is retried,
     and limits and budgets apply. Requests may cost money, so a summary of them is printed first.
 

@@ -52,8 +52,8 @@ DONE, SOME_FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 130
 _USUAL_S, _LEVEL_S = 60.0, 15.0
 _MOST_LEVEL = 256
 _MARK = "redline_bench"
-# At most one of these flags sets how requests arrive; without one, each user sends one after the
-# other.
+# At most one of these flags sets how requests arrive; without any, each user sends one request
+# after another.
 _KINDS = ("constant", "poisson", "replay", "find_concurrency")
 
 
@@ -220,7 +220,7 @@ def _usual_concurrency(target: Target, kind: str) -> int:
 def users(text: str, flag: str) -> int:
     """Reads the number of users."""
     if text == AUTO:
-        raise ConfigError("-c auto is what --find-concurrency does", hint="--find-concurrency")
+        raise ConfigError("-c takes a number of users, not auto", hint="--find-concurrency")
     return values.whole(text, flag, 1, MAX_CONCURRENCY)
 
 
@@ -275,7 +275,7 @@ def _cost_words(bench: _Bench, most: int | None) -> str:
 def _place(text: str) -> Path:
     """Returns the path for the figures. A file there must hold earlier figures or be empty.
 
-    Raises ConfigError if it cannot be used or holds other data.
+    Raises ConfigError if the path cannot be used or its file holds other data.
     """
     path = Path(os.path.expanduser(local_path(text)))
     if path.is_dir():

@@ -90,7 +90,7 @@ def target_of(
     """Returns the target that these names denote.
 
     rows: as for `resolve_run`. given: the flags of a run that apply to a benchmark, by key.
-    Raises ConfigError that names the mistake.
+    Raises a ConfigError that names the mistake.
     """
     if not names:
         raise ConfigError(
@@ -109,7 +109,7 @@ def target_of(
     flags = {**given, "endpoint": list(names)}
     known = {"concurrency", *_keys(_PROMPTING), *_keys(_CALLING)}
     if not isinstance(rows, str):
-        # Settings for the rows of a project do not apply to synthetic prompts.
+        # A project's settings for rows do not apply to synthetic prompts.
         known -= {*_keys(_OF_ROWS)}
     run = {name: value for name, value in configuration.run.items() if name in known}
     configuration = replace(configuration, run=run)
@@ -134,7 +134,7 @@ def _check_name(name: str, configuration: Configuration) -> None:
     if _HOST.fullmatch(name):
         hint = f"did you mean http://{name.partition('/')[0]}/v1? {_FORM}"
     elif path.endswith(".py"):
-        hint = f"include its module, as in {Path(path).stem}:{found or 'FUNCTION'}"
+        hint = f"write the module's name, as in {Path(path).stem}:{found or 'FUNCTION'}"
     elif not colon and _MODULE.fullmatch(name):
         module, _, last = name.rpartition(".")
         hint = f"a function is named with a colon, as in {module}:{last}"
@@ -177,7 +177,7 @@ async def _never(row: object) -> None:
 async def answering(
     target: Target, concurrency: int, *, batch_size: int | None, is_streamed: bool
 ) -> AsyncIterator[Caller]:
-    """Opens the target until the `with` block ends: starts built-in servers, closes connections.
+    """Opens the target, and its built-in server if it has one, for a `with` block.
 
     concurrency: maximum calls in flight at endpoints that do not set their own; for a plain
     function, the number of threads that call it.

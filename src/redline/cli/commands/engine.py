@@ -50,7 +50,7 @@ def engine(ctx: Context, model: str) -> int:
 
     Continuous batching: a request can join or leave the batch at any token. The base URL is the
     first line on stdout. Ctrl-C ends the server. GET /metrics shows its state, under vLLM's
-    names. The extra `engine` is required: make install-engine.
+    metric names. The extra `engine` is required: make install-engine.
 
         redline engine models/tiny --draft-model models/tiny-draft --port 8000
 
@@ -75,7 +75,7 @@ def _serve(ctx: Context, model: str) -> int:
     """Serves until it is interrupted, and returns the exit status. Raises RedlineError."""
     settings, given = settings_of(model, stated(ctx)), read_flags(ctx, PARAMS)
     host, port = given.get("host", "127.0.0.1"), given.get("port", 0)
-    # Imported here: no other command pays for a server's start-up.
+    # Imported here, because the flags need no server.
     if given.get("launcher") == "vllm":
         from redline.engine import launch
 

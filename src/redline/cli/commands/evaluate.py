@@ -71,9 +71,9 @@ PARAMS = (
 def evaluate(ctx: Context, words: list[str] | None) -> int:
     r"""Ask a model every question of a test set, and report how many answers are right.
 
-    Each answer gets one line in the results, with correct, strict, extracted and verdict. Without
-    -o, the results are in NAME.results.jsonl. If the evaluation is interrupted, the same command
-    continues it, and the score is the same.
+    Each answer gets one line in the results, with the fields correct, strict, extracted and
+    verdict. Without -o, the results are in NAME.results.jsonl. If the evaluation is interrupted,
+    the same command continues it, and the score is the same.
 
         redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
 
@@ -109,8 +109,8 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
 def _evaluation(named: list[str], given: Flags) -> Evaluation:
     """Returns the evaluation, built in or from a file, with the shots of the command line.
 
-    Raises ConfigError unless exactly one evaluation is given, and if only one of the number of
-    shots and their file is set. `--shots 0` turns off the shots of a task file.
+    Raises ConfigError unless exactly one evaluation is given, or if shots lack their file or the
+    file lacks a number of shots. `--shots 0` turns off the shots of a task file.
     """
     path = given.get("task")
     if (path is None) == (not named):

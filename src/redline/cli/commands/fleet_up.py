@@ -19,7 +19,7 @@ PARAMS = (
     Word("file", "FILE", "Settings, such as fleet.toml: how to start a replica, and how many."),
 )
 _FAILED = 1
-# Without a terminal, the state is shown if it has changed, at most once in this time.
+# Without a terminal, a changed state is shown at most once in this interval.
 _EVERY_S = 60.0
 
 
@@ -48,7 +48,7 @@ def fleet_up(ctx: Context, file: str) -> int:
     Exit status: 0 ended by Ctrl-C; 1 the fleet failed; 2 bad usage or settings; 3 a defect in
     redline; 130 ended by a second Ctrl-C, 143 by a second SIGTERM.
     """
-    # Imported here: no other command pays for a server's start-up.
+    # Imported here, because the flags need no server.
     from redline.serve.fleet import read_fleet, serve_fleet
 
     view = _View()

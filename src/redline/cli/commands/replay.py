@@ -93,11 +93,11 @@ def _row(title: str, one: Scored, names: Sequence[str]) -> list[str]:
 
 
 def _end(found: Replay) -> Iterator[str]:
-    """Yields how closely the model reproduces the recorded run, and the recommendation."""
+    """Yields the model's error for the recorded run, and the recommendation."""
     side = "above" if found.off > 0 else "below"
     yield (
-        f"replayed as it was recorded ({found.balance}), the mean latency is {abs(found.off):.1%} "
-        f"{side} the recorded one"
+        f"replayed as recorded ({found.balance}), the calls have a mean latency "
+        f"{abs(found.off):.1%} {side} the recorded one"
     )
     best, what = found.best, "makespan" if found.workers else "mean latency"
     if recommended(found) is not None:

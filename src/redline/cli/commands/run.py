@@ -37,7 +37,7 @@ PARAMS = (
 
 
 def run_flags(*left_out: str, **helps: str) -> list[Option]:
-    """Returns the flags of `redline run`, without those that another command does not take.
+    """Returns the flags of `redline run` for another command, except those in `left_out`.
 
     helps: as for `with_helps`.
     """

@@ -149,7 +149,7 @@ def serve(ctx: Context) -> int:
     Exit status: 0 ended by a signal; 2 bad usage or settings; 3 a defect in redline; 130 ended by a
     second Ctrl-C, 143 by a second SIGTERM.
     """
-    # Imported here: no other command pays for a server's start-up.
+    # Imported here, because the flags need no server.
     from redline.serve.gateway import serve_gateway, serve_workers
     from redline.serve.workers import this_worker
 
@@ -184,8 +184,8 @@ def serve(ctx: Context) -> int:
 def _settings(given: Flags, on_note: Callable[[str], None]) -> GatewaySettings:
     """Reads the settings from the flags and the file.
 
-    on_note: called with each note about the file and `.env`. Raises ConfigError that names the
-    place.
+    on_note: called with each note about the file and `.env`. Raises a ConfigError that names the
+    flag or table at fault.
     """
     from redline.serve.batches import parse_batches
     from redline.serve.gateway import GatewaySettings, parse_classes
@@ -231,9 +231,9 @@ def _settings(given: Flags, on_note: Callable[[str], None]) -> GatewaySettings:
 
 
 def _configuration(given: Flags) -> Configuration:
-    """Reads the file's configuration, with the flags of its [serve] as defaults.
+    """Reads the file's configuration, with the flags in its [serve] as defaults.
 
-    Raises ConfigError if the file of --config does not exist or is not valid.
+    Raises ConfigError if the --config file does not exist or is not valid.
     """
     path = Path(given.get("config") or _FILE)
     if "config" in given and not path.is_file():

@@ -74,7 +74,7 @@ PARAMS = (
         "headers",
         HEADER_STYLES,
         "Style of the limit headers: openai (the default), azure, anthropic, gemini (no headers: "
-        "the body of a 429 has the wait), envoy, ietf, slowapi, or none, which sends no "
+        "the body of a 429 states the wait), envoy, ietf, slowapi, or none, which sends no "
         "Retry-After either.",
     ),
     flag(
@@ -99,7 +99,8 @@ PARAMS = (
     ),
     whole(
         "seed",
-        "Seed for latencies, faults and jitter, in order of arrival, and for stories. Default: 0.",
+        "Seed for latencies, faults and jitter, drawn in order of arrival, and for stories. "
+        "Default: 0.",
         least=-(10**15),
     ),
     flag(
@@ -125,7 +126,7 @@ PARAMS = (
     flag(
         "batch_latency",
         "SECONDS",
-        "Time from the creation of a batch to the answer of each of its requests, as for "
+        "Time from the creation of a batch to the answer of each of its requests, in the form of "
         "--latency. Default: 0.",
         read=_parsed(parse_latency),
         section="Batch API",
@@ -154,7 +155,7 @@ def sim(ctx: Context) -> None:
 
     Exit status: 0 ended by Ctrl-C; 2 bad usage or settings; 3 a defect in redline.
     """
-    # Imported here: no other command pays for a server's start-up.
+    # Imported here, because the flags need no server.
     from redline.sim.server import serve_forever
 
     settings = SimSettings(**read_flags(ctx, PARAMS))

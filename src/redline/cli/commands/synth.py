@@ -85,7 +85,7 @@ PARAMS = (
     *run_flags(
         *("body", "url", "method", "output_path", "fail_on", "format", "ordered"),
         *("keep_input", "limit", "via", "follow", "until_empty", "constant_prompt"),
-        output="File of the texts, or its URL, such as s3://bucket/stories.jsonl: one JSON line "
+        output="File for the texts, or its URL, such as s3://bucket/stories.jsonl: one JSON line "
         "per text. The same command continues it. Required.",
     ),
 )
@@ -138,7 +138,7 @@ def _carry_out(session: Session) -> int:
 
 
 def _job(job: Job, task: Synthesis, *, is_dry: bool) -> Job:
-    """Returns the job that generates the texts. Raises ConfigError if settings forbid that."""
+    """Returns the job that generates the texts. Raises ConfigError for an unsuitable setting."""
     if job.prompting.prompt is None:
         raise ConfigError(
             "say what to generate", hint="--prompt 'Write a story about {{ topic }}.'"

@@ -73,7 +73,7 @@ PARAMS = (
         "rows",
         "INPUT",
         "Rows as for `redline run`. Without --prompt, rows with messages, prompt or input are sent "
-        "as by `redline run`; of other rows, the column named text is tagged, or the only column.",
+        "as by `redline run`; in other rows, the column named text is tagged, or the only column.",
     ),
     *_OWN,
     # Tagging sets the other flags itself, or does not use them.
@@ -146,7 +146,7 @@ def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
 
 
 def _table_path(given: Flags, output: Output | None, rows: str) -> Path | None:
-    """Returns the path of --export. Raises ConfigError, before anything is sent, if it is wrong."""
+    """Returns the path of --export. Raises ConfigError, before sending, if it cannot be used."""
     for name in ("gold", "export"):
         if output is None and name in given:
             raise ConfigError(
@@ -176,7 +176,7 @@ def _tell(
     notes = []
     if task.is_format_refused:
         notes.append(
-            "the endpoint does not accept response_format: the schema was sent in the prompt alone"
+            "the endpoint does not accept response_format: the schema was sent only in the prompt"
         )
     if found.agreement is not None:
         matrix = _matrix_path(output)

@@ -97,10 +97,10 @@ ENGINE_FLAGS = (
         "Data type: auto (the default: the model's own), float32, bfloat16 or float16.",
         section="Processes",
     ),
-    _number("threads", "Threads of PyTorch in each process. Default: 1."),
+    _number("threads", "PyTorch threads in each process. Default: 1."),
     _number(
         "tensor_parallel",
-        "Split every layer over N processes, each with a share of the weights.",
+        "Split every layer across N processes, each with a share of the weights.",
     ),
     _number(
         "pipeline_parallel",
@@ -135,7 +135,7 @@ def settings_in(text: str) -> EngineSettings:
 
 
 def settings_of(model: str, given: Flags) -> EngineSettings:
-    """Returns the settings from the flags. Raises ConfigError that names the wrong flag."""
+    """Returns the settings from the flags. Raises a ConfigError that names the wrong flag."""
     if not model:
         raise ConfigError("no model is named", hint=_FORM)
     return EngineSettings(model=expanduser(model), **read(ENGINE_FLAGS, given))

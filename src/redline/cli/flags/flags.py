@@ -1,6 +1,6 @@
 """Defines a command's parameters: positional arguments and flags.
 
-A flag is an `Option`, like the options of a job. Its kind determines how many texts it takes: one,
+A flag is an `Option`, like the options of a job. Its kind determines how many values it takes: one,
 none, or any number.
 """
 
@@ -26,7 +26,7 @@ class Word(click.Argument):
         self.about = about
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """Returns the argument's text, or a list of texts if `is_many`; None if it is missing."""
+        """Returns the argument's string, or a list if `is_many`; None if it is missing."""
         found = super().process_value(ctx, value)
         return (list(found) or None) if isinstance(found, tuple) else found
 
@@ -43,7 +43,7 @@ class Flag(click.Option):
             metavar=option.metavar,
             help=option.help,
             is_flag=is_switch,
-            # Even if the flag takes one text: of several, click would silently use the last one.
+            # Even if the flag takes one value: of several, click would silently use the last.
             multiple=not is_switch,
             default=False if is_switch else None,
         )
@@ -52,10 +52,10 @@ class Flag(click.Option):
         self._words = option.complete
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """Returns the flag's text, or a list of texts if the flag is repeatable.
+        """Returns the flag's string, or a list of strings if the flag is repeatable.
 
         If the flag is not given: None, or False for a switch. Raises ConfigError if a flag that
-        takes one text is given twice.
+        takes one value is given twice.
         """
         found = super().process_value(ctx, value)
         if not isinstance(found, tuple):

@@ -18,7 +18,7 @@ from redline.job.inspect import KINDS, PAGE, Comparison, Figures, Opened, compar
 from redline.process import counted, write_file
 
 _USUAL_SAMPLE, _MOST_SAMPLED = 10, 1000
-# Columns of a table are at least this wide.
+# The minimum width of a table's columns, in characters.
 _NARROW = 10
 
 PARAMS = (

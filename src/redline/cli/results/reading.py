@@ -1,4 +1,4 @@
-"""Opens the outputs that commands inspect, and the prices of their answers."""
+"""Opens the outputs that commands inspect, and reads the prices of their answers."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def priced() -> tuple[Tariff, list[str]]:
 def new_file(text: str, kind: str, beginning: str, hint: str) -> Path:
     """Returns the path of a page or report to be written.
 
-    kind: what the file is, for errors. beginning: how it begins. hint: a remedy for a path at which
-    no file can be. Raises ConfigError for such a path, and if it would replace another file.
+    kind: what the file is, for errors. beginning: how it begins. hint: for a path at which no file
+    can be. Raises ConfigError for such a path, and for an existing file that begins differently.
     """
     path = local_path(text)
     if path.is_dir() or not path.parent.is_dir():
@@ -70,7 +70,7 @@ def _begins_with(path: Path, beginning: bytes) -> bool:
 
 @contextmanager
 def open_results(name: str) -> Iterator[Opened]:
-    """Yields the output at a path or URL. Raises ConfigError for a wrong name, with a hint."""
+    """Yields the output at a path or URL. Raises ConfigError, with a hint, if there is none."""
     url = url_of(name)
     if url is None:
         with opened(Output.at(results_path(name))) as found:

@@ -1,4 +1,4 @@
-"""`redline repair`: moves lines out of a results file until a run can continue with it."""
+"""`redline repair`: clears a results file of the lines that a run would refuse."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PARAMS = (Word("results", "OUT", "The results file of a run."),)
 def repair(ctx: Context, results: str) -> None:
     """Clean OUT and its failures: move aside every line that a run would refuse.
 
-    These are lines that are damaged or cut short, lines that redline did not write, and repeated
-    lines for a row of OUT, whose first line stays. They are moved to a file beside the original,
-    such as labels.damaged-1.jsonl; all other lines stay, byte for byte. Then run the
-    original command again: rows that no longer have a line are sent again, and may be billed again.
+    These are lines that are damaged or cut short, lines that redline did not write, and, for a row
+    with several lines in OUT, all but the first. They are moved to a file beside the original, such
+    as labels.damaged-1.jsonl; all other lines stay, byte for byte. Then run the original command
+    again: rows that no longer have a line are sent again, and may be billed again.
 
         redline repair labels.jsonl
 

@@ -56,7 +56,7 @@ def report(ctx: Context, results: Sequence[str] | None) -> None:
     """Report on a job: what limited it, how fast it was, what it cost, and what failed.
 
     A page is self-contained and can be sent to anyone. It quotes the prompt, a few errors and the
-    names of some rows, but no key. If the job is running, the report shows its present state.
+    names of some rows, but no key. If the job is running, the report shows its current state.
 
         redline report labels.jsonl -o page.html
         redline report labels.jsonl -o chart.svg

@@ -31,7 +31,7 @@ from redline.process import counted, duration
 _MOST_SAMPLED = 100_000
 # Rows of a sample up to this size are shown with their requests, if necessary from the input.
 _FEW = 100
-# The most lines of a folded text.
+# The maximum number of lines of a folded text.
 _TEXT_LINES, _MESSAGE_LINES = 6, 3
 
 PARAMS = (
@@ -41,7 +41,7 @@ PARAMS = (
     flag(
         "row",
         "N",
-        "Show in full the row with this number in the input, counting from 1, or this custom_id.",
+        "Show in full the row with this number in the input, from 1, or with this custom_id.",
     ),
     whole(
         "sample",
@@ -223,14 +223,14 @@ def _counted(endings: Iterable[tuple[Ending, str]], total: int, width: int) -> I
 
 
 def _beside(head: str, text: str, width: int, most_lines: int) -> Iterator[str]:
-    """Yields the text folded beside `head`."""
+    """Yields `head` and, beside it, the folded text, line by line."""
     for line in folded(text, width - len(head), most_lines):
         yield f"{head}{line}"
         head = " " * len(head)
 
 
 def _table(found: Opened, figures: Figures) -> Iterator[tuple[str, str]]:
-    """Yields titles and their texts; a text is empty if it does not apply."""
+    """Yields pairs of a title and its text, which is empty if the title does not apply."""
     yield "verdicts", _listed(figures.verdicts)
     yield "re-asks", f"{figures.reasks:,}" if figures.reasks is not None else ""
     yield "dropped", _listed(figures.dropped)

@@ -70,7 +70,7 @@ def status(ctx: Context, results: str) -> int:
 
 
 def _read(output: Output) -> tuple[Status, bool]:
-    """Reads the present status of the job, and whether a process holds the output.
+    """Reads the current status of the job, and whether a process holds the output.
 
     Raises ConfigError if nothing was recorded.
     """
@@ -175,7 +175,7 @@ def _speed(found: Status) -> Iterator[str]:
 
 
 def _time(phases: Mapping[str, float]) -> str:
-    """Returns the phases that take at least 1 % of the time of rows, with their shares."""
+    """Returns the phases that take at least 1 % of the rows' time, with their shares."""
     in_hand = {name: seconds for name, seconds in phases.items() if name != "durable"}
     all_s = sum(in_hand.values()) or 1.0
     return ", ".join(

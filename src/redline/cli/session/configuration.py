@@ -60,8 +60,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the settings from redline.toml, `.env` and the environment.
 
     endpoints: settings by endpoint name, with keys of ENDPOINT_KEYS. run: defaults of the
-    command's flags. Their values have the form in which flags give them: text, booleans, lists of
-    text, and tables of text.
+    command's flags. The values in both have the form in which flags give them: text, booleans,
+    lists of text, and tables of text.
 
     file: the name of the settings file. defaults: the name of the table that `run` comes from.
     serve, tenants: the tables as they are in the file. prices: by model. tariffs: the endpoints'
@@ -95,9 +95,9 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextmanager
     def located(self, given: Mapping[str, Any]) -> Iterator[None]:
-        """Adds to a ConfigError the table that set the flag it is about, unless `given` sets it.
+        """Adds the table that set a flag to a ConfigError about it, unless `given` sets the flag.
 
-        given: the flags on the command line. Such an error begins with the flag's name.
+        Such an error begins with the flag's name. given: the flags on the command line.
         """
         try:
             yield

@@ -21,10 +21,9 @@ def screen_width() -> int:
 def aligned(
     rows: Sequence[Sequence[str]], *, is_figures: bool = False, least: int = 0
 ) -> list[str]:
-    """Returns a line for each row, its columns as wide as their longest cell.
+    """Returns a line for each row, with columns as wide as their longest cell.
 
-    is_figures: all columns but the first are aligned on the right. least: the minimum width of a
-    column.
+    is_figures: all columns but the first are right-aligned. least: the minimum width of a column.
     """
     widths = [max(least, *map(cells, column)) for column in zip(*rows, strict=True)]
 
@@ -46,7 +45,7 @@ def folded(text: str, width: int, most_lines: int, indent: str = "") -> list[str
     used = 0
     for start, end in islice(_pieces(text, max(1, width - len(indent))), most_lines):
         if len(lines) == most_lines - 1 and text[end:].strip():
-            left = f"... {len(text) - used:,} characters more"
+            left = f"... {len(text) - used:,} more characters"
             return [*lines, f"{indent}{left}"]
         lines.append(f"{indent}{text[start:end]}".rstrip())
         used = end

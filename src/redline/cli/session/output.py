@@ -1,4 +1,4 @@
-"""Writes to stdout, such as the results of a run without an output file, and to stderr."""
+"""Writes to stdout, including the results of a run without an output file, and to stderr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redline.events import AlertChanged, Event
 from redline.journal import Output, Result, error_fields, line_writer
 from redline.process import lasting, printable, printable_json
 
-# Lines may have 10 MB. The event loop gets a turn after at most this many bytes: about 1 ms.
+# A line may be 10 MB long. The event loop gets a turn after at most this many bytes: about 1 ms.
 _TURN_BYTES = 256 * 1024
 # The pause before writing to a full pipe again grows between these bounds: it is short at first,
 # because a quick reader takes 64 KB in about 0.1 ms.
@@ -48,7 +48,7 @@ def say(text: str = "", *, clears: bool = False) -> None:
         return
     try:
         if text:
-            # Not even an empty text may be written to a terminal that no longer exists.
+            # Writing even an empty string fails on a terminal that no longer exists.
             sys.stdout.write((_HOME_AND_CLEAR if clears else "") + printable(text))
         sys.stdout.flush()
     except OSError as error:
@@ -82,7 +82,7 @@ def lost_stdout(error: OSError, hint: str = "make room") -> Exception:
 
 
 def forget_stdout() -> None:
-    """Prevents the interpreter's flush at exit from writing to a stdout that accepts no more."""
+    """Prevents the interpreter's flush at exit from writing to a stdout that refuses writes."""
     if sys.stdout is None:
         return
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -138,7 +138,7 @@ class Notes:
 
 
 class Lines:
-    """Writes each success to `stream` and each failure to stderr, one line each, as they come.
+    """Writes each success to `stream` and each failure to stderr, one line each, as rows finish.
 
     stream: None if stdout is closed, which raises ConfigError. lines: the contents of a result
     line.

@@ -147,7 +147,7 @@ def _flaw_lines(report: Report, argv: Sequence[str]) -> Iterator[str]:
     """Yields a line on successes that are cut, empty or refused, and a remedy."""
     if not report.flawed:
         return
-    line = f"{report.results:,} succeeded, of them {flaws_text(report.flawed)}"
+    line = f"{report.results:,} succeeded, of which {flaws_text(report.flawed)}"
     if argv[:1] == ["run"] and not any(word.startswith("--fail-on") for word in argv):
         line += f": --fail-on {','.join(report.flawed)}"
     elif "length" in report.flawed:
@@ -241,8 +241,7 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
             )
         elif not plan.limit_s:
             lines.append(
-                "no limit that is set requires a wait: the server and the concurrency determine "
-                "the time"
+                "the limits require no wait: the server and the concurrency determine the time"
             )
         elif plan.least_s < plan.limit_s:
             least = f"at least {duration(plan.least_s)}, and " if plan.least_s else ""

@@ -50,7 +50,7 @@ _NEED_CACHE = ("cache_size", "cache_sampled")
 class Resolved(msgspec.Struct):
     """Holds the job that flags and settings describe.
 
-    lines: the contents of a result line, also if results go to stdout.
+    lines: the contents of a result line, even if results go to stdout.
     """
 
     job: Job
@@ -137,7 +137,7 @@ def resolve_endpoints(
 
 
 class _Settings:
-    """Merges the flags of a command with redline.toml, and makes options and endpoints of them.
+    """Merges a command's flags with redline.toml, and builds options and endpoints from both.
 
     stated: the flags on the command line. is_sending: whether the endpoints' keys are needed.
     """
@@ -243,9 +243,9 @@ class _Settings:
 
 
 def _check_needs(flags: Flags, stated: Flags) -> None:
-    """Raises ConfigError for a flag that lacks a required other flag, or conflicts with one.
+    """Raises ConfigError for a flag that requires another one, or conflicts with one.
 
-    Also raises it if no file can be at the output's path.
+    Also raises it if the output's folder does not exist.
     """
     place = flags.get("output", "-")
     for name in _NEED_OUTPUT:

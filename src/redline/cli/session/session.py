@@ -27,7 +27,7 @@ from redline.job.show import (
 ALL_DONE, SOME_FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 130
 LOGS = ("text", "json")
 
-# Arguments and flags that redline.toml cannot set, because they are for a single command.
+# Arguments and flags that redline.toml cannot set, because they apply to one invocation.
 _NOT_SETTINGS = ("rows", "dry_run")
 
 

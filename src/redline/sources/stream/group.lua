@@ -43,7 +43,7 @@ local function claim_quietly(ids, idle_ms)
   redis.call(unpack(command))
 end
 
--- keep ID...: this consumer lives, so what is still its own is not idle.
+-- keep ID...: this consumer is alive, so the messages that are still its own are not idle.
 if turn == 'keep' then
   local own = {}
   for _, id in ipairs(given(4)) do
@@ -53,8 +53,8 @@ if turn == 'keep' then
   return #own
 end
 
--- Calls `take` with each pending message of `owner`, or with each that is idle for so long, until it
--- returns a true value. start: where to begin, for XPENDING.
+-- Calls `take` with each pending message of `owner` or, if it is nil, with each that has been idle
+-- for `idle_ms`, until it returns a true value. start: where to begin, for XPENDING.
 local function each_pending(idle_ms, owner, take, start)
   local from = start or '-'
   while true do
@@ -72,8 +72,8 @@ local function each_pending(idle_ms, owner, take, start)
   end
 end
 
--- release IDLE START: any consumer may now take those messages from START on whose outcomes this
--- consumer has not begun to write. A turn takes 5,000, and returns where the next one begins.
+-- release IDLE START: any consumer may now take this consumer's messages from START on, except
+-- those being written. A turn takes 5,000, and returns where the next one begins.
 if turn == 'release' then
   local ids, rest = {}, nil
   each_pending(0, me, function(id)
@@ -86,7 +86,7 @@ if turn == 'release' then
 end
 
 -- left IDLE: how many messages wait for an acknowledgement, how many of them are orphans, whose
--- consumer has been silent for so long after it marked them, and one such consumer.
+-- consumer marked them and has been silent for IDLE ms since, and one such consumer.
 if turn == 'left' then
   local orphans, whose = 0, ''
   each_pending(ARGV[4], nil, function(id, owner)
@@ -128,7 +128,7 @@ for _, entry in ipairs(redis.call('XCLAIM', stream, group, me, 0, unpack(ids))) 
     found[#found + 1] = {entry[1], deliveries[entry[1]], entry[2]}
   end
 end
--- No consumer can do a message that was deleted from the stream or trimmed away.
+-- No consumer can process a message that was deleted from the stream or trimmed away.
 for _, id in ipairs(ids) do
   if not is_there[id] then
     redis.call('XACK', stream, group, id)

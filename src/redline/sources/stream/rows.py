@@ -2,7 +2,7 @@
 
 The states of a message in one process, which is one consumer of the group:
 
-  new, or idle       it is read if there is room: for twice as many messages as calls in flight
+  new, or idle       it is read if there is room: for twice as many messages as slots
   held               a heartbeat keeps it from becoming idle, so no other consumer claims it
   permitted          it has its outcome, is still this consumer's, and is marked: now its line may
                      be written, and no other consumer claims it any more
@@ -43,7 +43,7 @@ from redline.sources.stream_url import StreamUrl, message_key
 # stream is noticed only when the wait ends.
 _WAIT_S, _SHORT_WAIT_S = 1.0, 0.1
 # A process that ends has this long for its last acknowledgements; the next run with the same output
-# makes the others.
+# makes the rest.
 _LAST_S = 10.0
 _ASK_AGAIN_S = 0.1
 _decode = msgspec.json.Decoder().decode
@@ -52,7 +52,7 @@ _decode = msgspec.json.Decoder().decode
 class StreamRows(AsyncRows):
     """The messages of a stream as rows.
 
-    consumer_path: the file that stores the consumer's name. most: the most messages that may be
+    consumer_path: the file that stores the consumer's name. most: the maximum number of messages
     without an outcome at a time. limit: read at most this many messages. until_empty: end when the
     group has acknowledged all messages.
     """
@@ -127,7 +127,7 @@ class StreamRows(AsyncRows):
         self._has_room.set()
 
     def skip(self, key: int) -> None:
-        """Skips a row whose outcome the output has already; only acknowledges its message."""
+        """Skips a row whose outcome the output already has; only acknowledges its message."""
         self._settle()
         self._durable.append(key)
         self._acknowledging.set()
@@ -218,8 +218,8 @@ class StreamRows(AsyncRows):
             are = counted(left.orphans, f"message of {name} is", f"messages of {name} are")
             raise ConfigError(
                 f"{are} held by {whose}, which ended after it began to write their outcomes",
-                hint="start it again, with its own -o: it acknowledges what its file holds. If "
-                "that file is lost, add orphans=claim to the URL, and they are requested again",
+                hint="start it again, with its own -o: it acknowledges the messages in its file. "
+                "If that file is lost, add orphans=claim to the URL to request them again",
             )
         return not left.pending
 
@@ -270,7 +270,7 @@ class StreamRows(AsyncRows):
         for message in messages:
             content = _content(message)
             key = message_key(self.url.stream, content)
-            # Another consumer claimed it, and it came back, while its row is in progress here.
+            # The message came back from another consumer while its row is still in progress here.
             if key in self._held:
                 continue
             self._held[key] = message.id
