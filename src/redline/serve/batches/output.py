@@ -83,7 +83,7 @@ class Folder:
         self.errors = path / "errors.jsonl"
 
     def counts(self) -> tuple[int, int]:
-        """Counts the job's lines so far with an answer, and with an error. Blocks."""
+        """Returns the numbers of lines that have an answer so far, and an error. Blocks."""
         return _count(self.results.path), _count(self.results.failed_path)
 
     def write(self, ending: str) -> Written:
@@ -184,7 +184,7 @@ def _count(path: Path) -> int:
 
 
 def _synced(file: BinaryIO) -> int:
-    """Syncs the file and returns its size."""
+    """Syncs the file and returns its size in bytes."""
     file.flush()
     os.fsync(file.fileno())
     return file.tell()

@@ -9,7 +9,7 @@ cancelling   a client cancelled it; calls in flight may end   cancelled
 completed    every line has its answer or its error
 failed       its file was invalid and no line was sent; or it cannot continue, and keeps its results
 expired      its window is over; lines without an answer have the error batch_expired
-cancelled    as expired, with the error batch_cancelled
+cancelled    like expired, but with the error batch_cancelled
 """
 
 from __future__ import annotations

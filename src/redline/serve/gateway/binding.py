@@ -62,7 +62,7 @@ def binding_of(facts: Facts) -> Binding:
             cause="failing",
             sentence=f"Every endpoint is degraded. Calls still go to {facts.answering} of "
             f"{len(facts.states)}, and many of them fail. {_waiting(facts)}",
-            advice="Check the reasons below, and the last calls that failed.",
+            advice="Check the reasons below, and the latest failed calls.",
         )
     if not facts.working:
         states = ", ".join(sorted({one.value for one in facts.states})) or "none exists"
