@@ -23,7 +23,7 @@ _BYTES_PER_TOKEN = 4
 # A larger body is searched for images, sounds and files, whose bytes say little about tokens.
 _LARGE_BYTES = 16 * 1024
 _MEDIA = (b"base64", b"input_audio")
-# A body with more commas, thus perhaps more values, takes too long to parse for an estimate.
+# A body with more commas may have too many values to be parsed for an estimate.
 _MOST_COMMAS = 200_000
 _FIRST_OUTPUT = 256
 _EMBEDDINGS = embeddings.API.path
