@@ -30,11 +30,11 @@ _ASKED_FOR_USAGE = frozenset({chat.API.path, completions.API.path})
 
 
 class Relay(Door):
-    """A server that forwards calls to `backend` while entered, or from `start` to `aclose`.
+    """A server that forwards calls, in an `async with` block or from `start` to `aclose`.
 
-    Bodies reach the backend unchanged, an endpoint's answers and refusals reach the client
-    unchanged, and streams are forwarded as they arrive. Messages are translated. pages, routes: see
-    Door. trouble: returns why no call can be answered, now or later; None if calls can be answered.
+    Bodies reach `backend` unchanged, an endpoint's answers and refusals reach the client unchanged,
+    and streams are forwarded as they arrive. Messages are translated. pages, routes: see Door.
+    trouble: returns why no call can be answered, now or later; None if calls can be answered.
     """
 
     def __init__(

@@ -175,7 +175,7 @@ _ROUTING = msgspec.json.Decoder(_Routing)
 
 
 def other_choice(raw: bytes) -> str | None:
-    """Returns a field that may make a server use another model than `facts_of` finds, or None.
+    """Returns a field that may make a server use a model that `facts_of` does not find, or None.
 
     If a key is repeated, some servers use the first, others the last; some ignore the case of keys.
     """
