@@ -47,7 +47,7 @@ from redline.httpserver.request_form import RequestForm
 # The parser gets at most this many bytes at once, so few requests are parsed beyond _MOST_WAITING.
 _PIECE_BYTES = 16 * 1024
 _MOST_WAITING = 16
-# After this many forms, the other requests of a client whose heads keep changing go to llhttp.
+# After this many forms, no further form is learned: the heads of the client keep changing.
 _MOST_FORMS = 8
 _LINGER_S = 2.0
 _LOOK_S = 0.01
@@ -286,7 +286,7 @@ class Connection(asyncio.Protocol):
         return not (has_learned or is_busy or self._bare_bytes or self._is_ending or self.is_lost)
 
     def _body_s(self, exchange: Exchange | None) -> float:
-        """Returns the seconds for a body to arrive; a larger bound allows more in proportion."""
+        """Returns the seconds for a body to arrive; a larger bound allows proportionally more."""
         most_bytes = None if exchange is None else exchange.most_body_bytes
         share = 1.0 if most_bytes is None else max(1.0, most_bytes / self.most_body_bytes)
         return self._bounds.body_s * share

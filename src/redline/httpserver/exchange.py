@@ -139,7 +139,7 @@ class Exchange:
         return self._fields.kept
 
     def keep(self, found: object) -> None:
-        """Keeps what the handler has read from the header fields, for requests with the same ones.
+        """Keeps what the handler read from the header fields, for requests with the same fields.
 
         Most clients send the same fields, apart from the length, with each request of a connection.
         """

@@ -65,7 +65,7 @@ read_short_line = lru_cache(maxsize=256)(read_line)
 class Fields(dict[bytes, bytes]):
     """Header fields by lower-case name. Requests whose heads are alike may share one instance.
 
-    kept: the object that a handler made from the fields, for the next request with the same ones.
+    kept: the object that a handler made from the fields, for the next request with these fields.
     """
 
     kept: Any = None

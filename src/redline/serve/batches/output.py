@@ -83,7 +83,7 @@ class Folder:
         self.errors = path / "errors.jsonl"
 
     def counts(self) -> tuple[int, int]:
-        """Returns the numbers of lines that have an answer so far, and an error. Blocks."""
+        """Returns how many lines have an answer so far, and how many have an error. Blocks."""
         return _count(self.results.path), _count(self.results.failed_path)
 
     def write(self, ending: str) -> Written:

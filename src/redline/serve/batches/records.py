@@ -1,7 +1,7 @@
 """Defines the stored records of files and batches.
 
 status       meaning                                          turns to
-validating   its file is being checked, or it waits its turn  in_progress, failed, expired,
+validating   its file is being checked, or it waits its turn  in_progress, finalizing, failed,
                                                               cancelling
 in_progress  its job is running, or resumes after a restart   finalizing, cancelling
 finalizing   its output and error files are being written     completed, expired, failed

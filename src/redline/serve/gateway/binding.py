@@ -1,13 +1,13 @@
 """Decides from a gateway's figures what holds its calls back; the first match wins.
 
 cause        when
-down         no endpoint works
 failing      every endpoint is degraded; calls still go to some of them, and some are answered
+down         no endpoint works
 gateway      the gateway's process is busy for more than BUSY of the time
 nothing      no call waits, and an endpoint has room within a second
 parked       every working endpoint has asked the gateway to wait
-limit        the next call waits for a rate limit
 concurrency  as many calls are in flight as -c allows, or all but those kept free
+limit        the next call waits for a rate limit
 warming      every endpoint is warming up, and takes few calls at once until it has answered some
 endpoints    no endpoint takes another call: all its slots are taken, or it is warming up
 """
@@ -56,7 +56,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 def binding_of(facts: Facts) -> Binding:
     """Returns what holds waiting calls back, and what would help."""
     if not facts.loads:
-        return Binding(cause="nothing", sentence="A function answers: it has no endpoint.")
+        return Binding(cause="nothing", sentence="A function answers: there is no endpoint.")
     if not facts.working and facts.answering:
         return Binding(
             cause="failing",

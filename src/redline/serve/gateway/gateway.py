@@ -313,7 +313,7 @@ class Gateway(Door):
     def _caller(self, exchange: Exchange) -> Caller:
         """Reads the caller of a request from its head.
 
-        Raises Refusal if its key is missing or unknown, or if it comes from another site.
+        Raises Refusal if the key is missing or unknown, or if the request is from another site.
         """
         header, keyring = exchange.header, self.keyring
         if not keyring.is_asked:

@@ -59,7 +59,7 @@ def read_request(request: Request) -> tuple[BodyFacts, bytes]:
 
 
 class Meter:
-    """Estimates the cost of calls, and reads it from outcomes, at these prices."""
+    """Estimates the cost of calls, and reads it from outcomes, at the prices in `prices`."""
 
     def __init__(self, prices: Prices) -> None:
         self._prices = prices

@@ -3,7 +3,8 @@
 state     from     calls
 starting  start    are not accepted; after SIGHUP, the gateway reloads as soon as it serves
 serving   ready    are answered; SIGHUP reloads the settings, and no call is lost
-draining  SIGTERM  in flight get `drain_s` to end, new ones are refused; a second signal ends all
+draining  SIGTERM  in flight get `drain_s` to end, new ones are refused; a second signal cuts off
+                   those in flight
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def parse_classes(tables: object, file: str) -> tuple[ClassSettings, ...]:
             raise ConfigError(
                 f"the classes {other} and {name} both have priority {one.priority}",
                 where=f"{file}, [serve.classes.{name}]",
-                hint="give each its own: the lower number goes first",
+                hint="give each its own; the lower number goes first",
             )
     return tuple(sorted(found.values(), key=lambda one: one.priority))
 

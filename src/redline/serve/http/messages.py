@@ -142,7 +142,7 @@ class _Stream(ClientStream):
 
     async def put(self, chunk: Chunk) -> None:
         if chunk.raw.lstrip()[:1] == b"{":
-            # The endpoint does not stream: this is its whole answer, which the reply has as well.
+            # The endpoint does not stream: this is its whole answer, which is also in the reply.
             return
         if chunk.raw:
             data = self._translation.feed(chunk.raw)

@@ -60,7 +60,7 @@ class Relay(Door):
         self._held: dict[asyncio.Timeout, Call] = {}
 
     def refuse_waiting(self) -> None:
-        """Refuses the calls that have not been sent to an endpoint, if there is trouble."""
+        """Refuses the calls not yet sent to an endpoint, if no call can be answered."""
         if self._trouble() is not None:
             for wait, call in self._held.items():
                 if call.sent_s is None and not call.committed:
