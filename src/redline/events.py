@@ -68,7 +68,7 @@ class EndpointOut(Event, frozen=True):
 class EndpointDegraded(Event, frozen=True):
     """One of several endpoints is failing, and gets few calls until it works.
 
-    reason: its last error.
+    reason: its last error, or a statement that its health page fails.
     """
 
     endpoint: str
