@@ -280,7 +280,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing seems to have come from the client yet."""
+        """Whether the client seems to have sent nothing yet."""
         has_learned = self._forms_left < _MOST_FORMS
         is_busy = self._queue or self._current or self._incoming or self._is_in_head
         return not (has_learned or is_busy or self._bare_bytes or self._is_ending or self.is_lost)

@@ -31,7 +31,7 @@ _END = b"\r\n"
 
 
 class State(Enum):
-    """How far the response has come."""
+    """The state of a response."""
 
     WAITING = 1
     STREAMING = 2

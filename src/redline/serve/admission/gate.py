@@ -108,7 +108,7 @@ class Gate:
         seconds. avoid: names of endpoints that the call may not use.
 
         Raises QueueFull; Overloaded, at once if the call would start too late, or later when its
-        time is over; Withdrawn after `move`; ConfigError for an unknown class or a bad weight.
+        time is over; Withdrawn after `move`; ConfigError for an unknown class or an invalid weight.
         """
         place = self.try_enter(klass, avoid)
         if place is not None:

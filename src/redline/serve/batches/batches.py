@@ -1,7 +1,7 @@
 """Serves files and batches of all tenants on the paths of the OpenAI API.
 
 The state folder contains `files/`, with all files and a record of each, and `batches/`, with a
-record of each batch and a folder for each unfinished batch. Only one process at a time uses it.
+record of each batch and a folder for each unfinished batch. Only one process at a time may use it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The contents of the written files.
+    """Counts of the lines, tokens and bytes in the written files.
 
     completed, failed: the numbers of lines with an answer and with an error. usage: the sum of the
     tokens that answers report, in the API's format.

@@ -72,7 +72,7 @@ class ServedFunction(Around):
         super().__init__(self._batcher)
 
     def figures(self) -> BatchFigures:
-        """Returns the figures of the function's batches."""
+        """Returns the state and the counts of the function's batches."""
         return self._batcher.figures()
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
