@@ -25,8 +25,8 @@ def is_command() -> bool:
 def collect_rarely() -> None:
     """Makes the garbage collector run rarely, since reference counting frees nearly all garbage.
 
-    With Python's default threshold of 700 objects, the collector takes a quarter of the time of a
-    busy client. A thousand calls in flight and their connections are 50,000 objects, all in use.
+    With Python's default threshold of 700 objects, the collector takes a quarter of a busy client's
+    time. A thousand calls in flight and their connections are 50,000 objects, all in use.
     """
     gc.set_threshold(100_000, 20, 100)
     gc.enable()
@@ -50,11 +50,12 @@ def give_way() -> None:
 def _repeat_interrupt(ignored: "sys.UnraisableHookArgs") -> None:
     """Interrupts again if Python ignored a KeyboardInterrupt; reports other errors as usual.
 
-    Python ignores errors in weakref callbacks and `__del__`, and every import runs such a callback.
+    Python ignores errors in weakref callbacks and `__del__`, and every import runs a weakref
+    callback.
     """
     if ignored.exc_type is KeyboardInterrupt:
         # A thread repeats the interrupt later, since an error raised here would also be ignored.
-        # On a busy machine, the thread may interrupt before `start` has returned: then the loop
+        # On a busy machine, the thread may interrupt before `start` has returned; the loop then
         # starts another thread.
         while True:
             try:

@@ -73,7 +73,7 @@ def _rebuild(
 
 
 class ConfigError(RedlineError):
-    """The settings cannot work. Nothing was sent, unless they made the first rows all fail."""
+    """The settings cannot work. Nothing was sent, unless they made all of the first rows fail."""
 
 
 class JournalError(RedlineError):
@@ -162,7 +162,7 @@ class RateLimited(Retryable):
 
 
 class ServerFailed(Retryable):
-    """A status that may be transient, or an answer that the server marks as broken off."""
+    """HTTP 408, 409, 425 or 5xx, or an answer that the server marks as broken off."""
 
 
 class Disconnected(Retryable):

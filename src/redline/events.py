@@ -1,7 +1,7 @@
 """Defines rare events as frozen records, and the protocol of their listeners.
 
 An event reports what has happened; a listener cannot change what follows. Listeners are called on
-the event loop and must return at once. Steps that every row takes are no events: `waist.counters`
+the event loop and must return at once. Steps that every row takes are not events: `waist.counters`
 only counts them.
 """
 
@@ -68,7 +68,7 @@ class EndpointOut(Event, frozen=True):
 class EndpointDegraded(Event, frozen=True):
     """One of several endpoints is failing, and gets few calls until it works.
 
-    reason: its last error.
+    reason: its last error, or a statement that its health page fails.
     """
 
     endpoint: str

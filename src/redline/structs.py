@@ -19,7 +19,7 @@ def mutable(made: _Made) -> _Made:
     """Replaces the attribute setter of a msgspec struct with Python's own, and returns the struct.
 
     msgspec's setter also makes the garbage collector track the struct once a container is set.
-    Python therefore cannot specialise the setter, and setting an attribute takes fourteen times as
+    Python therefore cannot specialize the setter, and setting an attribute takes fourteen times as
     many instructions. Use `mutable` only for structs that are never tracked (gc=False), or that are
     tracked from the start because a field holds a container.
     """

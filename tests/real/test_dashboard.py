@@ -101,7 +101,7 @@ def test_a_server_that_dies_and_comes_back_is_shown_without_a_reload(
             noted = "document.getElementById('changes').innerText"
             for times in (1, 2):
                 one.kill()
-                changed = f"{noted}.split('is degraded, and was ready').length > {times}"
+                changed = f"{noted}.split('is now degraded; it was ready').length > {times}"
                 shown(browser, f"{dead} && {changed}", WITHIN_S)
                 # Its last answers' latency is still known.
                 assert browser.run(f"{ROWS}.every(text => text.includes(' ms'))")

@@ -8,15 +8,15 @@ import msgspec
 
 
 class HttpBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds of one server, all above 0; names in `_s` are in seconds.
+    """The bounds of one server, all above 0; those that end in `_s` are in seconds.
 
     most_connections: the most open connections; any further connection gets 503 and is closed.
     most_head_bytes: the size of a request line with its headers, of the trailers, or of the framing
     around one chunk; up to 32 KiB more may be accepted. most_body_bytes: the size of one request's
-    body, both compressed and decompressed. bodies_by_path: most_body_bytes for single paths.
+    body, both compressed and decompressed. bodies_by_path: most_body_bytes for individual paths.
 
-    head_s: the time from the first byte of a head to its end. body_s: the time for a body, which
-    starts when the handler first waits for it; longer in proportion on a path with larger bodies.
+    head_s: the time from the first byte of a head to its end. body_s: the time for a body, counted
+    from when the handler first waits for it; proportionally longer on a path with larger bodies.
     idle_s: the time until a request begins. unread_s: the time within which a client must read at
     least 64 KiB of the data buffered for it. wanted_s: the same, while other requests need the
     memory that the client's response holds; unread_s if that is shorter.

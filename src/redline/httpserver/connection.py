@@ -12,8 +12,8 @@ lost       a close by either side       the end: handlers are cancelled
 A head that repeats an earlier one, except for the length of its body, is compared instead of
 parsed; see request_form.py.
 
-A handler that can answer at once does so as soon as its request has been read; a task awaits the
-other handlers. The connection is read meanwhile, so the task is cancelled if the client leaves.
+A handler starts as soon as the head of its request has been read. If it cannot answer at once, a
+task awaits it. The connection is read meanwhile, so the task is cancelled if the client leaves.
 Requests that arrive meanwhile wait in order; reading pauses while 16 requests, or more than 64 KiB
 of a body, are waiting.
 """
@@ -47,7 +47,7 @@ from redline.httpserver.request_form import RequestForm
 # The parser gets at most this many bytes at once, so few requests are parsed beyond _MOST_WAITING.
 _PIECE_BYTES = 16 * 1024
 _MOST_WAITING = 16
-# After this many forms, the other requests of a client whose heads keep changing go to llhttp.
+# After this many forms, no further form is learned: the heads of the client keep changing.
 _MOST_FORMS = 8
 _LINGER_S = 2.0
 _LOOK_S = 0.01
@@ -69,7 +69,7 @@ class _StopError(Exception):
 class Service:
     """The state that a server's connections share.
 
-    date: the header line, renewed every second.
+    date: the Date header line, renewed at least once a second.
     """
 
     def __init__(self, handle: Handler, bounds: HttpBounds) -> None:
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
     """Parses the requests of one client and runs their handlers.
 
     read_by_s, write_by_s: when `check` is due, on the loop's clock. write: sends bytes to the
-    client; None while its buffer is full, and after it has left.
+    client; None while the write buffer is full, and after the client has left.
     """
 
     transport: asyncio.Transport
@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
                 self._drain = None
 
     def read_body(self) -> None:
-        """Starts the deadline of the body, for which the handler now waits, and resumes reading."""
+        """Sets the deadline of the body, for which the handler now waits, and resumes reading."""
         if self.read_by_s == inf:
             self.read_by_s = self._loop.time() + self._body_s(self._current)
         self._read_on()
@@ -280,19 +280,19 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing seems to have come from the client yet."""
+        """Whether the client seems to have sent nothing yet."""
         has_learned = self._forms_left < _MOST_FORMS
         is_busy = self._queue or self._current or self._incoming or self._is_in_head
         return not (has_learned or is_busy or self._bare_bytes or self._is_ending or self.is_lost)
 
     def _body_s(self, exchange: Exchange | None) -> float:
-        """Returns the seconds for a body to arrive; a larger bound allows more in proportion."""
+        """Returns the seconds for a body to arrive; a larger bound allows proportionally more."""
         most_bytes = None if exchange is None else exchange.most_body_bytes
         share = 1.0 if most_bytes is None else max(1.0, most_bytes / self.most_body_bytes)
         return self._bounds.body_s * share
 
     def _bound_writing(self) -> None:
-        """Starts the deadline for the client to read the written data."""
+        """Sets the deadline by which the client must read the written data."""
         self._unwritten = self.transport.get_write_buffer_size()
         now_s, bounds = self._loop.time(), self._bounds
         self._unread_by_s = now_s + bounds.unread_s
@@ -347,13 +347,13 @@ class Connection(asyncio.Protocol):
         if len(self._queue) == 1 and exchange.error is None and exchange.is_kept:
             self._forms_left -= 1
             form = exchange.form(data)
-            # A single page between many calls must not replace the form of the calls.
+            # One request for a page between many calls must not replace the form of the calls.
             if form is not None and (form.end or self._form is None):
                 self._form = form
                 self._form_bytes = exchange.most_body_bytes or self.most_body_bytes
 
     def _begin_body(self, form: RequestForm, data: bytes) -> bool:
-        """Begins a request without llhttp if `data` has the known form; returns whether it has."""
+        """Begins a request without llhttp, and returns True, if `data` begins one of this form."""
         begun = form.begun(data, self._form_bytes)
         if begun is None:
             return False
@@ -387,7 +387,7 @@ class Connection(asyncio.Protocol):
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                # The client offers another protocol, but the connection stays with HTTP/1.1.
+                # The client offers another protocol, but the connection stays on HTTP/1.1.
                 if self._framing:
                     self._parse_body()
                 data = memoryview(data)[upgrade.args[0] :]
@@ -416,7 +416,7 @@ class Connection(asyncio.Protocol):
         self._parser.feed_data(b"POST / HTTP/1.1\r\n" + self._framing + b"\r\n\r\n")
 
     def _begin_head(self) -> None:
-        """Starts the deadline of a head that has begun to arrive."""
+        """Sets the deadline of a head that has begun to arrive."""
         self._is_in_head = True
         if self._current is None:
             by_s = self._loop.time() + self._bounds.head_s
@@ -495,7 +495,8 @@ class Connection(asyncio.Protocol):
                 size = len(target) + sum(len(name) + len(fields[name]) + 4 for name in fields)
                 if size > self._most_head_bytes:
                     raise self._too_long_head()
-            # Reading the version is costly. Without a Connection header, only HTTP/1.1 is kept.
+            # Reading the version is costly. Without a Connection header, only HTTP/1.1 keeps the
+            # connection.
             is_kept = parser.should_keep_alive()
             is_plain = is_kept and b"connection" not in fields
             version = "1.1" if is_plain else parser.get_http_version()
@@ -619,7 +620,7 @@ class Connection(asyncio.Protocol):
     def _conclude(self, exchange: Exchange) -> None:
         """Ends the exchange of a handler that has returned, with 500 if there is no response.
 
-        Then ends the connection, or sets the deadline of the next request.
+        Then ends the connection, or sets the deadline for the next request.
         """
         if exchange.state is not _OVER:
             exchange.refuse(Fault(500, "the request was not answered"))

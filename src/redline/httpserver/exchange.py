@@ -31,7 +31,7 @@ _END = b"\r\n"
 
 
 class State(Enum):
-    """How far the response has come."""
+    """The state of a response."""
 
     WAITING = 1
     STREAMING = 2
@@ -43,7 +43,7 @@ _WAITING, _STREAMING, _OVER = State
 
 
 class BodyError(Fault):
-    """The body of a request cannot be read."""
+    """The body or the query of a request cannot be read."""
 
 
 class ClientGoneError(ConnectionError):
@@ -139,7 +139,7 @@ class Exchange:
         return self._fields.kept
 
     def keep(self, found: object) -> None:
-        """Keeps what the handler has read from the header fields, for requests with the same ones.
+        """Keeps what the handler read from the header fields, for requests with the same fields.
 
         Most clients send the same fields, apart from the length, with each request of a connection.
         """
@@ -400,7 +400,7 @@ class Exchange:
     # What the connection calls.
 
     def allow_body(self, most_bytes: int) -> None:
-        """Sets the bound of this request's body, instead of the bound of the connection."""
+        """Sets a bound on this request's body that replaces the bound of the connection."""
         self.most_body_bytes = most_bytes
 
     def inflate(self, *, may_be_raw: bool) -> None:
@@ -427,7 +427,7 @@ class Exchange:
         if not self._body:
             self._body = data
         else:
-            # Not a list of parts: there, a chunk of one byte would take 40 bytes.
+            # Not a list of parts, in which a chunk of one byte would take 40 bytes.
             if isinstance(self._body, bytes):
                 self._body = bytearray(self._body)
             self._body += data

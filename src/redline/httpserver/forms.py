@@ -12,7 +12,7 @@ from redline.httpserver.exchange import BodyError, Exchange
 _MOST_PARTS = 100
 # Without a handler, the parser's warnings about clients' data would go to stderr.
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())
-# The total size of the fields of a form whose files are passed on.
+# The bound on the total size of the fields of a form whose files are passed on.
 _MOST_FIELD_BYTES = 64 * 1024
 
 
@@ -39,8 +39,8 @@ async def read_form(exchange: Exchange, on_file: OnFile | None = None) -> dict[s
 
     The bound of the exchange's body is also the bound of all parts together.
     on_file: awaited with the data of each part that has a filename, as the data arrives; the result
-    has such a part without its data. It is called at least once for each such part, if only with
-    b"".
+    has such a part without its data. It is called at least once for each such part, even if only
+    with b"".
     """
     # Imported here, because the parser imports tempfile and few requests upload anything.
     from python_multipart import MultipartParser
@@ -80,7 +80,8 @@ async def read_form(exchange: Exchange, on_file: OnFile | None = None) -> dict[s
 class _Form:
     """Collects the parts that the parser finds. The parser bounds the headers of each part.
 
-    hands_on: whether files are passed on as they arrive; all other fields must then be short.
+    hands_on: whether files are passed on as they arrive; the total size of the fields is then
+    bounded.
     """
 
     def __init__(self, *, hands_on: bool) -> None:

@@ -2,7 +2,7 @@
 
 llhttp itself refuses Content-Length together with Transfer-Encoding, repeated or malformed lengths,
 obsolete line folding, bare CR and LF, whitespace before a colon, control characters and malformed
-chunks. RFC 9112, sections 3.2, 6.1 and 11.2, give the reasons for the other checks.
+chunks. Sections 3.2, 6.1 and 11.2 of RFC 9112 give the reasons for the other checks.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ read_short_line = lru_cache(maxsize=256)(read_line)
 class Fields(dict[bytes, bytes]):
     """Header fields by lower-case name. Requests whose heads are alike may share one instance.
 
-    kept: the object that a handler made from the fields, for the next request with the same ones.
+    kept: the object that a handler made from the fields, for the next request with these fields.
     """
 
     kept: Any = None

@@ -26,7 +26,7 @@ def status_line(status: int) -> bytes:
     return f"HTTP/1.1 {status} {_phrase(status)}\r\n".encode()
 
 
-# Formatting a number costs more than all other work on a head, and most lengths occur again.
+# Formatting a number costs more than all other work on a head, and most lengths recur.
 @lru_cache(maxsize=4096)
 def length_line(size_bytes: int) -> bytes:
     """Returns the Content-Length line of a body."""

@@ -2,7 +2,7 @@
 
 Most clients send the same head with each request of a connection. Parsing the same head again would
 have the same result, so it is compared instead. The head of a request without a body, such as a
-request for a health page, must be entirely the same.
+request for a health page, must be identical.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ _FIRST_WORDS_S = 1.0
 
 
 def check_host(host: str) -> None:
-    """Raises ConfigError for an empty host, at which a server would listen on all addresses."""
+    """Raises ConfigError for an empty host, with which a server would listen on all addresses."""
     if not host:
         raise ConfigError("the host is empty", hint=_OTHER_HINT)
 
@@ -131,7 +131,7 @@ class Address(NamedTuple):
 
 
 class HttpServer(ABC):
-    """A server that runs while it is entered, or from `start` to `aclose`; it can start only once.
+    """A server that runs in an `async with` block, or from `start` to `aclose`; starts only once.
 
     It runs in the event loop that starts it. name: its name in messages. address: an Address, or
     (host, port). ssl: a context for HTTPS; None for HTTP.
@@ -178,7 +178,7 @@ class HttpServer(ABC):
         return self._service.is_draining
 
     async def start(self) -> None:
-        """Starts listening; connections are then accepted. Raises ConfigError for a bad address."""
+        """Starts listening. Raises ConfigError if the address cannot be used."""
         if self._base_url:
             raise RedlineError(f"{self._name} has already been started")
         loop = asyncio.get_running_loop()

@@ -57,7 +57,7 @@ class LocalEngine:
         self._gpu_busy, self._gpu_reads = 0.0, 0
 
     def identity(self) -> str:
-        """Returns the model's location and dtype; for a folder, also its files' sizes and times.
+        """Returns the model's location, dtype and, for a folder, its files' names, sizes and times.
 
         A model from the Hugging Face Hub is identified by its name alone.
         """
@@ -84,7 +84,7 @@ class LocalEngine:
                 self._used, self._engine = self.use(), None
 
     def use(self) -> ServerUse:
-        """Returns how full the batches and how busy the GPU were since `open` was last entered."""
+        """Returns how full the batches and how busy the GPU have been since `open` was entered."""
         if self._engine is None:
             return self._used
         metrics = self._engine.metrics
@@ -172,7 +172,7 @@ def serve_engine(
     on_url: Callable[[str], None],
     on_note: Callable[[str], None],
 ) -> None:
-    """Serves until SIGINT or SIGTERM, then finishes requests in flight, within bounds.
+    """Serves until SIGINT or SIGTERM; requests in flight then get 10 s to finish.
 
     A signal that arrives while the model is loading, or a second one, ends the process at once.
     on_url: called with the base URL once connections are accepted. on_note: called with each notice
@@ -181,7 +181,7 @@ def serve_engine(
     """
 
     async def main(stop: asyncio.Event) -> None:
-        # Loading may wait for a network, and there are no requests yet to finish. Ranks end by
+        # Loading may wait for the network, and there are no requests to finish yet. Ranks end by
         # themselves once this process has ended.
         on_signals(end_at_once)
         raise_limit_fully()

@@ -171,7 +171,7 @@ class SlidingCounter(Window):
 
 
 class TokenBucket(Window):
-    """A bucket of N that starts full and refills steadily with N per W seconds."""
+    """A bucket of N that starts full and refills steadily at N per W seconds."""
 
     _at_s = -math.inf
 

@@ -2,7 +2,7 @@
 
 | kind      | what the client sees                                                       |
 |-----------|----------------------------------------------------------------------------|
-| `429`     | at once: HTTP 429 without Retry-After and limit headers                    |
+| `429`     | at once: HTTP 429 without Retry-After or limit headers                     |
 | `503`     | at once: HTTP 503                                                          |
 | `500`     | after the latency: HTTP 500                                                |
 | `reset`   | after the latency: the TCP connection is reset                             |

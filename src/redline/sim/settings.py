@@ -36,7 +36,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     latency: seconds before the first byte. per_token_s: further seconds per completion token.
     faults: the share of admitted requests that fails, by kind.
     headers: the style of limit headers. `none` and `gemini` send neither limit headers nor
-        Retry-After, but with `gemini`, the body of a 429 has the wait.
+        Retry-After, but with `gemini`, the body of a 429 states the wait.
     replay: a JSONL file of lines with a `question` and its `answer`, to answer from.
     stories: whether to answer with invented stories, determined by the question and the request's
         seed.

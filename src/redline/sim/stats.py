@@ -134,7 +134,7 @@ class Stats:
         self._most_serving = max(self._most_serving, self.serving)
 
     def serve_at_once(self) -> None:
-        """Records that a request received a slot and released it before any other request."""
+        """Records that a request received a slot and released it at once."""
         if self.serving >= self._most_serving:
             self._most_serving = self.serving + 1
 

@@ -9,7 +9,7 @@ for each higher class, the classes below it have not used up the slots that it l
 The third condition is trunk reservation. A class reserves a share of the slots that it and the
 higher classes leave unused on average over about MEAN_S seconds; no lower class may use that share.
 Therefore a burst finds free slots, and batches still get most of the unused slots, however many
-these are. The rule uses the average, because otherwise long calls of lower classes would fill each
+there are. The rule uses the average, because otherwise long calls of lower classes would fill each
 gap between two bursts and delay the second burst.
 """
 
@@ -34,8 +34,8 @@ MEAN_S = 30.0
 # A class that has had no call for this long reserves no slots: many gateways use only one class.
 UNUSED_S = 600.0
 # A share is rounded up to whole slots from this fraction of a slot on. Of 5 slots, 15 % is 0.75:
-# one is kept free, and lower classes get the 80 % that they are promised. Of 4, none is. With every
-# fraction rounded up, they got 76 % beside a load of 85 %.
+# one is kept free, and lower classes get the 80 % that they are promised. Of 4 slots, 15 % is 0.6:
+# none is kept free. With every fraction rounded up, lower classes got 76 % beside a load of 85 %.
 _ROUNDED_UP = 0.65
 # Seconds between two updates of the means and of the number of slots.
 REVIEW_S = 0.25
@@ -85,7 +85,7 @@ class Line:
         return self.in_flight if self.flights is None else self.flights.count
 
     def drain(self, avoid: frozenset[str]) -> Drain:
-        """Returns the start rate of waiting calls that may use all endpoints but these."""
+        """Returns the drain of waiting calls that may use all endpoints but those in `avoid`."""
         found = self._drains.get(avoid)
         if found is None:
             if len(self._drains) >= _MOST_IDLE:
@@ -157,9 +157,9 @@ class Admission:
     room: the pool to which admitted calls go. flights: returns, for the name of a class, its calls
     in flight in all processes that share the endpoints; None if only this process uses them.
 
-    waiting, in_flight: the number of calls, over all classes. coming: the number of calls that may
-    start but have not reached the pool yet. is_held_by_coming: whether these have held back a
-    waiting call.
+    waiting, in_flight: the number of calls, over all classes. coming: the number of started calls
+    that have not reached the pool yet. is_held_by_coming: whether they have held back a waiting
+    call.
     """
 
     def __init__(
@@ -205,9 +205,9 @@ class Admission:
         return any(line.queue.waiting and not self._is_free(line) for line in self._lines)
 
     def first(self, endpoint: str) -> tuple[int, float] | None:
-        """Returns the highest class with a waiting call that may use this endpoint.
+        """Finds the highest class with a waiting call that may use this endpoint.
 
-        The result is the priority of the class, and the sum of the weights of its tenants with such
+        Returns the priority of the class, and the sum of the weights of its tenants with such
         calls; None if no such call is waiting.
         """
         for line in self._lines:
@@ -272,7 +272,7 @@ class Admission:
             if not line.queue.waiting:
                 continue
             if not self._is_free(line):
-                # No lower class can start either: even more slots are kept free of it.
+                # No call of a lower class can start either: even more slots are reserved from it.
                 return None
             waiter = line.take(fits, now_s)
             if waiter is not None:
@@ -361,7 +361,7 @@ class Admission:
     def _is_behind(self, line: Line, now_s: float, avoid: frozenset[str]) -> bool:
         """Whether a waiting call of this or a higher class goes before a call that comes now.
 
-        A call that waits for other endpoints does not go before it.
+        A call that waits for other endpoints does not.
         """
         lines = self._lines[: self._lines.index(line) + 1]
         waiting = [avoided for one in lines for avoided in one.queue.avoided]
@@ -396,7 +396,7 @@ class Admission:
         )
 
     def _review(self, now_s: float) -> None:
-        """Updates slowly changing values: means, slots, and the end of the pool's park."""
+        """Updates slowly changing values: means, slots, and until when the pool is parked."""
         for line in self._lines:
             line.review(now_s)
         self._review_s = now_s + REVIEW_S

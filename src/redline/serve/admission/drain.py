@@ -1,4 +1,4 @@
-"""Measures the rate at which a queue drains, only while the queue is not empty."""
+"""Measures the rate at which a queue drains while it is not empty."""
 
 from __future__ import annotations
 

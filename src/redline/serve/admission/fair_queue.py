@@ -8,18 +8,18 @@ estimate does not delay a tenant for long.
 
 Calls may use different endpoints: those with their model, except one where they have failed. The
 tenants get weighted max-min shares then too: a tenant gets less than another, relative to their
-weights, only if all endpoints that it may use give nothing to that other one. Therefore each set of
-usable endpoints has a queue as above, with virtual times of its own, and an endpoint that several
-sets may use takes the lowest virtual time of all. What happened on endpoints that only some of them
-may use is forgotten soon, for it must not delay a tenant later:
+weights, only if all endpoints that it may use give nothing to the other. Therefore each set of
+usable endpoints has a queue as above, with virtual times of its own, and an endpoint in several
+sets takes the call with the lowest virtual time of all. Usage of endpoints that are in only some of
+the sets is forgotten soon, because it must not delay a tenant later:
 
 the virtual times of sets that lag behind approach the latest one, within about _MEMORY starts;
-a call counts in full for calls of its tenant that may use the same endpoints, and puts back the
-tenant's other calls at most by a fixed distance.
+a call counts in full for calls of its tenant that may use the same endpoints, and sets back the
+tenant's other calls by at most a fixed distance.
 
 P. Goyal, H. Vin and H. Cheng, Start-time Fair Queueing, ACM SIGCOMM 1996.
 K. Yap et al., Scheduling Packets over Multiple Interfaces while Respecting User Preferences, ACM
-CoNEXT 2013, which also limits what use of one interface counts on another.
+CoNEXT 2013, which also limits how much the use of one interface counts on another.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _MOST_IDLE = 10_000
 _MOST_OUTDATED = 64
 # Calls that may use different endpoints are compared by their usage during about this many starts.
 # In 120 random lineups of 2 to 4 endpoints, tenants got their max-min shares within 10 %, most
-# within 2 %; with 64 starts, within 13 %. With 256, a tenant that loses an endpoint which others
-# could not use waits twice as long for its share of the rest.
+# within 2 %; with 64 starts, within 13 %. With 256, a tenant that loses an endpoint that no other
+# tenant could use waits twice as long for its share of the rest.
 _MEMORY = 128
 
 Fits = Callable[[frozenset[str]], bool]
@@ -248,7 +248,7 @@ class FairQueue:
         if len(usable) == len(self._alike):
             return self.weights
         if len(usable) > 1:
-            # A tenant may have calls in several of them, but its weight counts once.
+            # A tenant may have calls in several of these, but its weight counts once.
             return sum(flow.weight for flow in self.flows() if flow.may_use(endpoint))
         return usable[0].weights if usable else 0.0
 
@@ -257,7 +257,7 @@ class FairQueue:
         flow, avoid = waiter.flow, waiter.avoid
         waiter.number = self._number = self._number + 1
         if (alike := self._alike.get(avoid)) is None:
-            # Later than another set, it might have to wait until that one has caught up.
+            # With a larger shift, these calls might have to wait until another set has caught up.
             shift = min((one.floor + one.shift for one in self._alike.values()), default=0.0)
             alike = self._alike[avoid] = _Alike(shift)
         if not flow.waiting:
@@ -331,8 +331,8 @@ class FairQueue:
             own.used += cost
         for avoid, part in flow.parts.items():
             if part is not own:
-                # A tenant that keeps using other endpoints stays behind here, but usage does not
-                # add up. With one cost instead of two, some of it would not count at all.
+                # A tenant that keeps using other endpoints stays behind here, but its usage there
+                # does not add up. With one cost instead of two, some would not count at all.
                 most = self._alike[avoid].first().place + 2 * cost - flow.pending / flow.weight
                 part.used = max(part.used, min(part.used + cost, most))
         self._put(flow)
@@ -386,8 +386,8 @@ class FairQueue:
     def _forget(self) -> None:
         """Forgets some tenants without waiting calls, to bound the memory.
 
-        These are the tenants that are not ahead of their share or, if there are none, the older
-        half of the tenants without waiting calls.
+        These are the ones that have no call in flight and are not ahead of their share or, if there
+        are none, the older half of the tenants without waiting calls.
         """
         ahead = {
             flow

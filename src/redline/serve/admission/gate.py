@@ -18,7 +18,7 @@ from redline.serve.admission.settings import CLASSES, ClassSettings
 from redline.serve.admission.state import ClassLoad
 from redline.structs import mutable
 
-# Estimates are cut to this; a larger one can only be a mistake.
+# Estimates are capped at this; a larger one can only be a mistake.
 _MOST_TOKENS = 1e9
 _ALL: frozenset[str] = frozenset()
 
@@ -58,7 +58,7 @@ class Gate:
     room: the pool. All calls to it pass this gate, or the gate of another process. classes: see
     ClassSettings. flights: returns, for the name of a class, its calls in flight in all processes
     with a gate to the same endpoints; None if this gate is the only one. want: called while calls
-    are waiting, to request slots from the other processes. moves: how often `move` was called.
+    are waiting, to request slots from the other processes. moves: the number of calls of `move`.
     Raises ConfigError if there is no class, or if two share a name or a priority.
     """
 
@@ -108,7 +108,7 @@ class Gate:
         seconds. avoid: names of endpoints that the call may not use.
 
         Raises QueueFull; Overloaded, at once if the call would start too late, or later when its
-        time is over; Withdrawn after `move`; ConfigError for an unknown class.
+        time is over; Withdrawn after `move`; ConfigError for an unknown class or an invalid weight.
         """
         place = self.try_enter(klass, avoid)
         if place is not None:

@@ -39,7 +39,7 @@ class ClassSettings(msgspec.Struct, frozen=True, kw_only=True):
                 "unused on average: lower classes cannot use them",
             )
         if self.most_waiting < 0 or self.most_waiting_each < 0:
-            raise ConfigError("a number of waiting calls cannot be below 0", where=where)
+            raise ConfigError("most_waiting and most_waiting_each must be 0 or more", where=where)
         if not self.longest_wait_s >= 0:
             raise ConfigError(
                 f"the longest wait must be 0 s or more, not {self.longest_wait_s:g} s", where=where

@@ -1,7 +1,7 @@
 """Serves files and batches of all tenants on the paths of the OpenAI API.
 
 The state folder contains `files/`, with all files and a record of each, and `batches/`, with a
-record of each batch and a folder for each unfinished batch. Only one process at a time uses it.
+record of each batch and a folder for each unfinished batch. Only one process at a time may use it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batches:
-    """Runs batches while it is entered, or from `start` to `aclose`; starts only once.
+    """Runs batches in an `async with` block, or from `start` to `aclose`; starts only once.
 
     state: the state folder. backend: answers the lines, and orders them among other calls by
     `Call.priority`; closed by its owner. It need not retry, since a batch's job retries failed
@@ -260,7 +260,7 @@ class Batches:
                 self._world.backend.look()
 
     async def _forget(self) -> None:
-        """Drops the records of batches whose window ended more than `kept_s` seconds ago."""
+        """Drops the records of ended batches whose window ended more than `kept_s` seconds ago."""
         before_s = self._clock.wall_s() - self._settings.kept_s
         for record in [record for record in self._shelf.all() if record.is_over]:
             if record.shown.expires_at < before_s:
@@ -334,7 +334,7 @@ def _answering(handle: Callable[..., Awaitable[object]]) -> Answer:
 
 
 def _link(source: Path, place: Path) -> None:
-    """Links the input file into the batch's folder, since its client may delete it. Blocks."""
+    """Links the input into the batch's folder, since its client may delete the file. Blocks."""
     with telling(place):
         place.parent.mkdir()
         try:

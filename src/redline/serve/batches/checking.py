@@ -18,7 +18,7 @@ _MOST_PROBLEMS = 100
 BREATH_LINES = 64
 _BREATH_S = 1e-6
 # Levels of nesting: JSON with fewer than _DEEP can always be parsed. The job's own call stack may
-# use up _SLACK levels.
+# take up to _SLACK levels.
 _DEEP, _SLACK = 500, 50
 
 
@@ -33,10 +33,10 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def check_file(path: Path, endpoint: str, most_lines: int) -> Checked:
-    """Checks that the file is a valid batch for this endpoint. Raises OSError.
+    """Checks whether the file is a valid batch for this endpoint. Raises OSError.
 
-    endpoint: the path of the API, such as /v1/embeddings. Blocks; meant for a thread. Stops at 100
-    problems.
+    endpoint: the path of the API, such as /v1/embeddings. most_lines: the most requests allowed.
+    Blocks; meant for a thread. Stops at 100 problems.
     """
     checker = LineChecker(endpoint)
     problems: list[Problem] = []

@@ -37,7 +37,7 @@ _BINARY = header_lines(
 class Files:
     """The files of all tenants.
 
-    disk: the thread that writes them; reader: the thread that reads downloads.
+    disk: the thread that writes them; another thread reads them for downloads.
     """
 
     def __init__(self, folder: Path, settings: BatchSettings, clock: Clock, disk: Disk) -> None:
@@ -193,7 +193,7 @@ class Files:
     ) -> StoredFile:
         """Stores a file and its record, and returns the record once both are durable.
 
-        put: puts the file at the path that it gets. kept_s: seconds until the file expires.
+        put: called with a path, to put the file there. kept_s: seconds until the file expires.
         """
         now_s = int(self._clock.wall_s())
         file = StoredFile(
@@ -209,7 +209,8 @@ class Files:
             await self._disk.do(put, self.path_of(file_id))
             await self._shelf.save(file)
         except (JournalError, OSError):
-            # No part of an upload may stay on a full disk. The server stores its own files again.
+            # No part of an upload may stay on a full disk. The server retries storing its own
+            # files.
             if purpose == UPLOADED:
                 with suppress(JournalError, OSError):
                     await self._remove(file)

@@ -102,7 +102,7 @@ class Life:
         await self._save()
 
     def stop(self) -> None:
-        """Stops the batch for a shutdown, in its present status; calls in flight get `grace_s`."""
+        """Stops the batch at a shutdown, its status unchanged; calls in flight get `grace_s`."""
         self._is_stopping = True
         self._interrupt()
 

@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The contents of the written files.
+    """Counts of the lines, tokens and bytes in the written files.
 
     completed, failed: the numbers of lines with an answer and with an error. usage: the sum of the
     tokens that answers report, in the API's format.
@@ -83,7 +83,7 @@ class Folder:
         self.errors = path / "errors.jsonl"
 
     def counts(self) -> tuple[int, int]:
-        """Counts the job's lines so far with an answer, and with an error. Blocks."""
+        """Returns how many lines have an answer so far, and how many have an error. Blocks."""
         return _count(self.results.path), _count(self.results.failed_path)
 
     def write(self, ending: str) -> Written:
@@ -184,7 +184,7 @@ def _count(path: Path) -> int:
 
 
 def _synced(file: BinaryIO) -> int:
-    """Syncs the file and returns its size."""
+    """Syncs the file and returns its size in bytes."""
     file.flush()
     os.fsync(file.fileno())
     return file.tell()

@@ -1,7 +1,7 @@
 """Defines the stored records of files and batches.
 
 status       meaning                                          turns to
-validating   its file is being checked, or it waits its turn  in_progress, failed, expired,
+validating   its file is being checked, or it waits its turn  in_progress, finalizing, failed,
                                                               cancelling
 in_progress  its job is running, or resumes after a restart   finalizing, cancelling
 finalizing   its output and error files are being written     completed, expired, failed
@@ -9,7 +9,7 @@ cancelling   a client cancelled it; calls in flight may end   cancelled
 completed    every line has its answer or its error
 failed       its file was invalid and no line was sent; or it cannot continue, and keeps its results
 expired      its window is over; lines without an answer have the error batch_expired
-cancelled    as expired, with the error batch_cancelled
+cancelled    like expired, but with the error batch_cancelled
 """
 
 from __future__ import annotations

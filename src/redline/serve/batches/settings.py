@@ -21,19 +21,19 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds and times of files and batches; all are above 0, except `priority`.
 
     endpoints: the paths of the APIs that a batch may use. most_file_bytes: the largest upload.
-    most_lines: the most lines in a batch. tenant_files, tenant_bytes: the most that is stored for a
-    tenant, outputs included; uploads beyond that are refused. tenant_batches: the most unfinished
-    batches of a tenant. tenant_uploads: the most concurrent uploads of a tenant. kept_s: the age at
-    which files expire, and how long after the end of its window a batch is forgotten.
-    most_window_s: the longest completion window.
+    most_lines: the most lines in a batch. tenant_files, tenant_bytes: the most files and bytes
+    stored for a tenant, outputs included; uploads beyond them are refused. tenant_batches: the most
+    unfinished batches of a tenant. tenant_uploads: the most concurrent uploads of a tenant.
+    kept_s: the age at which files expire, and how long after the end of its window a batch is
+    forgotten. most_window_s: the longest completion window.
 
     running: the most batches that run at once, with at most `tenant_running` of one tenant. Further
     batches wait, but the first batch of a tenant never does.
 
     in_flight: the most calls of one tenant to one model that the backend gets at once; fewer if the
-    backend has few slots. priority: the priority of these calls; a gateway sets the one of its
-    class for batches. retry: how failed lines are retried. cancel_s: how long calls in flight may
-    still take if their batch is cancelled or expires; grace_s: the same at a shutdown.
+    backend has few slots. priority: the priority of these calls; a gateway sets that of its class
+    for batches. retry: how failed lines are retried. cancel_s: how long calls in flight may still
+    take if their batch is cancelled or expires; grace_s: the same at a shutdown.
     """
 
     endpoints: tuple[str, ...] = tuple(api.path for api in APIS)
@@ -74,7 +74,7 @@ _MOST_NUMBER = 1_000_000
 
 
 def parse_batches(table: object, file: str) -> BatchSettings:
-    """Returns the default bounds of batches, changed by the table [serve.batches].
+    """Returns the default bounds of batches, overridden by the table [serve.batches].
 
     file: the file's name, for errors. Raises ConfigError, which names the file and the table.
     """

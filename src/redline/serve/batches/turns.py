@@ -53,7 +53,7 @@ class Turns:
                 with suppress(KeyError, ValueError):
                     self._waiting[tenant].remove(turn)
             else:
-                # The turn was granted and cancelled in the same iteration of the event loop.
+                # The turn was granted and its wait cancelled in the same iteration of the loop.
                 self.release(tenant)
             raise
 
@@ -92,7 +92,7 @@ class Turns:
 
 
 class _Group:
-    """The calls of one tenant to one model. request: one of them. most: how many at once."""
+    """The calls of one tenant to one model. request: one of them. most: the most at once."""
 
     def __init__(self, backend: Backend, request: Request, most: int, clock: Clock) -> None:
         self._backend = backend

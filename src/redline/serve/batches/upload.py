@@ -79,14 +79,14 @@ class Upload(msgspec.Struct, eq=False):
             self._path.unlink(missing_ok=True)
 
     async def _take(self, part: FormPart, data: bytes) -> None:
-        """Takes the next piece of data of the form's file. Raises Refusal."""
+        """Takes the next piece of the form's file. Raises Refusal."""
         self._part = self._part or part
         if part.name != "file" or part is not self._part:
             raise Refusal("The form must have one file, named 'file'.", param="file")
         self.size_bytes += len(data)
         if self.size_bytes > self._most_bytes:
             raise Refusal(
-                f"The file is larger than {self._most_bytes:,} bytes, the most that is stored.",
+                f"The file is larger than {self._most_bytes:,} bytes, the most that can be stored.",
                 status=413,
                 code="file_too_large",
                 param="file",

@@ -11,7 +11,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     """The cause that holds calls back.
 
     cause: nothing, down, failing, parked, limit, concurrency, warming, endpoints or gateway.
-    sentence: the cause with its figures. advice: which change would help, and by how much; "" if no
+    sentence: the cause, with numbers. advice: which change would help, and by how much; "" if no
     change is needed. since_s: how long the cause has applied, in seconds.
     """
 

@@ -165,8 +165,8 @@ class ServedFleet:
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until `stop` is set, then ends the calls in flight and the replicas.
 
-        Raises ConfigError for the address and for the folder of the logs, and RedlineError if the
-        first replica cannot be started.
+        Raises ConfigError if the address or the folder of the logs cannot be used, and RedlineError
+        if the first replica cannot be started.
         """
         running: asyncio.Task[None] | None = None
         lock = LockedFile(-1)  # none is open yet

@@ -51,7 +51,7 @@ class _Top(msgspec.Struct, kw_only=True):
 
 
 class FrontSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the fleet listens. drain_s: seconds for calls in flight to finish at the end."""
+    """Where the fleet listens. drain_s: seconds that calls in flight get at shutdown."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -92,7 +92,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
 def read_fleet(path: Path) -> FleetSettings:
     """Returns the fleet that a file describes. Paths in the file are relative to its folder.
 
-    Raises ConfigError, with the file and the table.
+    Raises ConfigError, which names the file and the table.
     """
     top = _top(path)
     where = path.name
@@ -114,7 +114,7 @@ def read_fleet(path: Path) -> FleetSettings:
 
 
 def front_of(path: Path) -> FrontSettings:
-    """Returns where the fleet of a file listens. Raises ConfigError."""
+    """Returns where the fleet that a file describes listens. Raises ConfigError."""
     return _front(_top(path), path.name)
 
 
@@ -139,7 +139,7 @@ def _replica(path: Path, top: _Top) -> LocalReplica:
     table = underscored(top.replica, where)
     refuse_unknown(table, (*_Started.__struct_fields__, *_OF_REPLICA), where)
     own = {key: value for key, value in table.items() if key in _Started.__struct_fields__}
-    # Values in `env` may be numbers as well as texts.
+    # Values in `env` may be numbers as well as strings.
     if isinstance(own.get("env"), dict):
         own["env"] = settings_in(own["env"], dict.fromkeys(own["env"], Kind.TEXT), f"{where}.env")
     started = struct_in(own, _Started, where)

@@ -72,7 +72,7 @@ class ServedFunction(Around):
         super().__init__(self._batcher)
 
     def figures(self) -> BatchFigures:
-        """Returns the figures of the function's batches."""
+        """Returns the state and the counts of the function's batches."""
         return self._batcher.figures()
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
@@ -81,7 +81,7 @@ class ServedFunction(Around):
             if form is None:
                 known = ", ".join(self.paths)
                 raise Rejected(
-                    f"{self.name} does not answer {request.url}: ask {known}", status=404
+                    f"{self.name} does not answer {request.url}: use {known}", status=404
                 )
             question = read(request, form, self.name, self._takes)
         except Rejected as error:
@@ -172,7 +172,7 @@ def _options_of(function: Callable[..., Any], name: str) -> frozenset[str] | Non
     first = parameters[0].kind if parameters else inspect.Parameter.KEYWORD_ONLY
     if first in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
         raise ConfigError(
-            f"{name} takes no list", hint="its first parameter is the list of items to answer"
+            f"{name} takes no list", hint="its first parameter must be the list of items to answer"
         )
     further = parameters[1:]
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in further):

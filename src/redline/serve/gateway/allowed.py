@@ -40,7 +40,7 @@ def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> T
         raise not_json(raw)
     check_fields(raw)
     model, settings = facts.model, tenant.settings
-    # The tenant may use only some models, or spend only so much per day.
+    # The tenant may use only some models, or its spending per day is limited.
     is_restricted = settings.models is not None or settings.picodollars_per_day is not None
     if model is not None and len(model) > _LONGEST_MODEL:
         raise missing(lineup, tenant, model)

@@ -1,13 +1,13 @@
 """Decides from a gateway's figures what holds its calls back; the first match wins.
 
 cause        when
-down         no endpoint works
 failing      every endpoint is degraded; calls still go to some of them, and some are answered
+down         no endpoint works
 gateway      the gateway's process is busy for more than BUSY of the time
 nothing      no call waits, and an endpoint has room within a second
 parked       every working endpoint has asked the gateway to wait
-limit        the next call waits for a rate limit
 concurrency  as many calls are in flight as -c allows, or all but those kept free
+limit        the next call waits for a rate limit
 warming      every endpoint is warming up, and takes few calls at once until it has answered some
 endpoints    no endpoint takes another call: all its slots are taken, or it is warming up
 """
@@ -24,7 +24,7 @@ from redline.serve.dashboard import Binding
 from redline.waist import Health, Load
 
 BUSY = 0.9
-# Calls that would wait longer may be refused at once; then no call waits, although room is missing.
+# Calls that would wait longer may be refused at once; then none waits, though no endpoint has room.
 _SOON_S = 1.0
 # The end of `Load.binds` if slots hold the next call back.
 _SLOTS = " in flight"
@@ -33,12 +33,12 @@ _SLOTS = " in flight"
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a gateway in the last second.
 
-    loads: one per pool. most: what -c allows, if that keeps calls of a pool waiting; otherwise
-    None. states: one per endpoint. working: the loads of endpoints that are ready or warming.
-    warming: the number of warming endpoints that take no other call now. answering: the number of
-    degraded endpoints that still get calls and have answered some of them. waiting: the number of
-    waiting calls. answers_per_s: mean over the last seconds. busy: the share of the time in which
-    the event loop's thread computed, 0 to 1. now_s: monotonic seconds.
+    loads: one per pool. most: the bound of -c, if it keeps calls of a pool waiting; otherwise None.
+    states: one per endpoint. working: the loads of endpoints that are ready or warming. warming:
+    the number of warming endpoints that take no other call now. answering: the number of degraded
+    endpoints that still get calls and have answered some of them. waiting: the number of waiting
+    calls. answers_per_s: mean over the last seconds. busy: the share of time, 0 to 1, in which the
+    event loop's thread used the CPU. now_s: monotonic seconds.
     """
 
     loads: Sequence[Load]
@@ -56,13 +56,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 def binding_of(facts: Facts) -> Binding:
     """Returns what holds waiting calls back, and what would help."""
     if not facts.loads:
-        return Binding(cause="nothing", sentence="A function answers: it has no endpoint.")
+        return Binding(cause="nothing", sentence="A function answers: there is no endpoint.")
     if not facts.working and facts.answering:
         return Binding(
             cause="failing",
             sentence=f"Every endpoint is degraded. Calls still go to {facts.answering} of "
             f"{len(facts.states)}, and many of them fail. {_waiting(facts)}",
-            advice="Check the reasons below, and the last calls that failed.",
+            advice="Check the reasons below, and the latest failed calls.",
         )
     if not facts.working:
         states = ", ".join(sorted({one.value for one in facts.states})) or "none exists"
@@ -102,13 +102,13 @@ def _full(facts: Facts) -> Binding:
             f"{_waiting(facts)}",
             advice="Raise -c if the endpoints are not saturated: watch whether latency rises.",
         )
-    # Endpoints that are parked or do not work are not held by a limit.
+    # Endpoints that are parked or do not work are not held back by a limit.
     held = [one for one in facts.working if one.binds and one.parked_until_s <= facts.now_s]
     binds = min(held, key=lambda one: one.room_s).binds if held else ""
     if binds and not binds.endswith(_SLOTS):
         return Binding(
             cause="limit",
-            sentence=f"The rate limit {binds} holds the next call. {_waiting(facts)}",
+            sentence=f"The rate limit {binds} holds back the next call. {_waiting(facts)}",
             advice=f"One more key or endpoint with the same limit would add {gain}.",
         )
     if facts.warming:
@@ -131,7 +131,9 @@ def _warming(facts: Facts, gain: str) -> Binding:
     if warming > 1:
         sentence = f"{warms} up, with few calls at once until they have answered some."
     if others:
-        sentence += f" {counted(others, 'other one takes', 'other ones take')} no call either."
+        sentence += (
+            f" {counted(others, 'other endpoint takes', 'other endpoints take')} no call either."
+        )
     return Binding(
         cause="endpoints" if others else "warming",
         sentence=f"{sentence} {_waiting(facts)}",

@@ -36,7 +36,7 @@ class Gates:
     def gate(self, pool: Pool, name: str, want: Callable[[], None]) -> Gate:
         """Makes the gate in front of a pool.
 
-        name: of the pool, the same in all workers. want: see Gate.
+        name: the name of the pool, the same in all workers. want: see Gate.
         """
         worker = self._worker
         if worker is None:

@@ -57,9 +57,9 @@ _MODELS = "/v1/models"
 class Caller(msgspec.Struct, frozen=True, gc=False):
     """The parts of a request's head that matter for every kind of call.
 
-    readings: how often the keyring had read its file when the tenant was looked up. klass: the
-    requested class. is_anew: the client sent `no-store`, so the answer is not stored; renews: it
-    sent `no-cache` or `max-age=0`, so it gets no stored answer (RFC 9111, 5.2.1).
+    readings: `Keyring.readings` when the tenant was looked up. klass: the requested class.
+    is_anew: the client sent `no-store`, so the answer is not stored; renews: it sent `no-cache` or
+    `max-age=0`, so it gets no stored answer (RFC 9111, 5.2.1).
     """
 
     tenant: Tenant
@@ -70,7 +70,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
 
 
 class Gateway(Door):
-    """A server that serves while it is entered, or from `start` to `aclose`; starts only once.
+    """A server that runs in an `async with` block, or from `start` to `aclose`; starts only once.
 
     lineup: its endpoints, closed by their owner. keyring: finds the tenant of a request. batches:
     started and closed by their owner. fellows: the other workers behind the same address. ssl: for
@@ -178,7 +178,7 @@ class Gateway(Door):
     async def _answer_call(self, exchange: Exchange, request_id: str) -> None:
         """Identifies the tenant, parses and admits the call, then forwards it."""
         began_s = SYSTEM.now_s()
-        # Look the key up before reading the body: a client without a key must not send one.
+        # Look the key up first: the body of a client without a key must not be read.
         caller = exchange.kept
         if caller is None or caller.readings != self.keyring.readings:
             caller = self._caller(exchange)
@@ -313,7 +313,7 @@ class Gateway(Door):
     def _caller(self, exchange: Exchange) -> Caller:
         """Reads the caller of a request from its head.
 
-        Raises Refusal if its key is missing or unknown, or if it comes from another site.
+        Raises Refusal if the key is missing or unknown, or if the request is from another site.
         """
         header, keyring = exchange.header, self.keyring
         if not keyring.is_asked:

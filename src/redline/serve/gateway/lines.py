@@ -26,7 +26,7 @@ from redline.serve.http import Refusal
 from redline.serve.keys import Started
 from redline.waist import Backend, Health, Load, Outcome, Request, Sink, failed
 
-# Bounds of a pause: a limit may have room earlier than the time that it gave.
+# Bounds of a pause: a limit may have room earlier than it stated.
 _LONGEST_PAUSE_S = 5.0
 _SHORTEST_PAUSE_S = 0.1
 

@@ -164,7 +164,7 @@ class Lineup:
         self.remembered = remembered
         self.cache_use = CacheUse()
         self._ending = dict[Pool, Way]()
-        # Both are totals of the ways that have ended.
+        # These two are totals of the ways that have ended.
         self._failovers = 0
         self._classes: dict[str, ClassLoad] = {}
         # Incomplete changes, each with the `_keys` of its endpoint.
@@ -251,7 +251,7 @@ class Lineup:
         """
         renewed = self.lost
         if self._sharer is not None and most != self.most:
-            # The slots that an endpoint shares with other workers are made with `most`.
+            # The slots that an endpoint shares with other workers depend on `most`.
             renewed = [one.label for one in self.endpoints]
         before, followed = self.ways, _followed(grouped(endpoints), self.ways)
         self._check_shares(endpoints)

@@ -23,7 +23,7 @@ _BYTES_PER_TOKEN = 4
 # A larger body is searched for images, sounds and files, whose bytes say little about tokens.
 _LARGE_BYTES = 16 * 1024
 _MEDIA = (b"base64", b"input_audio")
-# A body with more commas, thus perhaps more values, takes too long to parse for an estimate.
+# A body with more commas may have too many values to be parsed for an estimate.
 _MOST_COMMAS = 200_000
 _FIRST_OUTPUT = 256
 _EMBEDDINGS = embeddings.API.path
@@ -59,7 +59,7 @@ def read_request(request: Request) -> tuple[BodyFacts, bytes]:
 
 
 class Meter:
-    """Estimates the cost of calls, and reads it from outcomes, at these prices."""
+    """Estimates the cost of calls, and reads it from outcomes, at the prices in `prices`."""
 
     def __init__(self, prices: Prices) -> None:
         self._prices = prices

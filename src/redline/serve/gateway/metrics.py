@@ -1,7 +1,7 @@
 """Builds the metrics of a gateway at /metrics: names, labels and values.
 
 As on a job's page, values are in base units, the names of counters end in `_total`, and each label
-has few values. Labels of models are the names in the settings, and `other`.
+has few values. The values of the label `model` are the names in the settings, and `other`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 state     from     calls
 starting  start    are not accepted; after SIGHUP, the gateway reloads as soon as it serves
 serving   ready    are answered; SIGHUP reloads the settings, and no call is lost
-draining  SIGTERM  in flight get `drain_s` to end, new ones are refused; a second signal ends all
+draining  SIGTERM  in flight get `drain_s` to end, new ones are refused; a second signal cuts off
+                   those in flight
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def _address(settings: GatewaySettings, worker: Worker | None) -> Address:
 class Served(msgspec.Struct, eq=False):
     """A serving gateway, and its present settings.
 
-    inside: what an embedded server that is running changes in the settings of its endpoint.
+    inside: the settings that a running embedded server replaces in its endpoint.
     """
 
     settings: GatewaySettings
@@ -143,7 +144,7 @@ class Served(msgspec.Struct, eq=False):
             fixed.append("embedded")
         kept = {*_FIXED, "embedded"}
         if "embedded" in fixed or "function" in fixed:
-            # These endpoints are not those of what is running.
+            # The new endpoints do not belong to the server or the function that is running.
             kept |= {"endpoints", "most"}
         settings = replace(settings, **{name: getattr(before, name) for name in kept})
         old, new = before.endpoints, settings.endpoints
@@ -284,7 +285,7 @@ def _on_hangup(told: Callable[[], None]) -> None:
 
 
 def _place(settings: GatewaySettings) -> str:
-    """Returns the name of the embedded server, which is another object each time it is read."""
+    """Returns the name of the embedded server. Each reading of the settings makes a new object."""
     return "" if settings.embedded is None else settings.embedded.place
 
 
@@ -292,7 +293,7 @@ def _place(settings: GatewaySettings) -> str:
 async def _inside(
     embedded: Embedded | None, worker: Worker | None
 ) -> AsyncIterator[dict[str, Any]]:
-    """Runs an embedded server meanwhile, which all workers use; yields `Served.inside`."""
+    """Runs an embedded server, which all workers use, for the block; yields `Served.inside`."""
     if embedded is None:
         yield {}
         return
@@ -308,7 +309,7 @@ def _placed(endpoints: Iterable[Endpoint], inside: dict[str, Any]) -> tuple[Endp
 
 
 async def _remembered(settings: GatewaySettings, stack: AsyncExitStack) -> partial[Cached] | None:
-    """Opens the cache until the stack is closed; returns a function that puts it before a backend.
+    """Opens the cache until the stack is closed; returns a function that puts a backend behind it.
 
     Returns None without a cache.
     """
@@ -336,7 +337,7 @@ async def _beside_it(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _keeping(path: Path, gateway: Gateway, worker: Worker | None) -> AsyncIterator[None]:
-    """Saves tenants' spending until the context ends; of several workers, only the first does.
+    """Saves tenants' spending until the context ends; of several workers, only the first does so.
 
     Every worker saves once at its end, to include its last calls. Raises ConfigError or
     JournalError.
@@ -385,7 +386,7 @@ async def _follow_keys(gateway: Gateway) -> None:
 def _batches(
     settings: GatewaySettings, lines: Lines, worker: Worker | None
 ) -> Batches | Elsewhere | None:
-    """Makes the backend of files and batches; None without a state folder."""
+    """Makes the object that serves files and batches; None without a state folder."""
     if settings.state is None:
         return None
     bounds = replace(
@@ -405,7 +406,7 @@ def _lineup(
     remembered: partial[Cached] | None,
     worker: Worker | None,
 ) -> Lineup:
-    """Makes the lineup. Raises ConfigError, such as for a function that cannot be loaded."""
+    """Makes the lineup. Raises ConfigError, for example if the function cannot be loaded."""
     if settings.function is not None:
         return FunctionLineup(function_backend(settings.function), gates)
     # These files record when this process sent requests; workers share a ledger instead.

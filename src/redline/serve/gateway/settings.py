@@ -105,7 +105,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raises ConfigError for errors in the settings that would prevent a start.
 
-        Imports the function, if there is one. Makes no connection, and does not use the address.
+        Imports the function, if there is one. Makes no connection, and does not listen.
         """
         grouped(self.endpoints)
         if self.certificate is not None:
@@ -125,7 +125,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spending(self) -> Path | None:
-        """The file that records what tenants spend; None if neither keys nor state are set."""
+        """The file that records what tenants spend; None if neither keys nor state is set."""
         if self.keys is not None:
             return spending_path(self.keys)
         return None if self.state is None else self.state / "spent.json"
@@ -202,7 +202,7 @@ def parse_classes(tables: object, file: str) -> tuple[ClassSettings, ...]:
             raise ConfigError(
                 f"the classes {other} and {name} both have priority {one.priority}",
                 where=f"{file}, [serve.classes.{name}]",
-                hint="give each its own: the lower number goes first",
+                hint="give each its own; the lower number goes first",
             )
     return tuple(sorted(found.values(), key=lambda one: one.priority))
 

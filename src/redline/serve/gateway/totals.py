@@ -45,7 +45,7 @@ class Durations:
 
 
 class Asking(msgspec.Struct, kw_only=True):
-    """What is counted about a call, and how it uses the cache.
+    """The labels under which a call is counted, and its use of the cache.
 
     asked: the model in the request. model: the same if it is in the settings, otherwise `other`.
     began_s: its arrival, in monotonic seconds. is_anew: it bypasses the cache. renews: its answer

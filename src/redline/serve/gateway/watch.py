@@ -36,7 +36,7 @@ _KEPT_S = 300
 _KEPT_CHANGES = 50
 # Rates are means over this many seconds.
 _MEAN_S = 10
-# The shortest time to divide by: two looks may be closer to each other, or the same.
+# The shortest time to divide by: two looks may be closer together, or the same look.
 _LEAST_S = 0.1
 
 
@@ -182,7 +182,7 @@ class GatewayWatch:
         states = {one.name: one.state for one in endpoints}
         for name, state in states.items():
             if self._states.get(name, state) != state:
-                self.note(f"{name} is {state}, and was {self._states[name]}")
+                self.note(f"{name} is now {state}; it was {self._states[name]}")
         self._states = states
 
     def _waits(self) -> int:
@@ -308,7 +308,7 @@ class GatewayWatch:
 
 
 def _full_at(ways: Iterable[Way], now_s: float) -> Iterator[int]:
-    """Yields what -c allows for each pool whose calls wait, or would wait, because of it."""
+    """Yields the bound of -c for each pool whose calls wait, or would wait, because of it."""
     for _, pool, gate, _ in ways:
         most = pool.most
         if most is not None and (

@@ -38,7 +38,7 @@ _LAST_WORDS_S = 1.0
 
 
 class Door(HttpServer):
-    """A server of calls while it is entered, or from `start` to `aclose`; starts only once.
+    """A server of calls, in an `async with` block or from `start` to `aclose`; starts only once.
 
     models: the names that GET /v1/models lists. address: host and port. pages: by path, functions
     that return the body for GET, besides models and health; `/metrics` is served as Prometheus

@@ -20,7 +20,7 @@ from redline.serve.http.refusals import Refusal
 from redline.serve.http.replies import body_of, events_of
 from redline.serve.http.requests import Asked
 
-# Without these, browsers would store the events, and nginx would buffer them.
+# Without these headers, browsers would store the events, and nginx would buffer them.
 AT_ONCE = header_lines({"cache-control": "no-cache", "x-accel-buffering": "no"})
 STREAM_HEADERS = header_lines({"content-type": "text/event-stream; charset=utf-8"}) + AT_ONCE
 
@@ -32,7 +32,7 @@ class ClientStream(Sink):
     has_begun = False
 
     async def fail(self, refusal: Refusal) -> None:
-        """Ends a stream that has begun with an error event, visibly incomplete."""
+        """Sends an error event in a stream that has begun, and ends it visibly incomplete."""
         await self._write(self._error(refusal))
         self._exchange.break_off()
 

@@ -18,11 +18,12 @@ from redline.serve.http.requests import MESSAGES_CALLS, Bounds, read_call
 
 
 class Front(Door):
-    """A server for `backend` while it is entered, or from `start` to `aclose`; starts only once.
+    """A server for `backend`, in an `async with` block or from `start` to `aclose`.
 
     models: the names that GET /v1/models lists, and that a call may use; empty for any name.
     metrics: returns the text of GET /metrics, for Prometheus; None for no such page. Messages are
-    translated. The server runs in the event loop that starts it, and does not close the backend.
+    translated. The server runs in the event loop that starts it, can start only once, and does not
+    close the backend.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Serves Anthropic's Messages API in front of a backend that answers chats.
 
-A request is translated to a chat, and the answer to a message; see `redline.apis.messages`. Errors
-have the shape of the Messages API; an endpoint's errors keep their status and text.
+Requests are translated to chats, and answers to messages; see `redline.apis.messages`. Errors have
+the shape of the Messages API; an endpoint's errors keep their status and text.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from redline.serve.http.requests import Asked
 
 # Sends the chat request; the answer is streamed to the sink, if there is one.
 Send = Callable[[Request, Sink | None], Awaitable[Outcome]]
-# It learns nothing from replies, so all requests can share one.
+# All requests can share this estimator, since it learns nothing from replies.
 _ESTIMATOR = TokenEstimator()
-# A larger body is translated in a thread, since it would hold up other calls: it takes 5 ms for the
-# 2,500 blocks that fit into 64 KiB, and seconds for the million that fit into 32 MiB.
+# A larger body is translated in a thread, so that it does not hold up other calls: translation
+# takes 5 ms for the 2,500 blocks that fit into 64 KiB, and seconds for the million in 32 MiB.
 _LARGE_BYTES = 64 * 1024
 
 
@@ -142,7 +142,7 @@ class _Stream(ClientStream):
 
     async def put(self, chunk: Chunk) -> None:
         if chunk.raw.lstrip()[:1] == b"{":
-            # The endpoint does not stream: this is its whole answer, which the reply has as well.
+            # The endpoint does not stream: this is its whole answer, which is also in the reply.
             return
         if chunk.raw:
             data = self._translation.feed(chunk.raw)

@@ -45,7 +45,7 @@ _PARAMETER = re.compile(r"`([a-z]\w*(?:\[(?:\d+|\.{3})\]|\.\w+)*)`")
 _LATEST_S = 86_400.0
 # At most this many characters of a client's text are repeated in a message.
 _LONGEST_ECHO = 200
-# The connection is closed after these: the rest of the request may still be arriving.
+# The connection is closed after these statuses: the rest of the request may still be arriving.
 _CLOSING = frozenset({408, 413})
 
 

@@ -30,11 +30,11 @@ _ASKED_FOR_USAGE = frozenset({chat.API.path, completions.API.path})
 
 
 class Relay(Door):
-    """A server that forwards calls to `backend` while entered, or from `start` to `aclose`.
+    """A server that forwards calls, in an `async with` block or from `start` to `aclose`.
 
-    Bodies reach the backend unchanged, an endpoint's answers and refusals reach the client
-    unchanged, and streams are forwarded as they arrive. Messages are translated. pages, routes: see
-    Door. trouble: returns why no call can be answered, now or later; None if calls can be answered.
+    Bodies reach `backend` unchanged, an endpoint's answers and refusals reach the client unchanged,
+    and streams are forwarded as they arrive. Messages are translated. pages, routes: see Door.
+    trouble: returns why no call can be answered, now or later; None if calls can be answered.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Relay(Door):
         self._held: dict[asyncio.Timeout, Call] = {}
 
     def refuse_waiting(self) -> None:
-        """Refuses the calls that have not been sent to an endpoint, if there is trouble."""
+        """Refuses the calls not yet sent to an endpoint, if no call can be answered."""
         if self._trouble() is not None:
             for wait, call in self._held.items():
                 if call.sent_s is None and not call.committed:

@@ -37,7 +37,7 @@ class Bounds(HttpBounds, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A call as parsed from its body: what to send, and how to answer.
+    """A call parsed from its body: what to send, and how to answer.
 
     wants_usage: the client requested usage in its stream.
     """
@@ -62,7 +62,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _VALUES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 # Matches the field in an error message of msgspec.
 _FIELD = re.compile(r"required field `(\w+)|`\$\.(\w+)")
-# No API has as many top-level fields.
+# No API has this many top-level fields.
 _MOST_FIELDS = 1000
 # Fields are counted only in a larger body: counting takes 0.05 ms per 100 KB, a tenth of the
 # gateway's work for a call. A smaller body has at most 20,000 fields; changing one takes 20 ms.
@@ -175,7 +175,7 @@ _ROUTING = msgspec.json.Decoder(_Routing)
 
 
 def other_choice(raw: bytes) -> str | None:
-    """Returns a field that may make a server use another model than `facts_of` finds, or None.
+    """Returns a field that may make a server use a model that `facts_of` does not find, or None.
 
     If a key is repeated, some servers use the first, others the last; some ignore the case of keys.
     """

@@ -17,7 +17,7 @@ _EVERY_S = 0.01
 
 
 def locked(path: Path) -> closing[LockedFile]:
-    """Locks the file while the block reads and replaces it; creates an empty file if it is missing.
+    """Locks the file for a `with` block that reads and replaces it; creates it empty if missing.
 
     Waits for the lock for at most 10 s. Raises ConfigError.
     """

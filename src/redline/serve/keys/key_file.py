@@ -44,7 +44,7 @@ _Time = Annotated[datetime, Meta(tz=True)]
 class Key(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """One line of the file. starts: how the secret starts. sha256: the secret's hash, in hex."""
+    """One line of the file. starts: the secret's first characters. sha256: its hash, in hex."""
 
     id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
     tenant: Annotated[str, Meta(pattern=rf"^{_TENANT}\Z")]
@@ -81,7 +81,7 @@ def check_tenant(name: str, where: str = "") -> None:
 
 
 def read_keys(path: Path) -> list[Key]:
-    """Returns the keys of a file. Raises ConfigError, with the file and the line."""
+    """Returns the keys of a file. Raises ConfigError, which names the file and the line."""
     return [*_read(path)[1].values()]
 
 
@@ -97,7 +97,9 @@ def add_key(
     if len(note) > _LONGEST_NOTE or not note.isprintable():
         raise ConfigError(f"a note is one line of at most {_LONGEST_NOTE} characters")
     if lasts_s is not None and not 0 < lasts_s <= _LONGEST_LIFE_S:
-        raise ConfigError(f"a key expires after at most 3,650 days, not {lasts_s / 86_400:g}")
+        raise ConfigError(
+            f"a key must expire after more than 0 and at most 3,650 days, not {lasts_s / 86_400:g}"
+        )
     secret = _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     now = _now()
     with locked(path):
@@ -140,7 +142,7 @@ def revoke_key(path: Path, key_id: str) -> tuple[Key, bool]:
 
 
 def _no_key(path: Path, key_id: str, keys: Iterable[Key]) -> ConfigError:
-    """Returns the error that no key has the id; it repeats no text that may be a secret."""
+    """Returns the error for an id that no key has; it repeats no text that may be a secret."""
     if key_id.startswith(_PREFIX):
         digest = digest_of(key_id.encode("utf-8", "surrogateescape")).hex()
         ids = [key.id for key in keys if key.sha256 == digest]

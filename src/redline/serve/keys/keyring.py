@@ -47,7 +47,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Keyring:
-    """Finds tenants by the keys of a file. readings: how often the file was read.
+    """Finds tenants by the keys of a file. readings: the number of times the keys were replaced.
 
     path: None if requests need no key; all requests then belong to the tenant `default`. Keys are
     looked up by their hashes, so the duration of a lookup does not help to guess a key.
@@ -147,7 +147,7 @@ class Keyring:
 
 
 def _refused(secret: str) -> InvalidKey:
-    """Returns the error for an unknown secret, or for none.
+    """Returns the error for an unknown secret, or for a missing one.
 
     The error repeats no part of the secret, which may be the key of another server.
     """

@@ -1,4 +1,4 @@
-"""Save what tenants have spent today, for the next process, and share it with others.
+"""Save what tenants have spent today, for the next process, and share it with other processes.
 
 The file is beside the key file, or in the state folder:
 
@@ -104,7 +104,7 @@ class SpendingFile(msgspec.Struct, frozen=True):
         ) as error:
             raise ConfigError(
                 f"{self.path} is damaged: {error}",
-                hint="delete it: what was spent today then counts from 0",
+                hint="delete it: today's spending then starts again at 0",
             ) from None
 
 

@@ -302,5 +302,5 @@ def _wanted(window: CountedWindow, amount: int, yields: bool) -> int:
 
 
 def _spared(most: int, amount: int, yields: bool) -> int:
-    """Returns the part of a limit that a call leaves free; less if it could not start at all."""
+    """Returns the part of a limit that a call leaves free; less if the call itself needs it."""
     return max(0, min(max(1, most // _SPARED_PART), most - amount)) if yields else 0

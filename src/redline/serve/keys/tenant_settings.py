@@ -43,7 +43,7 @@ def parse_tenants(tables: object, file: str, classes: Collection[str]) -> dict[s
     """Returns the tenants of the table [tenants], by name.
 
     tables: the value of [tenants]. file: the file's name, for errors. classes: the names of all
-    classes. Raises ConfigError, with the file and the table.
+    classes. Raises ConfigError, which names the file and the table.
     """
     found = {}
     for name, table in table_in(tables, "tenants", file).items():

@@ -71,7 +71,7 @@ def _sum(name: str, one: float | Histogram, other: float | Histogram) -> float |
 
 
 def together(snapshots: Sequence[Snapshot]) -> Snapshot:
-    """Returns the first snapshot with the figures of all added; latencies are not combined."""
+    """Returns the first snapshot with the figures of the others added, except latency quantiles."""
     own = snapshots[0]
     bound = max(snapshots, key=lambda one: (one.binding.cause != "nothing", one.waiting))
     return replace(

@@ -84,7 +84,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return Path(self.folder) / "door"
 
     def sharer(self, demand: Callable[[str], Demand]) -> Sharer:
-        """Returns this worker's part in sharing slots. demand: see Sharer."""
+        """Returns the object through which this worker shares slots. demand: see Sharer."""
         return Sharer(self.table, self.number, demand)
 
     def flights(self, name: str) -> Flights:

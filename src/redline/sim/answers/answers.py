@@ -47,7 +47,7 @@ def cut(text: str, max_tokens: int | None) -> Said:
 
 
 class Answers:
-    """Answers from a replay, with stories, or with an echo; in JSON if the request wants JSON."""
+    """Answers from a replay, or with a story or echo, which is JSON if the request wants JSON."""
 
     def __init__(self, replay: Replay | None = None, stories: Stories | None = None) -> None:
         self._replay = replay

@@ -47,7 +47,7 @@ def count_tokens(text: str) -> int:
 def texts(given: Inputs, name: str) -> list[tuple[str, int]]:
     """Returns (text, number of tokens) for each input; token ids become a text of their numbers.
 
-    Raises BadCall for an empty list, more than 2,048 inputs, or a mixture.
+    Raises BadCall for an empty list, more than 2,048 inputs, or a mixture of text and token ids.
     """
     if not given and not isinstance(given, str):
         raise BadCall(f"'{name}' is an empty list.")

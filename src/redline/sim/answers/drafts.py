@@ -258,7 +258,7 @@ ENDPOINTS: dict[str, Callable[[bytes, Answers], Draft]] = {
 
 
 def _words(text: str) -> Iterator[tuple[int, str]]:
-    """Yields the number of tokens up to each word, and the word with its white space."""
+    """Yields the number of tokens up to the end of each word, and the word with its white space."""
     size = 0
     words = text.split(" ")
     for index, word in enumerate(words):

@@ -52,7 +52,7 @@ _WORDS = {
     "d": _DEEDS,
     "w": _TIMES,
 }
-# Each single capital letter is replaced by a word from its list.
+# Each letter that is a key of _WORDS is replaced by a word from its list.
 _SENTENCES = tuple(
     sentence.split(" ")
     for sentence in (

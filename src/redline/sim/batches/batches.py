@@ -1,14 +1,14 @@
 """Keep the simulated provider's files and batches, without a clock: the time is an argument.
 
   status       meaning                                              next status
-  validating   it was just created                                  failed, or as in_progress
-  in_progress  its lines are answered, each after its own latency   any but validating
+  validating   it was just created                                  any other
+  in_progress  its lines are answered, each after its own latency   any other but validating
   cancelling   a client cancelled it                                cancelled
   failed       its file was refused, or there is no room for its
                results; no line is answered
   completed    every line has its answer or its error
   expired      the window is over; lines without an answer by then have the error batch_expired
-  cancelled    as expired, with the error batch_cancelled
+  cancelled    like expired, but with the error batch_cancelled
 
 Nothing runs in the background: the state of a batch is computed when a client queries it.
 """
@@ -183,7 +183,7 @@ class Batches:
         return _as_object(self._looked(batch_id, now_s, wall_s).shown)
 
     def cancel(self, batch_id: str, now_s: float, wall_s: float) -> Object:
-        """Cancels a batch: it ends at the next query, or fails at once without room for results.
+        """Cancels a batch: it ends at the next query, or fails at once if its results do not fit.
 
         Raises BadCall if the batch has ended or does not exist.
         """
@@ -265,7 +265,7 @@ class Batches:
     def _finish(self, batch: _Batch, at_s: float, status: str, wall_s: float) -> bool:
         """Writes the results that are available at `at_s`, and errors for all other lines.
 
-        Returns False if there is no room for these files; the batch is then failed.
+        Returns False, and fails the batch, if there is no room for these files.
         """
         results: list[bytes] = []
         errors: list[bytes] = []

@@ -365,7 +365,8 @@ class Provider:
     ) -> None:
         if exchange.is_gone:
             return
-        # Settled just before the reply is written: a request whose client has it is not in flight.
+        # Settled just before the reply is written: once the client has it, the request is not in
+        # flight.
         self.stats.settle(ticket, outcome, reply.status, self._clock.now_s(), detail)
         send(exchange, reply, ticket.number)
 

@@ -91,6 +91,6 @@ def test_slots_are_not_said_to_be_taken_while_an_endpoint_warms_up() -> None:
     assert (cause, text.startswith("1 endpoint warms up")) == ("warming", True)
     assert "slot" not in text
     cause, text = cause_and_text(warming, FULL, warming=1)
-    assert (cause, "1 other one takes no call either." in text) == ("endpoints", True)
+    assert (cause, "1 other endpoint takes no call either." in text) == ("endpoints", True)
     assert cause_and_text(FULL)[1].startswith("Every slot of 1 endpoint is taken.")
     assert "slot" not in cause_and_text(READY)[1]
