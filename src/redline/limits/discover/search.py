@@ -175,7 +175,7 @@ class RateSearch:
             self._probes += 1
             if self._probes > _MOST_PROBES and self._hold is not None:
                 # The cause is not momentary: the limit is a different one, or other clients use it
-                # up. What is refused in such a block does not bound the rate after it.
+                # up. The refusals of such a block do not bound the rate after it.
                 self._lose()
                 self._evidence, self._is_careful = Evidence(), True
             longer_s = max(self._rest_s * _REST_GROWTH, asked_s)

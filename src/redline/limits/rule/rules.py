@@ -214,7 +214,7 @@ class Rules:
     ) -> list[Booking]:
         """Takes `cost` from every window; call only when `wait_s` is 0.
 
-        late_s: how late the timer for this call rang. busy_s: for how long the queue has not been
+        late_s: how late the timer for this call fired. busy_s: for how long the queue has not been
         empty.
         """
         bookings = []
@@ -267,7 +267,7 @@ class Rules:
 
     @property
     def searched(self) -> list[LimitLine]:
-        """The limits that the search has set; empty if there is none."""
+        """The request limits that the search has set; empty without a search."""
         if not self.is_searched:
             return []
         found = [line for line in self.lines if line.user is None and not line.is_adopted]

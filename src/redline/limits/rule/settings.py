@@ -52,7 +52,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     hosts that are known to do so, otherwise `actual`.
     share: the path of a file, or a redis:// URL, through which processes share these limits; "" for
     limits of this process alone.
-    Raises ConfigError for a value that is out of range.
+    Raises ConfigError for an invalid value, and for `share` together with a `rate` of "auto".
     """
 
     requests: Rates = ()

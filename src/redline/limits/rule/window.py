@@ -10,7 +10,7 @@ reply has proved how late the send can have reached the server at most (guard.py
 for W plus that lateness. A record stores how long its replies took; what this proves is computed
 only when the record is to leave the window, from what is known then.
 
-The requests of a burst are not sent at once but W / 20 N apart, at most 5 ms: a server that gets
+The requests of a burst are not sent at once but W / (20 N) apart, at most 5 ms: a server that gets
 six hundred requests at once lets the last of them wait for seconds, and counts them that much
 later. Because each send waits for the Nth send before it, this costs time in the first window only.
 
@@ -43,7 +43,7 @@ from redline.structs import mutable
 
 # Sums of floats differ in the last bits; a shorter wait counts as 0.
 _EPSILON_S = 1e-9
-# Sends within this share of a window share one record, with the time of the last send. This bounds
+# Sends within this share of a window have one record, with the time of the last send. This bounds
 # the memory for a limit such as ten million per day, and costs 0.02 % of the rate.
 GRAIN = 1 / 4096
 # Records of requests that have left the window are dropped once per this many new records. The ring
@@ -51,7 +51,8 @@ GRAIN = 1 / 4096
 SWEEP_EVERY = 64
 # The calls of a burst are sent at most this far apart.
 _BURST_MOST_S = 0.005
-# Margins are this many standard deviations, which a sum of many exceeds about once in 30,000.
+# Margins are this many standard deviations, which a sum of many amounts exceeds about once in
+# 30,000 times.
 _DEVIATIONS = 4.0
 # A sliding-window counter cannot reject anything while at most 1/4 of a limit is used.
 _CALM_SHARE = 4
@@ -240,8 +241,8 @@ class Window:
         if self._is_even:
             self._full_at_s, self._next_s = max(self._full_at_s, self._next_s), -math.inf
         self._reshape_phases(shape)
-        # With a burst of 1, the lateness of a timer would be lost at every send. Timers count in
-        # milliseconds, so even without a guard, a part of the lateness is made up for.
+        # With a burst of 1, every late timer would cost time. Timers count in whole milliseconds,
+        # so even without a guard, a part of the lateness is made up for.
         self._catch_up_s = max(min(guard_s, catch_up_s), MARGIN_S) if self._is_even else 0.0
         self._catch_up_s = max(self._catch_up_s, shape.catch_up_s)
         apart_s = min(_BURST_MOST_S, rate.window_s * BURST_SHARE / rate.count)
@@ -348,9 +349,9 @@ class Window:
     ) -> Booking:
         """Takes `amount`; call only when `wait_s` is 0.
 
-        late_s: how late the caller is because its timer rang late. busy_s: for how long the queue
-        has not been empty. Idle time is not caught up: the next two sends would follow each other
-        too closely.
+        late_s: how late the caller is because its timer fired late. busy_s: for how long the queue
+        has not been empty. Idle time is not caught up: otherwise, the next two sends would be too
+        close.
         """
         booking = Booking(self, amount, now_s, spread)
         is_crowded = not self.is_plain and self._is_crowded(amount, now_s)
@@ -438,7 +439,8 @@ class Window:
             self._amend_phases(booking, -booking.amount, 0)
 
     def believe(self, base_s: float) -> None:
-        """Sets base_s: a reply that took t proves a lateness of at most t - base_s; -inf: none."""
+        """Sets base_s: a reply that took t proves at most t - base_s of lateness; -inf: no
+        proof."""
         self._base_s = base_s
 
     def settle(self, booking: Booking, used: int) -> None:
@@ -667,7 +669,7 @@ class Window:
     def _end_doubt(self, until_s: float) -> None:
         """Ends the doubt about a bucket's sends up to `until_s`: failed calls are never settled.
 
-        Records do the same when they leave the window. After a window, the bucket has refilled.
+        The doubt about records ends when they leave the window. After a window, the bucket is full.
         """
         unsettled = self._unsettled
         while unsettled:

@@ -118,7 +118,7 @@ class HeaderReader:
         self._forms: tuple[_Form, ...] = ()
 
     def read(self, headers: Mapping[str, str], wall_s: float) -> tuple[Stated, ...]:
-        """Returns the limits that one reply states, in no order; usually none.
+        """Returns the limits that one reply states, in no particular order; usually none.
 
         headers: looked up in the case in which the server first sent them. wall_s: the time now,
         with which resets given as a moment are compared; the server's own Date takes precedence.

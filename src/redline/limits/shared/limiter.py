@@ -95,10 +95,11 @@ class Slot(msgspec.Struct, eq=False):
 class SharedLimiter(RateLimiter):
     """Applies the rates of `limits`, shared by all processes with the ledger. For one event loop.
 
-    If no guard is configured, each process measures the guard for its own way to the server. All
+    If no guard is configured, each process measures the guard for its own path to the server. All
     processes must be configured with the same limits: no header changes them, and no limit is
-    searched for. No call is granted at once, because the ledger assigns each call its time; nor by
-    a bound of its tokens, because an amount booked too high would be missing in other processes.
+    searched for. No call is granted at once, because the ledger assigns each call its time; nor is
+    a bound of its tokens enough, because an amount booked too high would be missing in other
+    processes.
     """
 
     is_shared = True
@@ -218,7 +219,7 @@ class SharedLimiter(RateLimiter):
             self._drop(slot)
 
     def mark_sent(self, taken: Slot, now_s: float) -> None:
-        """Records that the call of a grant was written at `now_s`."""
+        """Records that a grant's call was written at `now_s`."""
         taken.sent_s = now_s
         self._note(taken)
 
@@ -230,7 +231,7 @@ class SharedLimiter(RateLimiter):
         self._pump()
 
     def settle(self, taken: Slot, used: Cost) -> None:
-        """Records the usage of the call of a grant."""
+        """Records the usage of a grant's call."""
         # Bounded by a whole window: otherwise a server that counts wrongly would stop the run.
         taken.used = tuple(min(used.amount(kind), rate.count) for kind, rate in self._rated)
         self._note(taken)

@@ -37,8 +37,7 @@ have waited longer, until it is served. It keeps its place as long as it asks ag
   within the lease        gets as many slots as fit, and goes to the end of the line
   beyond the lease        waits in its place, and keeps the others out until the want could be sent:
                           small calls do not starve a large one
-  behind other processes  waits until these could have been served; if they do not ask then, it is
-                          served
+  behind other processes  waits until they could have been served, and is served if they do not ask
 
 All times are ledger times, in seconds; `now_s` decreases only if the ledger's clock is set back.
 """
@@ -254,8 +253,8 @@ class Book(msgspec.Struct, array_like=True):
     def read(self, rule: Rule, at_s: float, end_s: float) -> Reading:
         """Returns an upper bound of a sliding-window counter from at_s to end_s, without new sends.
 
-        For each possible begin of its windows, the counter falls linearly. The maximum over all
-        begins is convex, so it is below the straight line between its values at at_s and end_s.
+        For each possible start of its windows, the counter falls linearly. The maximum over all
+        starts is convex, so it is below the straight line between its values at at_s and end_s.
         """
         stamps, amounts = self.older + self.stamps, self.olders + self.amounts
         window_s, grain_s = rule.window_s, self.grain_s

@@ -137,7 +137,7 @@ class SharedCount:
 class SharedSlots(Slots):
     """Hands out the slots of one endpoint. For one event loop.
 
-    counts: the counts in each of which a call takes a slot; the endpoint's own count comes first.
+    counts: a call takes a slot in each of them; the endpoint's own count comes first.
     """
 
     def __init__(self, sharer: Sharer, counts: Sequence[SharedCount]) -> None:

@@ -1,7 +1,7 @@
 """Applies all rate limits of one endpoint, with one queue and one timer.
 
 A grant books all windows together or none. Calls of one priority are granted in order of arrival:
-the head of the queue waits until all it needs is free and is never overtaken, so that small
+the head of the queue is never overtaken while it waits for all that it needs, so that small
 requests do not starve a large one.
 """
 
@@ -54,12 +54,12 @@ class Limiter(RateLimiter):
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self, tokens: int = 0, *, output_tokens: int = 0, priority: int = 0) -> _Entry:
-        """Returns a context that is entered when one call may be sent, and counts it as sent.
+        """Returns a context manager that waits until one call may be sent, and counts it as sent.
 
         tokens: of the input, or of input and output together; 0 or more. output_tokens: of the
-        output alone; 0 if included in `tokens`. priority: lower goes first. Entering raises
-        OverLimit if the call could never be granted, ConfigError if a limit counts negative tokens.
-        Tokens that are not a finite number raise ConfigError.
+        output alone; 0 if included in `tokens`. priority: lower goes first. Entering it raises
+        OverLimit if the call could never be granted, and ConfigError if a token limit would count a
+        negative amount. The call itself raises ConfigError for tokens that are not a finite number.
         """
         return _Entry(self, self._clock, stated_cost(tokens, output_tokens), priority)
 
@@ -243,7 +243,7 @@ class Limiter(RateLimiter):
             self.pump()
 
     def mark_sent(self, taken: list[Booking], now_s: float) -> None:
-        """Records that the call of a grant was written at `now_s`, so nothing can be released."""
+        """Records that a grant's call was written at `now_s`, so nothing can be released."""
         for booking in taken:
             booking.window.sent(booking, now_s)
         if self.is_stalled:
@@ -258,7 +258,7 @@ class Limiter(RateLimiter):
             self.pump()
 
     def settle(self, taken: list[Booking], used: Cost) -> None:
-        """Records the usage of the call of a grant."""
+        """Records the usage of a grant's call."""
         self.rules.settle(taken, used)
         if self._queue.waiting and self.counts_tokens:
             self.pump()

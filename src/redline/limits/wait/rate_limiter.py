@@ -24,8 +24,8 @@ class RateLimiter(ABC):
 
     `Limiter` applies the limits of this process: headers and 429s change them, and a search finds
     them. `SharedLimiter` applies limits that several processes share: it ignores what headers state
-    about them. The methods here for what only a `Limiter` can do change nothing. Each limiter has
-    one timer, which is reset again and again.
+    about them. Methods that only a `Limiter` supports do nothing here. Each limiter has one timer,
+    which is reset again and again.
 
     is_unlimited: no limit is set, and no answer can set one: answers need not be reported.
     is_shared: other processes share the limits, so that their calls may park this limiter.

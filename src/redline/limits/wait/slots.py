@@ -9,7 +9,7 @@ from redline.limits.wait.queue import WaitQueue
 
 
 class Slots:
-    """Hands out `count` slots. Unlike a semaphore's, a freed slot never passes the first waiter."""
+    """Hands out `count` slots. Unlike with a semaphore, a freed slot goes to the first waiter."""
 
     def __init__(self, count: int) -> None:
         self.count = count
