@@ -1,4 +1,4 @@
-"""Makes a backend of a user's own coroutine function."""
+"""Makes a user's own coroutine function a backend."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class FunctionBackend:
         return outcome
 
     def _is_turn_long(self) -> bool:
-        """Whether calls have blocked the event loop, which has not run what was due since then."""
+        """Whether calls have kept the current turn of the event loop going for too long."""
         now_s = self._clock.now_s()
         if self._turn_s is None:
             self._turn_s = now_s

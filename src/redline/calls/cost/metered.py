@@ -226,7 +226,7 @@ class Metered(Around):
         """Records a request that is about to be written. Raises BudgetSpent if that fails.
 
         A transport may write a request twice, if its first connection broke: both writes may be
-        billed.
+        billed, so BudgetSpent is also raised if the second does not fit.
         """
         worst = attempt.worst
         if attempt.writes and call.refused:

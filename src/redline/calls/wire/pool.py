@@ -41,7 +41,7 @@ class Pool:
         self._most_bytes = most_bytes
         self._dialer = dialer
         self._stops = stops
-        # The sweep since which each connection is idle; the most recent one is taken first.
+        # The sweep since which each connection has been idle; the most recent one is taken first.
         self._idle: dict[Connection, int] = {}
         self._all: set[Connection] = set()
         self._intake = intake

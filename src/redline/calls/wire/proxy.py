@@ -24,7 +24,7 @@ _MOST_REASON = 100
 # An authentication scheme, without its parameters (RFC 9110, 11.6.1).
 _SCHEME = re.compile(r"(?:^|,)\s*([A-Za-z][A-Za-z0-9-]*)(?=\s|,|$)")
 _QUOTED = re.compile(r'"[^"]*"')
-# The settings with which users set a proxy.
+# The settings in which users name a proxy.
 SETTINGS = "--proxy, HTTP_PROXY or HTTPS_PROXY"
 CHECK = f"check the proxy's address in {SETTINGS}"
 _NOT_HTTP = f"check that {SETTINGS} names an HTTP proxy"

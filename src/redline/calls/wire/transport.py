@@ -1,4 +1,4 @@
-"""Speaks HTTP/1.1 to one endpoint over keep-alive connections: TCP or TLS, direct or by proxy.
+"""Speaks HTTP/1.1 to one endpoint over keep-alive connections: TCP or TLS, direct or via a proxy.
 
 An exchange gets a connection and then its grant, and waits in the outbox for the end of the event
 loop's turn. Then the results that must be saved first are flushed once, and all due requests get
@@ -312,7 +312,7 @@ async def _handed_on(
     take: Callable[[bytes], Awaitable[None]],
     kind: str,
 ) -> bool:
-    """Passes a body of this kind to `take` as it arrives; returns False, unread, for others."""
+    """Passes a body of this kind to `take` as it arrives; for others, returns False at once."""
     await connection.head()
     found = connection.headers.get("content-type") or ""
     if connection.status != 200 or not found.lower().startswith(kind):

@@ -439,8 +439,10 @@ class Window:
             self._amend_phases(booking, -booking.amount, 0)
 
     def believe(self, base_s: float) -> None:
-        """Sets base_s: a reply that took t proves at most t - base_s of lateness; -inf: no
-        proof."""
+        """Sets base_s: a reply that took t proves that its call was at most t - base_s late.
+
+        -inf while replies prove nothing.
+        """
         self._base_s = base_s
 
     def settle(self, booking: Booking, used: int) -> None:
