@@ -6,8 +6,8 @@ damaged file is left as it is, and the first process that finds the damage creat
 next number.
 
 SQLite uses a rollback journal. A write-ahead log has an index that every process maps into its
-memory, and truncating a mapped file kills its readers by SIGBUS, which cannot be caught. If a file
-is read and written only by system calls, its truncation is an error like any other damage.
+memory, and truncating a mapped file kills its readers with SIGBUS, which cannot be caught. If a
+file is read and written only by system calls, its truncation is an error like any other damage.
 """
 
 from __future__ import annotations

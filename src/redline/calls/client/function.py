@@ -197,7 +197,7 @@ class FunctionBackend:
                 if not inspect.isawaitable(result):
                     raise Rejected(
                         f"{self.label} is not a coroutine function",
-                        hint="write `async def`, and run what blocks with asyncio.to_thread",
+                        hint="write `async def`, and run blocking code with asyncio.to_thread",
                     )
                 output = await result
             if isinstance(output, Outcome):

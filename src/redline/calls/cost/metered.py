@@ -157,7 +157,7 @@ class Metered(Around):
         return not self.waiting and not self._is_spent and self.spending.reserve(worst)
 
     def settle(self, reserved: Amount, actual: Amount) -> None:
-        """Settles an amount from `reserve`. actual: what was spent of it."""
+        """Settles an amount from `reserve`. actual: the amount that was spent."""
         self._elsewhere = self._elsewhere.plus(actual)
         self.spending.settle(reserved, actual)
 
@@ -272,7 +272,7 @@ class Metered(Around):
         try:
             self._keep()
         except OSError:
-            # The record then has more than is spent. The next write fails too, and reports it.
+            # The record then shows more than was spent. The next write fails too, and reports it.
             pass
 
     def _actual(self, attempt: _Attempt, request: Request, outcome: Outcome | None) -> Amount:

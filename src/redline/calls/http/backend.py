@@ -769,7 +769,7 @@ class HttpBackend:
         A request that was written and then repeated may have found no server the second time. A
         response that reports a lost engine shows that the endpoint can be reached, although its
         error is NoEndpoint. A request that timed out without a byte may have been written before
-        the server was gone. A withdrawn request got no response to its last write.
+        the server went away. A withdrawn request got no response to its last write.
         """
         is_silent = isinstance(error, TimedOut | Withdrawn) and attempt.first_byte_s is None
         if is_silent or is_unreachable(error.__cause__ if isinstance(error, NoEndpoint) else error):

@@ -40,7 +40,7 @@ class Outage:
         self.is_closed = True
 
     def answered(self) -> bool:
-        """Records any sign of the server: a success, an error, or a reset after connecting.
+        """Records any sign of life: a success, an error, or a reset after connecting.
 
         Returns True if it ends an outage.
         """

@@ -252,7 +252,7 @@ class TokenEstimator:
         """Records one in 32 calls that reserve a bound, like `begin`.
 
         Returns UNFOLLOWED for the other calls. If the usage of an unfollowed call exceeds its
-        bound, call `begin` for the call then.
+        bound, call `begin` then.
         """
         self._bounds = bounds = self._bounds + 1
         if bounds * _GOLDEN % 1 >= _SHARE_OF_BOUNDS:

@@ -456,7 +456,7 @@ class Connection(asyncio.Protocol):
         self._is_reusable = False
         if self._exchange is None or self.is_done:
             return
-        # A body without a length ends with its connection, if the server ends the connection.
+        # A body without a length is complete when the server closes the connection.
         is_end = self.has_head and error is None and not self._is_lost
         if not is_end or not self._ends_with_connection():
             self.fail(_broken(error, has_begun=self._exchange.first_byte_s is not None))

@@ -58,7 +58,7 @@ class Answer(msgspec.Struct, gc=False):
 
 
 def do_nothing(*_: object) -> None:
-    """Does nothing: the default of `before_write` and `on_sent`."""
+    """The default of `before_write` and `on_sent`."""
 
 
 class Alarm(Protocol):

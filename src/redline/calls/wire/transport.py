@@ -109,7 +109,7 @@ class Outbox:
         except BaseException as error:
             # A signal handler raised the error while the event loop was blocked. The task whose
             # request was being written gets the error; the other requests are due in the next turn,
-            # unless they are cancelled before.
+            # unless they are cancelled first.
             connection.refuse(error)
             for each in due[due.index(connection) + 1 :]:
                 self.add(each)
@@ -143,7 +143,7 @@ class Transport:
         self._connect_hint = "" if proxy is None else f"through the proxy {proxy.server}: {CHECK}"
         self.intake = intake or ReplyMemory(endpoint.max_reply_bytes)
         self._headers = _default_headers(endpoint)
-        # The heads of requests without headers of their own, without the body's length.
+        # The heads of requests without headers of their own; the body's length is left out.
         self._heads: dict[tuple[str, str], bytes] = {}
         self._outbox = outbox or Outbox(do_nothing, clock)
         self._reuse = Reuse()

@@ -219,9 +219,9 @@ def _is_round(count: int) -> bool:
 
 
 def named(bucket: Bucket) -> Rate | None:
-    """Returns a rate within the bounds over the shortest possible usual window; None if none.
+    """Returns a rate within the bounds over the shortest possible usual window.
 
-    The window must hold a whole number of calls.
+    The window must hold a whole number of calls; None if none does.
     """
     middle = math.sqrt(bucket.least_per_s * bucket.most_per_s)
     for window_s in USUAL_S:

@@ -181,7 +181,7 @@ class AdaptiveConcurrency:
         """Records one call that has ended, and sets `limit`.
 
         latency_s: from the write to the end of the answer. in_flight: calls in flight when this
-        call was written, including itself. is_overload: for a 429, 503, 529 or a timeout; do not
+        call was written, including itself. is_overload: True for a 429, 503, 529 or timeout; do not
         report other failures. size: output tokens, 0 if unknown.
         """
         if now_s < self._latest_s:

@@ -248,7 +248,7 @@ class RateSearch:
 
 
 def _surely_full_s(retry_after_s: float) -> float:
-    """Returns for how many seconds, at least, a server that asks for this wait refuses calls.
+    """Returns the seconds for which a server that asks for this wait certainly refuses calls.
 
     Whole seconds may have been rounded up. Of any other wait, up to a twentieth may have passed
     while the response was on its way.

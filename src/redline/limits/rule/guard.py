@@ -120,7 +120,7 @@ class Jitter:
             self._conclude()
 
     def was_short(self) -> None:
-        """Records that the guard was too short: more was counted in a window than sent in it."""
+        """Records that the guard was too short: the server counted more than a window's sends."""
         self._prior_s = min(_MOST_S, self._prior_s * 2)
         self._trusts_replies = False
         self._conclude()

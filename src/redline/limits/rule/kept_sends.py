@@ -81,8 +81,8 @@ class RecentSends:
     def recall(self, kind: str, window: Window, *, is_first: bool = True) -> bool:
         """Adds to `window` the sends that earlier processes kept; returns whether a file was valid.
 
-        is_first: whether no other window of this kind has recalled sends yet. Only then are files
-        with another window length read if there is none with this length.
+        is_first: whether no other window of this kind has recalled sends yet. If so, and if there
+        is no file with this window length, one with another length is read.
         """
         path = self._path(kind, window.rate)
         try:

@@ -22,7 +22,7 @@ NEARLY = 0.75
 
 
 class LimitLine(msgspec.Struct, eq=False):
-    """One limit: its rate, and the window that keeps to it.
+    """One limit: its rate, and the window that enforces it.
 
     user: the rate that the user configured; None for a limit from the server or the search. stated:
     the rate in force, before headroom. most: the largest count since the limit was set; headers may
@@ -105,7 +105,7 @@ class Rules:
         self._follow_lines()
 
     def watch(self, now_s: float) -> None:
-        """Makes each booking record what the server should count, for a server that reports it."""
+        """Makes each booking record the count to expect from a server that reports its count."""
         if not self.is_watched:
             self.is_watched = True
             for line in self.lines:
@@ -314,8 +314,8 @@ class Rules:
             if kept is None:
                 window = self._add(kind, rate, None).window
                 recent, passed = self._recent, sends
-                # A longer window also counts sends of an earlier process that are older than the
-                # other windows.
+                # A longer window also counts sends of an earlier process that are too old for the
+                # others.
                 if (
                     recent is not None
                     and rate.window_s > longest_s

@@ -4,7 +4,7 @@ observation                                         reaction
 headers state a limit for the first time            it is adopted, if `rate` is "auto"
 headers state a different limit than before         it takes effect, but never above the user's own
 headers state less remaining than this process      other clients use the key: a window is shared
-alone would have left                               with them (_Crowd); what they take of a bucket,
+alone would have left                               with them (_Crowd); what they use of a bucket,
                                                     beyond half of it, counts as used here
 429s are clearly above 1 % of the answers           if they are few and no other client is seen, the
                                                     guard is doubled once; otherwise less is sent
@@ -48,7 +48,7 @@ _SPARED_FROM_S = 20.0
 _SHORTEST_LOOK_S = 1.0
 # At least this share of a limit is used, so that probing continues.
 _LEAST = 0.02
-# Constants by which the clients' shares become equal (see _Crowd).
+# Constants that make the clients' shares converge (see _Crowd).
 _GAIN, _GIVEN = 0.5, 0.08
 # Constants by which rejections are judged (see Pressure).
 _TOLERATED, _RAISE = 0.01, 0.01
@@ -90,7 +90,7 @@ class Feedback:
         self.accepted = self._pressure.accepted
 
     def heard(self, stated: Sequence[Stated], bookings: Sequence[Booking], now_s: float) -> bool:
-        """Adjusts to the limits that the response to the call of `bookings` states."""
+        """Adjusts to the limits stated in the response to the call of `bookings`."""
         self._rules.watch(now_s)
         is_changed = False
         for one, limit, line in self._lines_of(stated):
@@ -197,7 +197,7 @@ class Feedback:
     def _measured_s(
         self, line: LimitLine, one: Stated, bookings: Sequence[Booking], now_s: float
     ) -> float:
-        """Returns the window's length as far as it can be measured by now."""
+        """Returns the window's length, as far as it has been measured."""
         window, window_s = line.window, line.stated.window_s
         guess = self._guesses.setdefault(window, WindowGuess(now_s, line.kind))
         sent = (each.record for each in bookings if each.window is window)
@@ -291,7 +291,7 @@ class Feedback:
 
 
 class _Look(msgspec.Struct):
-    """Collects what a server counted during one window, and this process's part of it.
+    """Collects a server's counts during one window, and this process's part of them.
 
     since_s: the beginning of the window. The count of a fixed window restarts and is highest at its
     end; the count of any other kind hardly changes.
@@ -486,7 +486,7 @@ class Pressure:
         return True
 
     def _sent(self, since_s: float, now_s: float) -> int:
-        """Returns the calls sent since `since_s`, as far as a request limit counts them."""
+        """Returns the number of calls since `since_s`, as far as a request limit counts them."""
         counts = (
             sum(amount for sent_s, amount in line.window.sends(now_s) if sent_s >= since_s)
             for line in self._rules.lines

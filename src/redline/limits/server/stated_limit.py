@@ -42,13 +42,13 @@ _LIKELY_S = (1.0, 10.0, 60.0, 3600.0, 86_400.0)
 _NEAR = 0.15
 # In APIs that state no window, a limit is per minute.
 _DEFAULT_WINDOW_S = 60.0
-# A reset that is within this share of a whole window was stated at its beginning.
+# A reset that is within this share of a whole window was stated at the window's beginning.
 _EARLY = 0.01
-# If at most this share of a limit is used, a guess that is too short shows in time.
+# If at most this share of a limit is used, a window that was guessed too short shows in time.
 _LITTLE = 0.25
 # A measured window within this share of a usual one is that one.
 _SAME = 0.03
-# Among the sends of a window, counts are compared at most about this many times.
+# Counts are compared at most about this many times among the sends of one window.
 _LOOKS = 64
 # A round takes at least _LEAST_LOOKS looks and, unless the limit is known to count in windows, at
 # least 1 / _TRIAL of a window.
@@ -230,7 +230,7 @@ class WindowGuess(msgspec.Struct):
     _old_s: float = 0.0  # a window is at most this long; 0 if unknown
     _reset_s: float = 0.0  # the longest reset
     _excess_s: float = 0.0  # the most by which a reset exceeded that of a bucket
-    _delay_s: float = 0.0  # how late the server's count was learned, at most
+    _delay_s: float = 0.0  # the longest time until a count was known
     _safe_s: float = 0.0  # the window before a trial; 0 without one
     _safe_most: int = 0  # the largest count in the last round
     _failed_s: float = 0.0  # the window of a trial that drained a bucket
@@ -407,7 +407,7 @@ def window_s_of(one: Stated) -> float:
                 # No usual window is that short, so this is a bucket.
                 return min(_USUAL_S, key=lambda usual_s: abs(math.log(usual_s / refill_s)))
             if reset_s % 1 == 0:
-                # It may have been rounded up.
+                # The reset may have been rounded up.
                 rounded = (60.0, 10.0)
                 steady = [each for each in rounded if reset_s - 1 < each * used_share <= reset_s]
         # A reset that is stated late in a long window seems to be that of a short window, until the

@@ -140,7 +140,7 @@ class FileLedger:
             return False
         if self._file.is_at(self._path):
             return True
-        # The file was moved or deleted: other processes use the file that is at the path now.
+        # The file was moved or deleted: other processes use the file now at the path.
         self._file.close()
         return False
 

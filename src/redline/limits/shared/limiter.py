@@ -60,11 +60,11 @@ GIVE_UP_S = 30.0
 _PAUSE_SHARE, _MOST_PAUSE_S = 0.1, 1.0
 _CLOSE_WITHIN_S = 1.0
 _NOTHING = Cost()
-# The most slots that are searched for one that fits a caller, and the most callers for a slot.
+# The most slots searched for a caller, and the most callers searched for a slot.
 _MOST_LOOKS = 64
 
 
-# The amount that a call takes of each limit, in the order of the rules.
+# The amount that a call takes from each limit, in the order of the rules.
 _Amounts = tuple[int, ...]
 
 
@@ -74,7 +74,7 @@ class Slot(msgspec.Struct, eq=False):
     owner: the caller for which it was booked; None once the slot was due or given back. planned_s:
     in ledger time. stamp_s, amounts: its stamp (ledger time) and amounts as the ledger has them.
     at_s, until_s: a call may be sent in the slot between these local times. sent_s, late_s, used:
-    its true state, in local time, which the ledger does not know yet; used is None while equal to
+    its true state, which the ledger does not know yet, in local time; used is None while equal to
     `amounts`.
     """
 
@@ -93,7 +93,7 @@ class Slot(msgspec.Struct, eq=False):
 
 
 class SharedLimiter(RateLimiter):
-    """Applies the rates of `limits`, shared by all processes with the ledger. For one event loop.
+    """Applies rates that all processes with the same ledger share. For one event loop.
 
     If no guard is configured, each process measures the guard for its own path to the server. All
     processes must be configured with the same limits: no header changes them, and no limit is
@@ -123,7 +123,7 @@ class SharedLimiter(RateLimiter):
         self._most_calls = _MOST_CALLS if is_paced else _MOST_BURST
         self._slots: deque[Slot] = deque()  # booked, the earliest first
         self._changed: dict[Slot, None] = {}  # slots whose changes the ledger does not know yet
-        self._flush_s = math.inf  # when these changes are reported at the latest
+        self._flush_s = math.inf  # the latest time to report these changes
         self._ask_s = -math.inf  # the ledger is not queried for slots before this time
         self._free_s = -math.inf  # no further call can be sent before this time
         self._first_s = -math.inf  # when the first caller without a slot could be served
@@ -149,7 +149,7 @@ class SharedLimiter(RateLimiter):
 
     @property
     def next_s(self) -> float:
-        """The time (monotonic) of the next grant to a present waiter; -inf if none waits."""
+        """The time (monotonic) of the next grant to a queued caller; -inf if none waits."""
         due_s = -math.inf
         if self.waiting:
             due_s = self._slots[0].at_s if self._slots else self._first_s

@@ -12,7 +12,7 @@ way that the ledger need not rely on any process afterwards:
 
   hard   a send leaves the window W seconds after its stamp, and the amounts stamped in any W never
          exceed the count. The stamp of a slot is planned + slack + guard, until its process reports
-         when it was sent (then sent + guard), or how late it reached the server at most (then sent
+         when it was sent (then sent + guard), or how late it can have reached the server (then sent
          + that delay). A process never sends in a slot later than planned + slack, so a process
          that dies or is suspended breaks no limit.
   soft   slots are T = (W + guard) / N apart with a burst of b (GCRA). This guard is at least the
@@ -426,7 +426,7 @@ def transact(state: State | None, request: LeaseRequest, now_s: float) -> tuple[
 
 
 def _continued(state: State, rule: Rule, now_s: float) -> Book:
-    """Returns the rule's book after a change of the limits, with what an old book knows.
+    """Returns the rule's book after a change of the limits, based on an old book.
 
     This is the rule's own old book, or the book of its kind with the shortest window that is not
     shorter than the rule's; if there is none, the one with the longest window.
@@ -457,7 +457,7 @@ def _continued(state: State, rule: Rule, now_s: float) -> Book:
 
 
 def _doubt(state: State, request: LeaseRequest, now_s: float) -> None:
-    """Fills the books if the state, because it is old or new, lacks slots of this process."""
+    """Fills the books if the state, because it is outdated or new, lacks slots of this process."""
     longest_s = max((rule.window_s for rule in request.rules), default=0.0)
     # After a reboot, earlier times may be below 0.
     if not request.seen_s or state.last_s >= request.seen_s or now_s >= request.seen_s + longest_s:
@@ -489,7 +489,7 @@ def _correct(state: State, request: LeaseRequest, change: Change, now_s: float) 
 
 
 def _plan(state: State, request: LeaseRequest, now_s: float) -> tuple[list[float], float, float]:
-    """Returns the times, when to ask again, and when the first want without a time could go."""
+    """Returns the times, when to ask again, and when the first remaining want could be sent."""
     owner, lease_s = request.owner, request.lease_s
     line = [place for place in state.line if place.until_s > now_s or place.owner == owner]
     mine = next((at for at, place in enumerate(line) if place.owner == owner), len(line))
@@ -557,7 +557,8 @@ def _earliest_s(
 def rated(limits: Limits) -> list[tuple[Kind, Rate]]:
     """Returns every rate of `limits` with its kind, in the order of the rules.
 
-    Of several rates with windows of one length, only the lowest is included: no other can bind.
+    Of several rates with windows of the same length, only the lowest is included: no other can
+    bind.
     """
     lowest: dict[tuple[Kind, str], Rate] = {}
     for kind in KINDS:

@@ -91,7 +91,7 @@ class Limiter(RateLimiter):
     def room_for_s(self, calls: int, amounts: Mapping[Kind, float], now_s: float) -> float:
         """Returns the seconds until the last of `calls` calls could be granted.
 
-        amounts: the tokens that each call takes of the limits, by kind.
+        amounts: the tokens that each call takes from the limits, by kind.
         """
         return self.rules.room_for_s(calls, amounts, now_s)
 
@@ -156,7 +156,7 @@ class Limiter(RateLimiter):
         if not queue.waiting:
             self._busy_from_s = asked_s
         turn = queue.add(cost, priority)
-        # Only a new head changes when the timer must ring.
+        # Only a new head changes the time of the timer.
         if queue.is_next(turn):
             self.pump()
         try:
@@ -173,7 +173,7 @@ class Limiter(RateLimiter):
         self.refresh()
 
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
-        """Adjusts to the limits that the response to the grant's call states.
+        """Adjusts to the limits stated in the response to the grant's call.
 
         If one of them is a request limit, it ends the search for a request rate.
         """

@@ -63,7 +63,7 @@ class WaitQueue(Generic[Want, Got]):
         return next(self._numbers)
 
     def add(self, want: Want, priority: int, number: int | None = None) -> asyncio.Future[Got]:
-        """Adds a waiter, last of its priority; returns the future for what it gets.
+        """Adds a waiter as the last of its priority; returns the future for what it gets.
 
         number: the number of a caller that waits again, at its old place; None for a new caller.
         End the wait with `wake_head`, `wake`, `refuse` or `forget`.

@@ -28,7 +28,7 @@ class RateLimiter(ABC):
     which is reset again and again.
 
     is_unlimited: no limit is set, and no answer can set one: answers need not be reported.
-    is_shared: other processes share the limits, so that their calls may park this limiter.
+    is_shared: other processes share the limits, so their calls may park this limiter.
     counts_tokens: a token limit is set, so estimates matter.
     shook_hands: records the seconds that a connection to the endpoint took.
     most: returns the largest amount of a kind that one call could ever be granted; inf if nothing
@@ -80,7 +80,7 @@ class RateLimiter(ABC):
     def room_for_s(self, calls: int, amounts: Mapping[Kind, float], now_s: float) -> float:
         """Returns the seconds until the last of `calls` calls could be granted; 0 if unknown.
 
-        amounts: the tokens that each call takes of the limits, by kind.
+        amounts: the tokens that each call takes from the limits, by kind.
         """
         return 0.0
 
@@ -107,7 +107,7 @@ class RateLimiter(ABC):
 
     @property
     def next_s(self) -> float:
-        """The time (monotonic) of the next grant to a present waiter; -inf if none waits."""
+        """The time (monotonic) of the next grant to a queued caller; -inf if none waits."""
         due_s = -math.inf if self._timer is None else self._due_s
         return max(self._parked_until_s, due_s)
 
@@ -131,7 +131,7 @@ class RateLimiter(ABC):
         return True
 
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:  # noqa: B027
-        """Adjusts to the limits that the response to the grant's call states."""
+        """Adjusts to the limits stated in the response to the grant's call."""
 
     @abstractmethod
     def answered(self, now_s: float, *, is_limited: bool) -> None:

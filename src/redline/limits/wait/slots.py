@@ -39,7 +39,7 @@ class Slots:
         return self.in_use + coming < self.count
 
     def want(self) -> None:
-        """Notes, for other processes that share the slots, that calls wait elsewhere for one."""
+        """Records, for other processes that share the slots, that calls wait elsewhere for one."""
 
     def tell(self, on_room: Callable[[], None]) -> None:
         """Registers `on_room`, which is called when slots become free without `release`."""
