@@ -193,10 +193,10 @@ def unauthorized(status: int, offers: str, proxy: Proxy) -> Refused:
         what = f"asks for {' or '.join(schemes)[:_MOST_REASON]}"
         hint = "redline supports only Basic authentication for proxies"
     elif proxy.has_credentials:
-        what = "refuses the user or the password"
+        what = "refuses the user name or password"
         hint = f"correct them in {SETTINGS}; write @ and : in them as %40 and %3A"
     else:
-        what = "asks for a user and a password"
+        what = "asks for a user name and password"
         hint = f"add them to {SETTINGS}: http://USER:PASSWORD@HOST:PORT"
     return Refused(f"the proxy {proxy.server} {what}: HTTP {status}", hint=hint, status=status)
 

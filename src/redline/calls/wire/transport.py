@@ -186,7 +186,9 @@ class Transport:
                 if connection.is_stale:
                     stale += 1
                     if stale == _MOST_STALE:
-                        raise no_connection("the server closes every connection at once", hint="")
+                        raise no_connection(
+                            "the server closes every connection right away", hint=""
+                        )
                     continue
                 if take is not None and await _handed_on(exchange, connection, take, kind):
                     self._reuse.answered()

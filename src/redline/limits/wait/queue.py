@@ -160,6 +160,6 @@ def sole_loop(known: asyncio.AbstractEventLoop | None, user: str) -> asyncio.Abs
         raise ConfigError(
             f"this {user} is used in two event loops at once",
             hint="use it in one event loop, to which other threads pass their calls with "
-            "asyncio.run_coroutine_threadsafe; limits alone are kept across threads by SyncLimiter",
+            "asyncio.run_coroutine_threadsafe; for limits alone, threads can share a SyncLimiter",
         )
     return loop
