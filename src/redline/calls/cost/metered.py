@@ -45,7 +45,7 @@ class Account(Protocol):
 class _Attempt(msgspec.Struct):
     """One attempt. input_tokens, output_tokens: the most that it can use. price: its highest price.
 
-    writes: how often its request was written.
+    writes: how many times its request was written.
     """
 
     input_tokens: int

@@ -172,7 +172,7 @@ class EndpointLimits:
             self._count_ahead()
 
     def sent(self, now_s: float) -> None:
-        """Records a call that was written, if the limit is searched for."""
+        """Records a call that was written, if the limit is being searched for."""
         if self.search is not None:
             self.search.sent(now_s)
 

@@ -267,7 +267,7 @@ class Hold:
         return self._change(now_s)
 
     def _change(self, now_s: float) -> Word:
-        """Starts counting anew after a change of the rate."""
+        """Restarts the counts after a change of the rate."""
         if not self._is_climbing:
             self._deaf_until_s = now_s + 2 * self.rate.window_s
         self._level = Level(now_s, now_s)

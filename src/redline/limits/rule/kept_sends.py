@@ -7,7 +7,7 @@ machine; a machine takes longer to boot than most windows last. Nothing is synce
 Writing each send would be one of the most expensive steps of a call. So the claim covers the sends
 that are not in the ring yet: until the next write, at most the claimed amount may change, and only
 for sends up to the claim's time. After a crash, the kept count is never too low. It is too high by
-at most a 64th of the limit, or by what was sent and settled in about a 64th of the window,
+at most a 64th of the limit, or by the amount sent and settled in about a 64th of the window,
 whichever is less. While few calls are sent, nothing is claimed, and each send is written.
 
 A shared mapping would need no writes. But storing to it kills the process (SIGBUS) if the disk is

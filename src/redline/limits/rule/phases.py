@@ -42,9 +42,9 @@ _LEAST_S = 1e-6
 class _Group:
     """A few neighbouring steps.
 
-    amounts: what was sent in each step. sent: what was sent in all of them. highs: for each step,
-    the highest D in it minus D at its beginning. top: the highest D in the group minus D at the
-    group's beginning; None if it must be recomputed.
+    amounts: the amount sent in each step. sent: the amount sent in all of them. highs: for each
+    step, the highest D in it minus D at its beginning. top: the highest D in the group minus D at
+    the group's beginning; None if it must be recomputed.
     """
 
     __slots__ = ("amounts", "highs", "sent", "top")
@@ -147,7 +147,7 @@ class Phases:
         return self._at * _STEPS + step
 
     def step_at(self, at_s: float) -> int:
-        """Returns the step at that time, for `amend`."""
+        """Returns the step at `at_s`, for `amend`."""
         at = math.floor(at_s / self._group_s)
         step = int((at_s - at * self._group_s) / self._step_s)
         return at * _STEPS + min(_STEPS - 1, max(0, step))

@@ -38,7 +38,7 @@ class LimitLine(msgspec.Struct, eq=False):
     others: int = 0
     is_adopted: bool = False  # whether the limit comes from the server's headers
     is_headed: bool = False  # whether the server's headers mention this limit
-    steady: float = 0.5  # share of headers that show that it refills steadily, like a bucket
+    steady: float = 0.5  # the belief, 0 to 1, that it refills steadily, like a bucket
     looked_s: float = -math.inf  # when a header last showed how it refills
     _full_at_s: float = -math.inf
 
@@ -257,7 +257,7 @@ class Rules:
             self.settle(bookings, used)
 
     def follow_guard(self) -> None:
-        """Updates the windows to the measured guard and to what replies prove."""
+        """Updates the windows to the measured guard and the lateness that replies prove."""
         guard_s = self._guard_now_s()
         if abs(guard_s - self.guard_s) >= _LEAST_CHANGE_S:
             self.guard_s = guard_s

@@ -32,8 +32,9 @@ _MOST_WAIT_S = 60.0
 # A server counts the calls that have reached it, and this process the calls that it has sent:
 # counts that differ by less than this share of the limit agree.
 _NOISE = 0.01
-# The belief, 0 to 1, that a limit refills steadily: above the first, it counts as a bucket; one
-# observation changes the belief by the second share.
+# The belief, 0 to 1, that a limit refills steadily: above the first, it counts as a bucket. An
+# observation that fits raises the belief by the second share; another lowers it by three times that
+# share.
 _STEADY = 0.8
 _STEADY_RATE = 0.2
 # A fixed window looks like a bucket for a moment: observations that fit a bucket count at most this

@@ -238,7 +238,7 @@ class WindowGuess(msgspec.Struct):
     _refill: _Refill = msgspec.field(default_factory=lambda: _Refill())
 
     def is_due(self, sent_s: float, held: int) -> bool:
-        """Whether the answer to a call sent then is to be passed to `seen`.
+        """Whether the answer to a call sent at `sent_s` must be passed to `seen`.
 
         held: the amount sent within the last window, to which the time of a comparison is
         proportional.

@@ -38,8 +38,8 @@ from redline.limits.shared.schedule import (
 from redline.limits.wait import Grant, RateLimiter, Waiter, WaitQueue
 
 # The slack: a call leaves at most this long after its planned time. It is the guard, or 2 % of the
-# shortest window if that is more, from 5 to 50 ms. If the event loop is so busy that slots pass
-# unused, the slack doubles until they are used.
+# shortest window if that is more, from 5 to 50 ms, and at least twice the uncertainty of ledger
+# times. If the event loop is so busy that slots pass unused, the slack doubles until they are used.
 _SLACK_SHARE, _LEAST_SLACK_S, _MOST_SLACK_S = 0.02, 0.005, 0.05
 _MOST_BUSY_SLACK_S, _CALMER = 2.0, 0.8
 # One lease has at most this share of a limit, or what its duration allows if that is more. Calls of

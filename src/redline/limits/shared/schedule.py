@@ -7,8 +7,8 @@ These times are the lease of the process. A lease reaches at most `lease_s` ahea
 dies wastes at most that much time, and no process can take everything. redis_ledger.lua is the same
 rule in Lua: change both together.
 
-The rules are those of limits/rule/window.py, with the numbers of rule/shape.py, applied in such a
-way that the ledger need not rely on any process afterwards:
+The rules are those of limits/rule/window.py, with the numbers of rule/shape.py, applied so that the
+ledger need not rely on any process afterwards:
 
   hard   a send leaves the window W seconds after its stamp, and the amounts stamped in any W never
          exceed the count. The stamp of a slot is planned + slack + guard, until its process reports
@@ -483,8 +483,8 @@ def _correct(state: State, request: LeaseRequest, change: Change, now_s: float) 
         if change.was_sent:
             book.full_at_s -= unused_s
         elif rule.burst > 1 or change.planned_s >= state.last_s:
-            # Without bursts, an unused slot is refunded only if no later one is planned: the pace
-            # has moved on otherwise.
+            # Without bursts, an unused slot is refunded only if no later one is planned: otherwise,
+            # the pace has moved on.
             book.full_at_s -= refund_s(unused_s, now_s - change.planned_s)
 
 

@@ -104,7 +104,7 @@ class Limiter(RateLimiter):
         """Returns the limits that hold back the head of the queue, the strictest first.
 
         If the queue is empty, the limits that would hold back the smallest call. A rate is None
-        while it is searched for.
+        while it is being searched for.
         """
         head = self._queue.head()
         want = _NOTHING if head is None else head.want
@@ -197,7 +197,8 @@ class Limiter(RateLimiter):
 
     @property
     def is_searched(self) -> bool:
-        """Whether a request rate is searched for; a header with a request limit ends the search."""
+        """Whether a request rate is being searched for; a header with such a limit ends the
+        search."""
         return self.rules.is_searched
 
     def search(self, rates: Sequence[Rate]) -> None:

@@ -93,7 +93,7 @@ class RateLimiter(ABC):
         """Returns the limits that hold back the head of the queue, the strictest first.
 
         If the queue is empty, the limits that would hold back the smallest call, if these are known
-        here. A rate is None while it is searched for.
+        here. A rate is None while it is being searched for.
         """
 
     def used(self, now_s: float) -> list[tuple[Kind, Rate, int]]:
@@ -139,7 +139,8 @@ class RateLimiter(ABC):
 
     @property
     def is_searched(self) -> bool:
-        """Whether a request rate is searched for; a header with a request limit ends the search."""
+        """Whether a request rate is being searched for; a header with such a limit ends the
+        search."""
         return False
 
     def search(self, rates: Sequence[Rate]) -> None:  # noqa: B027
