@@ -91,7 +91,7 @@ class Pool:
             if self._sweeper is None:
                 self._sweep_later()
         elif connection.is_stale:
-            # Let the event loop read the bytes that have arrived first: they show whether this
+            # First, let the event loop read the bytes that have arrived: they show whether this
             # server may send responses without a request.
             asyncio.get_running_loop().call_later(_READ_S, connection.close)
         else:

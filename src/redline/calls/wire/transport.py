@@ -314,7 +314,7 @@ async def _handed_on(
     take: Callable[[bytes], Awaitable[None]],
     kind: str,
 ) -> bool:
-    """Passes a body of this kind to `take` as it arrives; for others, returns False at once."""
+    """Passes a body of this kind to `take` as it arrives; returns False for any other body."""
     await connection.head()
     found = connection.headers.get("content-type") or ""
     if connection.status != 200 or not found.lower().startswith(kind):

@@ -194,7 +194,7 @@ class Evidence:
         return self._refused[0] - self._calls[0] if self._refused and self._calls else 0.0
 
     def _peaks_s(self, until_s: float) -> Iterator[float]:
-        """Yields the last admitted call before each refusal but the first, and by `until_s`."""
+        """Yields the last admitted call before each refusal but the first, and up to `until_s`."""
         for refused_s in [*self._refused[1:], until_s + 1e-9]:
             at = bisect_left(self._calls, refused_s)
             if at and self._calls[at - 1] > self._refused[0]:

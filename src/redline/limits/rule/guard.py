@@ -86,7 +86,7 @@ class Jitter:
         self._learn_rings_at = self._rings + max(_LEARN_EVERY, len(self._lags_s) // _NEW_SHARE)
         lags_s = sorted(self._lags_s)
         lag_s = min(lags_s[len(lags_s) * 95 // 100], PRIOR_S)
-        # MARGIN_S covers a smaller lag; a larger one takes its place.
+        # MARGIN_S covers a short lag; a longer one takes its place.
         self.catch_up_s = max(MARGIN_S, lag_s)
         self._conclude()
 

@@ -79,7 +79,7 @@ class RecentSends:
         self.attach(kind, window)
 
     def recall(self, kind: str, window: Window, *, is_first: bool = True) -> bool:
-        """Adds to `window` the sends that earlier processes kept; returns whether a file was valid.
+        """Adds the sends of earlier processes to `window`; returns whether a valid file was found.
 
         is_first: whether no other window of this kind has recalled sends yet. If so, and if there
         is no file with this window length, one with another length is read.

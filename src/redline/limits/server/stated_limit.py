@@ -212,7 +212,7 @@ class WindowGuess(msgspec.Struct):
     that it counts shows the window's length; its resets are hardly longer. At an even pace, a
     bucket looks like a very short window. So unless the limit is known not to be a bucket, a
     shorter window is tried: the count of a window then rises in proportion to the pace, while that
-    of a bucket rises further, and the trial ends.
+    of a bucket keeps rising, and the trial ends.
 
     since_s: when the present round of observations began. kind: only counts of requests are exact
     enough for trials. The fields from `_looks` to `_delay_s` describe the round.

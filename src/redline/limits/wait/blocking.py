@@ -45,9 +45,9 @@ class SyncLimiter:
         """Returns a context manager that waits until one call may be sent, and counts it as sent.
 
         tokens: of the input, or of input and output together; 0 or more. output_tokens: of the
-        output alone; 0 if included in `tokens`. priority: lower goes first. Entering it raises
+        output alone; 0 if included in `tokens`. priority: lower goes first. Entering raises
         OverLimit if the call could never be granted, and ConfigError if a token limit would count a
-        negative amount. The call itself raises ConfigError for tokens that are not a finite number.
+        negative amount. Tokens that are not a finite number raise ConfigError at once.
         """
         grant = self.acquire(stated_cost(tokens, output_tokens), priority)
         try:

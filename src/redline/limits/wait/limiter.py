@@ -57,9 +57,9 @@ class Limiter(RateLimiter):
         """Returns a context manager that waits until one call may be sent, and counts it as sent.
 
         tokens: of the input, or of input and output together; 0 or more. output_tokens: of the
-        output alone; 0 if included in `tokens`. priority: lower goes first. Entering it raises
+        output alone; 0 if included in `tokens`. priority: lower goes first. Entering raises
         OverLimit if the call could never be granted, and ConfigError if a token limit would count a
-        negative amount. The call itself raises ConfigError for tokens that are not a finite number.
+        negative amount. Tokens that are not a finite number raise ConfigError at once.
         """
         return _Entry(self, self._clock, stated_cost(tokens, output_tokens), priority)
 
@@ -197,8 +197,7 @@ class Limiter(RateLimiter):
 
     @property
     def is_searched(self) -> bool:
-        """Whether a request rate is being searched for; a header with such a limit ends the
-        search."""
+        """Whether a request rate is being searched for, until a header states a request limit."""
         return self.rules.is_searched
 
     def search(self, rates: Sequence[Rate]) -> None:

@@ -139,8 +139,7 @@ class RateLimiter(ABC):
 
     @property
     def is_searched(self) -> bool:
-        """Whether a request rate is being searched for; a header with such a limit ends the
-        search."""
+        """Whether a request rate is being searched for, until a header states a request limit."""
         return False
 
     def search(self, rates: Sequence[Rate]) -> None:  # noqa: B027
