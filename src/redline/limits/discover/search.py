@@ -24,7 +24,7 @@ from redline.limits.rule import Rate
 _FIRST_PER_S = 2.0
 _FASTEST_PER_S = 100_000.0
 _SLOWEST_PER_S = 1 / 3600
-# The factor of growth after each round, and the least number of calls in a round.
+# The growth factor after each round, and the fewest calls in a round.
 _GROWTH, _ROUND = 1.5, 2
 _CAREFUL_GROWTH, _CAREFUL_ROUND = 1.25, 10
 # If a bucket explains the same verdicts as a window, but the window is this many times as fast, the

@@ -119,7 +119,7 @@ class Rules:
 
     def check(self, cost: Cost) -> None:
         """Raises OverLimit if `cost` could never be granted, ConfigError if it is not an amount."""
-        # One request fits into every limit of requests.
+        # One request fits into every request limit.
         for line, amount_of, most in self._tokens:
             if (amount := amount_of(cost)) > most:
                 raise OverLimit(

@@ -14,7 +14,7 @@ from redline.limits.rule import KINDS, MAX_COUNT, Kind
 
 # No rate has a longer window (see Rate), so a later reset is a mistake in the header.
 _LONGEST_S = 31 * 86_400.0
-# A bare number from this one on is a time since 1970, not a duration; 1e8 s are three years.
+# A bare number from this one on is a time since 1970, not a duration; 1e8 s is three years.
 _FIRST_MOMENT_S = 1e8
 # Until the year 5138, a time in seconds is below this: a larger number is in milliseconds.
 _FIRST_MOMENT_MS = 1e11

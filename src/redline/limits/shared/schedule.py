@@ -351,7 +351,7 @@ class Place(msgspec.Struct, array_like=True):
     """A process in line.
 
     kept_s: until then, no process behind it is served. until_s: when it loses its place, unless it
-    asks again before.
+    asks again first.
     """
 
     owner: str
