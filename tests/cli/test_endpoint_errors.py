@@ -115,7 +115,7 @@ def test_an_endpoint_that_is_down_stops_the_run(
     assert error.startswith("error: the endpoint has not been reachable for ")
     assert where.startswith("where: in.jsonl:1, endpoint 127.0.0.1:")
     assert saved == "saved: 0 of 1 results in out.jsonl"
-    assert hint == "hint: nothing listens there: check the base URL, and that the server runs"
+    assert hint == "hint: nothing listens there: check the base URL, and that the server is running"
 
 
 def test_failures_and_summary_as_json(cli: Cli, rows: Rows, odd: Any) -> None:

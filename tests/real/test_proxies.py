@@ -116,8 +116,8 @@ def test_a_password_is_asked_for_taken_and_refused(
         async with RawServer(repeat, tls if scheme == "https" else None) as server:
             for user, what in (
                 (f"{USER}:{quote(proxy.password, safe='')}@", ""),
-                ("", "asks for a user and a password: HTTP 407"),
-                (f"{USER}:wrong-word-4711@", "refuses the user or the password: HTTP 40"),
+                ("", "asks for a user name and password: HTTP 407"),
+                (f"{USER}:wrong-word-4711@", "refuses the user name or password: HTTP 40"),
             ):
                 if what and (program, scheme) == ("tinyproxy", "http"):
                     # It closes with the request's body unread, and the reset may undo its answer.

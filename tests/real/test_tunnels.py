@@ -383,8 +383,8 @@ def test_a_proxy_that_is_not_there_is_named(run: Run, scheme: str) -> None:
 
 
 CHALLENGES = {
-    "no password": ("", "Basic realm=x", "asks for a user and a password", "USER:PASSWORD"),
-    "a wrong one": ("me:secret-4711@", "Basic realm=x", "refuses the user or the pass", "%40"),
+    "no password": ("", "Basic realm=x", "asks for a user name and password", "USER:PASSWORD"),
+    "a wrong one": ("me:secret-4711@", "Basic realm=x", "refuses the user name or pass", "%40"),
     "NTLM": ("me:secret-4711@", "NTLM", "asks for NTLM: ", "Basic"),
     "Digest": (
         "",
@@ -392,7 +392,7 @@ CHALLENGES = {
         "Digest or Negotiate",
         "Basic",
     ),
-    "both": ("", "Negotiate, Basic realm=x", "asks for a user and a password", "USER:PASSWORD"),
+    "both": ("", "Negotiate, Basic realm=x", "asks for a user name and password", "USER:PASSWORD"),
 }
 
 

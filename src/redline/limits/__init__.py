@@ -1,4 +1,4 @@
-"""Keeps to rate limits and concurrency: pure functions decide, and only the outer layer waits."""
+"""Enforces rate limits and concurrency: pure functions decide, and only the outer layer waits."""
 
 from redline.limits.open import open_limiter
 from redline.limits.rule import (

@@ -10,8 +10,9 @@ from redline.limits.wait import Limiter, RateLimiter
 def open_limiter(limits: Limits, name: str, clock: Clock) -> RateLimiter:
     """Returns a limiter for this process alone, or a shared one if `Limits.share` is set.
 
-    name: what is limited; processes that pass the same name share its limits. If the limits are
-    shared, blocks for at most a few seconds. Raises ConfigError if they cannot be shared.
+    name: identifies the endpoint or function; processes that pass the same name share its limits.
+    If the limits are shared, blocks for at most a few seconds. Raises ConfigError if they cannot be
+    shared.
     """
     if not limits.share:
         return Limiter(limits, clock)

@@ -179,7 +179,7 @@ def test_a_text_of_unknown_origin_is_called_what_it_should_be() -> None:
         ("requests", Rate(5, 2.5), "5 requests/2.5 s"),
         ("requests", Rate(1, 60.0), "1 request/min"),
         ("output_tokens", Rate(1000, 31 * 86400.0), "1,000 output tokens/31 days"),
-        ("requests", None, "the rate of requests that is searched for"),
+        ("requests", None, "the rate of requests being searched for"),
     ],
 )
 def test_a_limit_reads_as_people_write_it(kind: str, rate: Rate | None, text: str) -> None:

@@ -91,7 +91,7 @@ class Batch:
             try:
                 left.extend(await self._ask(members))
             except (SystemExit, KeyboardInterrupt) as error:
-                # Raised in this task, an exit would end the event loop before a caller gets it.
+                # Raised in this task, an exit would end the event loop before reaching any caller.
                 for member in members:
                     if not member.answer.done():
                         member.answer.set_exception(error)

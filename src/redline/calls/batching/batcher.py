@@ -38,7 +38,7 @@ class DynamicBatcher:
     max_batch_size: the most items in a call, 1 to 65,536; a request with a longer list is sent
     alone, unchanged. max_wait_s: the longest time that a request waits for others, 0 to 60 seconds.
     max_in_flight: the most batches at once, at least 1; None for 8, or 1 for a plain function.
-    bounds: None for the default ones. executor: runs a plain function; None for the batcher's own
+    bounds: None for the defaults. executor: runs a plain function; None for the batcher's own
     threads. Raises ConfigError for an argument that cannot be used.
 
     Each request gets its own part of the answer; see batch.py for failures. Put retries around the

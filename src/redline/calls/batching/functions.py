@@ -1,4 +1,4 @@
-"""Makes a backend of a user's function that takes a list.
+"""Makes a backend from a user's function that takes a list.
 
 what the function does             the outcome
 returns one answer for each item   each item gets its own answer

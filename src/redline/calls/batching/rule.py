@@ -1,4 +1,4 @@
-"""Decides when a batch is closed and which requests it has; never waits.
+"""Decides when a batch is closed and which requests it contains; never waits.
 
 A batch here is one call with a list of items. Requests that may share a call form a group.
 
@@ -6,8 +6,8 @@ A batch here is one call with a list of items. Requests that may share a call fo
   full                         the group has the items or bytes of a full batch
   waited                       one of its requests has waited for `wait_s`, or for a tenth of the
                                time from the request's arrival to its deadline
-  idle                         no batch is in flight, and most recent requests that found an idle
-                               backend were not followed by another one within `wait_s`
+  idle                         no batch is in flight, and of the last requests that found an idle
+                               backend, most were not followed by another one within `wait_s`
 
 Of the groups that are due, the one with the most urgent request is sent first; within a group,
 requests are ordered by priority and arrival. A request whose items no longer fit waits for the next

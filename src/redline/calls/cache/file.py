@@ -6,8 +6,8 @@ damaged file is left as it is, and the first process that finds the damage creat
 next number.
 
 SQLite uses a rollback journal. A write-ahead log has an index that every process maps into its
-memory, and truncating a mapped file kills its readers by SIGBUS, which cannot be caught. If a file
-is read and written only by system calls, its truncation is an error like any other damage.
+memory, and truncating a mapped file kills its readers with SIGBUS, which cannot be caught. If a
+file is read and written only by system calls, its truncation is an error like any other damage.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 # The format's version is in the name, so that older and newer versions of redline use separate
 # files.
 _NAME = re.compile(r"answers-v1\.(\d{1,9})\.sqlite3")
-# auto_vacuum makes free pages returnable to the file system. It must come before the first table.
+# auto_vacuum lets free pages be returned to the file system. It must come before the first table.
 _SCHEMA = """
     PRAGMA auto_vacuum = INCREMENTAL;
     CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, value BLOB, used INTEGER);

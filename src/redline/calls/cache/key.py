@@ -61,7 +61,8 @@ def _member(endpoint: Endpoint, embedded: str) -> str:
 def key_of(request: Request, call: Call, identity: str) -> bytes | None:
     """Returns the request's key, 32 bytes; None if its body has no JSON form.
 
-    JSON with half of a surrogate pair has none: read with U+FFFD instead, it would equal others.
+    JSON with half of a surrogate pair has none: read with U+FFFD instead, it would equal another
+    body.
     """
     if request.raw is not None and has_halves(request.raw):
         return None
@@ -93,7 +94,7 @@ def is_determined(request: Request) -> bool:
     """Whether the request alone determines its answer, so that the answer is not sampled at random.
 
     This holds for embeddings, and for temperature 0 or a seed, unless the answer depends on a
-    search, on a tool that the server runs, or on earlier turns. Providers sample all others.
+    search, on a tool that the server runs, or on earlier turns. Providers sample all other answers.
     """
     body = request.body
     if request.method != "POST" or not isinstance(body, dict):

@@ -27,7 +27,7 @@ from redline.limits import Limits
 from redline.process import in_thread
 from redline.waist import Backend, Call, Request
 
-# 50,000 embeddings of 3,072 numbers take 2 GB; results are streamed to the disk.
+# 50,000 embeddings of 3,072 numbers take 2 GB; results are streamed to disk.
 _MOST_RESULT_BYTES = 8 * 1024**3
 # At 1 MB/s, an upload of 100 MB takes 100 s, and a download of 1 GB 17 minutes.
 _TRANSFER_S = 3600.0

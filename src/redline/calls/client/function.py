@@ -1,4 +1,4 @@
-"""Makes a backend of a user's own coroutine function."""
+"""Makes a user's own coroutine function a backend."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class FunctionBackend:
         return outcome
 
     def _is_turn_long(self) -> bool:
-        """Whether calls have blocked the event loop, which has not run what was due since then."""
+        """Whether calls have kept the current turn of the event loop going for too long."""
         now_s = self._clock.now_s()
         if self._turn_s is None:
             self._turn_s = now_s
@@ -197,7 +197,7 @@ class FunctionBackend:
                 if not inspect.isawaitable(result):
                     raise Rejected(
                         f"{self.label} is not a coroutine function",
-                        hint="write `async def`, and run what blocks with asyncio.to_thread",
+                        hint="write `async def`, and run blocking code with asyncio.to_thread",
                     )
                 output = await result
             if isinstance(output, Outcome):

@@ -45,7 +45,7 @@ class Account(Protocol):
 class _Attempt(msgspec.Struct):
     """One attempt. input_tokens, output_tokens: the most that it can use. price: its highest price.
 
-    writes: how often its request was written.
+    writes: how many times its request was written.
     """
 
     input_tokens: int
@@ -157,7 +157,7 @@ class Metered(Around):
         return not self.waiting and not self._is_spent and self.spending.reserve(worst)
 
     def settle(self, reserved: Amount, actual: Amount) -> None:
-        """Settles an amount from `reserve`. actual: what was spent of it."""
+        """Settles an amount from `reserve`. actual: the amount that was spent."""
         self._elsewhere = self._elsewhere.plus(actual)
         self.spending.settle(reserved, actual)
 
@@ -226,7 +226,7 @@ class Metered(Around):
         """Records a request that is about to be written. Raises BudgetSpent if that fails.
 
         A transport may write a request twice, if its first connection broke: both writes may be
-        billed.
+        billed, so BudgetSpent is also raised if the second does not fit.
         """
         worst = attempt.worst
         if attempt.writes and call.refused:
@@ -272,7 +272,7 @@ class Metered(Around):
         try:
             self._keep()
         except OSError:
-            # The record then has more than is spent. The next write fails too, and reports it.
+            # The record then shows more than was spent. The next write fails too, and reports it.
             pass
 
     def _actual(self, attempt: _Attempt, request: Request, outcome: Outcome | None) -> Amount:

@@ -60,7 +60,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 class Prices:
     """Prices by model: the user's own, then those that come with redline.
 
-    own: the user's prices. models: for each endpoint, its names of models by the requested names.
+    own: the user's prices. models: for each endpoint, its model names by the requested names.
     tariffs: for each endpoint, its own prices, if it has any. If a model has different prices at
     several endpoints, the highest price counts until one of them has answered.
     """

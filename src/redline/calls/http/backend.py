@@ -72,7 +72,8 @@ from redline.waist import (
 
 # Statuses whose Retry-After applies to the whole endpoint and not only to one row.
 _PARKING = frozenset({402, 429, 503, 529})
-# The end of a response follows that of its answer at once; without it, the connection is closed.
+# The end of a response must follow the end of its answer within this time; otherwise, the
+# connection is closed.
 _LAST_BYTES_S = 1.0
 _NOTHING = Cost()
 # Statuses with which servers refuse a field that they do not know.
@@ -179,7 +180,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
 
 @mutable
 class _TimedAttempt(_Attempt, kw_only=True, eq=False):
-    """An attempt under shared limits, whose grants are valid only for some time."""
+    """An attempt under shared limits, whose grants are valid only for a limited time."""
 
     def may_leave(self) -> bool:
         # The grant may have expired while a new connection was made.
@@ -357,9 +358,10 @@ class HttpBackend:
     async def download(
         self, request: Request, call: Call, take: Callable[[bytes], Awaitable[None]]
     ) -> None:
-        """Passes the body of a response to `take` as its bytes arrive, unparsed. Raises CallError.
+        """Passes the body of a response to `take` as it arrives, unparsed.
 
-        Makes one attempt, which waits for its grant but takes no slot.
+        Makes one attempt, which waits for its grant but takes no slot. Raises CallError, or
+        NoEndpoint if the outage has lasted too long.
         """
         attempt = self._attempt_type(
             self.timing, call.deadline_s, not call.once, backend=self, request=request, call=call
@@ -767,7 +769,7 @@ class HttpBackend:
         A request that was written and then repeated may have found no server the second time. A
         response that reports a lost engine shows that the endpoint can be reached, although its
         error is NoEndpoint. A request that timed out without a byte may have been written before
-        the server was gone. A withdrawn request got no response to its last write.
+        the server went away. A withdrawn request got no response to its last write.
         """
         is_silent = isinstance(error, TimedOut | Withdrawn) and attempt.first_byte_s is None
         if is_silent or is_unreachable(error.__cause__ if isinstance(error, NoEndpoint) else error):

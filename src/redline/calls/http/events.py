@@ -264,7 +264,7 @@ class StreamReader:
         await self._sink.begin(self._status, self._headers)
 
     def _note(self, event: bytes) -> None:
-        """Adds an event to the reply. Raises CallError, and NoEndpoint."""
+        """Adds an event to the reply. Raises CallError or NoEndpoint."""
         self.has_begun = True
         if event == DONE:
             self._finish()
@@ -297,7 +297,7 @@ class StreamReader:
         return reply
 
     def _understood(self, event: bytes) -> tuple[str, dict[str, Any]]:
-        """Returns the event's new text and its JSON. Raises CallError, and NoEndpoint."""
+        """Returns the event's new text and its JSON. Raises CallError or NoEndpoint."""
         parsed, is_loose = read_event(event)
         try:
             text = self._answer.add(parsed)
@@ -326,7 +326,7 @@ def whole_chunk(reply: Reply, raw: bytes) -> Chunk:
     try:
         data = loose_json.decoded(reply.body)
     except (ValueError, RecursionError) as cause:
-        # A reply can be read from a body that is only in part valid JSON.
+        # A reply can be read from a body that is only partly valid JSON.
         raise BadReply(f"the answer is not JSON: {apis.quote(reply.body)}") from cause
     output = reply.output
     first = output[0] if isinstance(output, list) and output else output

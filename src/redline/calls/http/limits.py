@@ -102,7 +102,7 @@ class EndpointLimits:
         self._connects_s = deque[float](maxlen=_CALLS)
         self.lead_s = _LEAST_LEAD_S
         self._most_ahead = limits.ahead()
-        # The mean amount that a call takes of each limited kind of tokens.
+        # The mean amount of each limited kind of tokens that a call takes.
         self._amounts = dict[Kind, float]()
         self.ahead = Slots(self._most_ahead)
         self.limiter = shared.limiter or limiter_of(endpoint, clock)
@@ -172,7 +172,7 @@ class EndpointLimits:
             self._count_ahead()
 
     def sent(self, now_s: float) -> None:
-        """Records a call that was written, if the limit is searched for."""
+        """Records a call that was written, if the limit is being searched for."""
         if self.search is not None:
             self.search.sent(now_s)
 
@@ -209,7 +209,7 @@ class EndpointLimits:
             grant.settle(used)
 
     def ended(self, outcome: Outcome, sent_s: float, in_flight: int, now_s: float) -> None:
-        """Records the outcome of a call. in_flight: calls in flight at `sent_s`, including it."""
+        """Records the outcome of a call. in_flight: calls in flight at `sent_s`, with this one."""
         limiter, error = self.limiter, outcome.error
         is_limited = isinstance(error, RateLimited)
         if self._adaptive is not None:

@@ -23,8 +23,8 @@ _LONGEST_PAUSE_S = 15.0
 class Outage:
     """Whether the endpoint can be reached, judged by the results of its connection attempts.
 
-    again_s: when to try the next connection; -inf while the endpoint is up. is_closed: no other
-    connection will be made, so that the next outage is over at once.
+    again_s: when to try the next connection; -inf while the endpoint is up. is_closed: no further
+    connection will be made, so the next outage is over at once.
     """
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class Outage:
         self.is_up = False  # the endpoint has answered, and no connection has failed since
 
     def close(self) -> None:
-        """Records that no other connection will be made."""
+        """Records that no further connection will be made."""
         self.is_closed = True
 
     def answered(self) -> bool:
-        """Records any sign of the server: a success, an error, or a reset after connecting.
+        """Records any sign of life: a success, an error, or a reset after connecting.
 
         Returns True if it ends an outage.
         """

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 # The times at which an attempt began to wait, and got its slot, its place ahead, its connection and
-# its grant; None for each of these that it did not wait for.
+# its grant; None for each that it did not wait for.
 Marks = tuple[float | None, float | None, float | None, float | None, float | None]
 NO_MARKS: Marks = (None, None, None, None, None)
 

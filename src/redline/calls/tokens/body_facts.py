@@ -15,7 +15,7 @@ from redline.waist import replacing_halves
 # More than the output limit of any model: a larger usage or maximum is taken for an error.
 MOST_OUTPUT_TOKENS = 1_000_000
 LONGEST_NAME = 256
-# The texts that servers with lenient types take as true.
+# The texts that lenient servers take as true.
 TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
 # The beginning of a list of prompts; a single prompt of token ids begins with a number.
 _PROMPTS = re.compile(rb"\[\s*[^\s\d-]")
@@ -131,7 +131,7 @@ _STATED = msgspec.json.Decoder(
 
 
 def read_chat(raw: bytes) -> Chat | None:
-    """Returns a usual chat, read in a fraction of the usual time; None for any other body."""
+    """Returns a usual chat, read much faster than by a full decode; None for any other body."""
     try:
         chat = _decode_chat(raw)
         for message in chat.messages:
@@ -165,7 +165,7 @@ def facts_of(raw: bytes) -> BodyFacts:
 
 
 def _valid_facts(raw: bytes) -> BodyFacts:
-    """Returns the fields with valid types of a body in which some fields have invalid types."""
+    """Returns the valid fields of a body in which some fields have invalid types."""
     try:
         # Checks the whole body: unless it is an object, the next decoder stops at its start.
         replacing_halves(_ANY.decode, raw)

@@ -223,7 +223,7 @@ class TokenEstimator:
         return Cost(cost.input_tokens, asked.most_output * asked.drafts)
 
     def least(self, request: Request) -> int:
-        """Returns the least input tokens that the call can cost, about half of the true number.
+        """Returns the fewest input tokens that the call can use, about half of the true number.
 
         Ignores everything learned, since it may come from another kind of row, and a row whose
         result is above the limit is refused for good.
@@ -252,7 +252,7 @@ class TokenEstimator:
         """Records one in 32 calls that reserve a bound, like `begin`.
 
         Returns UNFOLLOWED for the other calls. If the usage of an unfollowed call exceeds its
-        bound, call `begin` for the call then.
+        bound, call `begin` then.
         """
         self._bounds = bounds = self._bounds + 1
         if bounds * _GOLDEN % 1 >= _SHARE_OF_BOUNDS:

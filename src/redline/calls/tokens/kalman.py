@@ -1,12 +1,12 @@
 """Learns linear weights one observation at a time: a Kalman filter around a first guess.
 
 This is recursive least squares with three changes. The standard deviation of each weight stays
-between a hundredth of its first value and three times that value, so that old evidence fades but
-weights that are not observed do not drift. An observation counts by its relative error, so that
-long prompts do not outweigh short ones. An error of more than 3 standard deviations counts as 3
-(Huber's rule), so that one false reading cannot distort the weights; six of them in a row on the
-same side mean a change (another tokenizer, a prompt that the server adds), after which all weights
-are uncertain again.
+between a hundredth and three times its initial value, so that old evidence fades but weights that
+are not observed do not drift. An observation counts by its relative error, so that long prompts do
+not outweigh short ones. An error of more than 3 standard deviations counts as 3 (Huber's rule), so
+that one false reading cannot distort the weights; six of them in a row on the same side mean a
+change (another tokenizer, a prompt that the server adds), after which all weights are uncertain
+again.
 """
 
 from __future__ import annotations

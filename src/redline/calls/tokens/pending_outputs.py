@@ -48,7 +48,7 @@ class PendingOutputs:
         return self._counted >= _LEAST
 
     def begin(self) -> int:
-        """Records a call that is sent and returns its number, for `end`."""
+        """Records that a call is sent; returns its number, for `end`."""
         self._begun += 1
         return self._begun - 1
 

@@ -11,8 +11,8 @@ from redline.waist import Request
 # A block of vLLM's cache has 16 tokens, and this is about four blocks; a shorter shared prefix is
 # not worth a hash.
 _FIRST_CHARS = 256
-# Long prefixes are about an eighth longer than the one before, so that 64 hashes cover any context
-# window.
+# Each long prefix is about an eighth longer than the one before, so that 64 hashes cover any
+# context window.
 _GROWTH = 8
 _MOST = 64
 # Fields that hold the prompt, in the order in which a model reads them.

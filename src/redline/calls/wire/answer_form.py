@@ -26,7 +26,7 @@ _FRAMING = frozenset(
     )
 )
 _KEPT = (b"connection", b"keep-alive")
-# The heads of usual servers have at most 4 KB, and a server has only a few forms.
+# The heads of usual servers are at most 4 KB long, and a server has only a few forms.
 _MOST_NAME_BYTES = 2048
 _MOST_FORMS = 64
 

@@ -44,7 +44,7 @@ MOST_HEADER_BYTES = 128 * 1024
 _MOST_INTERIM = 32
 # The socket is not read while the reader of a stream has more than this number of bytes to take.
 _MOST_WAITING_BYTES = 256 * 1024
-# The event loops read this much at once (uvloop; asyncio 262,144).
+# The event loops read this many bytes at once (uvloop; asyncio 262,144).
 _FULL_READ_BYTES = 256_000
 # A longer body is written in parts of this size, each once the server has taken most of the earlier
 # parts. Otherwise the event loop would immediately copy, and TLS encrypt, all bytes that the socket
@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
-        self._refusal: CallError | None = None  # what a callback of the parser raised
+        self._refusal: CallError | None = None  # the error that a callback of the parser raised
         self.fd = -1
         self._has_unread = False
         self._is_reusable = True
@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
         self.is_done = True
         self.body: bytes | None = None
         self._pairs: list[tuple[bytes, bytes]] = []
-        self._bare_bytes = 0  # bytes of the reads since the last one with body bytes
+        self._bare_bytes = 0  # bytes read since the last read with body bytes
         self._interim = 0
         self._parts: list[bytes] = []
         self._size = 0  # of the body so far
@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
             self._due.was_due(due_s)
 
     def found_unread(self) -> None:
-        """Marks unread bytes, or the end of input, so that no request is written here."""
+        """Records unread bytes, or the end of input, so that no request is written here."""
         self._has_unread = True
 
     def leave(self) -> None:
@@ -456,7 +456,7 @@ class Connection(asyncio.Protocol):
         self._is_reusable = False
         if self._exchange is None or self.is_done:
             return
-        # A body without a length ends with its connection, if the server ends the connection.
+        # A body without a length is complete when the server closes the connection.
         is_end = self.has_head and error is None and not self._is_lost
         if not is_end or not self._ends_with_connection():
             self.fail(_broken(error, has_begun=self._exchange.first_byte_s is not None))

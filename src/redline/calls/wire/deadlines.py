@@ -1,4 +1,4 @@
-"""Ends what takes too long, with clocks that each have a timer of the event loop.
+"""Enforces time limits, with clocks that each have a timer of the event loop.
 
 A connection's clock is set for each call, but most calls end long before their time is up, so
 setting a clock must cost next to nothing. Setting a clock to a later time leaves its timer as it

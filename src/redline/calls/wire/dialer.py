@@ -186,7 +186,7 @@ class Dialer:
         elif number == errno.EMFILE:
             hint = _MANY_FILES
         elif number == errno.ECONNREFUSED:
-            where = SETTINGS if is_proxy else "the base URL, and that the server runs"
+            where = SETTINGS if is_proxy else "the base URL, and that the server is running"
             hint = f"nothing listens there: check {where}"
         text = " ".join(_reason_of(error).split()) or type(error).__name__
         return no_connection(f"{'the proxy ' if is_proxy else ''}{server}: {text}", hint)

@@ -1,8 +1,8 @@
 """Follows one request and its response on the wire: the bytes, the timeouts, the grant.
 
 Phases of an exchange: connect -> row (only the row's deadline counts) -> first_byte -> attempt. In
-the second phase the connection is up but nothing is written: the exchange has its connection and
-waits for the limits, so that the send time is the time of the write.
+the second phase the connection is up but nothing is written: the exchange waits for the limits, so
+that the send time is the time of the write.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Answer(msgspec.Struct, gc=False):
 
 
 def do_nothing(*_: object) -> None:
-    """Does nothing: the default of `before_write` and `on_sent`."""
+    """The default of `before_write` and `on_sent`."""
 
 
 class Alarm(Protocol):
@@ -131,7 +131,7 @@ class Exchange(msgspec.Struct, eq=False):
     is_head: bool = False
     alarm: Alarm | None = None
     phase: str = "connect"
-    held_up_s: float = 0.0  # the time that redline itself paused reading since the write
+    held_up_s: float = 0.0  # how long redline itself has paused reading since the write
     paused: tuple[str, float] | None = None  # the phase that was paused, and since when
     grant: Grant | None = None
     due_s: float | None = None
@@ -181,7 +181,7 @@ class Exchange(msgspec.Struct, eq=False):
         self.body = b""
 
     def follow(self, alarm: Alarm) -> None:
-        """Sets the alarm that ends the exchange if its time is up before it is written."""
+        """Sets the alarm that ends the exchange if its time is up before the write."""
         self.alarm = alarm
 
     def again(self, repeat: Repeat) -> None:

@@ -45,4 +45,4 @@ def damaged(error: ValueError) -> BadReply:
 
 def _unasked(coding: str) -> BadReply:
     shown = ascii(coding[:40])[1:-1]
-    return BadReply(f"the response has Content-Encoding {shown}, which was not requested")
+    return BadReply(f"the response is encoded as {shown}, which was not requested")

@@ -41,7 +41,7 @@ class Pool:
         self._most_bytes = most_bytes
         self._dialer = dialer
         self._stops = stops
-        # The sweep since which each connection is idle; the most recent one is taken first.
+        # The sweep since which each connection has been idle; the most recent one is taken first.
         self._idle: dict[Connection, int] = {}
         self._all: set[Connection] = set()
         self._intake = intake
@@ -91,7 +91,7 @@ class Pool:
             if self._sweeper is None:
                 self._sweep_later()
         elif connection.is_stale:
-            # First lets the event loop read the bytes that have arrived: they show whether this
+            # First, let the event loop read the bytes that have arrived: they show whether this
             # server may send responses without a request.
             asyncio.get_running_loop().call_later(_READ_S, connection.close)
         else:

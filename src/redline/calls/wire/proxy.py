@@ -24,7 +24,7 @@ _MOST_REASON = 100
 # An authentication scheme, without its parameters (RFC 9110, 11.6.1).
 _SCHEME = re.compile(r"(?:^|,)\s*([A-Za-z][A-Za-z0-9-]*)(?=\s|,|$)")
 _QUOTED = re.compile(r'"[^"]*"')
-# The settings with which users set a proxy.
+# The settings in which users name a proxy.
 SETTINGS = "--proxy, HTTP_PROXY or HTTPS_PROXY"
 CHECK = f"check the proxy's address in {SETTINGS}"
 _NOT_HTTP = f"check that {SETTINGS} names an HTTP proxy"
@@ -193,10 +193,10 @@ def unauthorized(status: int, offers: str, proxy: Proxy) -> Refused:
         what = f"asks for {' or '.join(schemes)[:_MOST_REASON]}"
         hint = "redline supports only Basic authentication for proxies"
     elif proxy.has_credentials:
-        what = "refuses the user or the password"
+        what = "refuses the user name or password"
         hint = f"correct them in {SETTINGS}; write @ and : in them as %40 and %3A"
     else:
-        what = "asks for a user and a password"
+        what = "asks for a user name and password"
         hint = f"add them to {SETTINGS}: http://USER:PASSWORD@HOST:PORT"
     return Refused(f"the proxy {proxy.server} {what}: HTTP {status}", hint=hint, status=status)
 

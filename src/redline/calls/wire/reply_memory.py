@@ -44,9 +44,9 @@ class Reader(Protocol):
 
 
 class ReplyMemory:
-    """Bounds the memory of long answers; see the table above. is_full: await `room` before sending.
+    """Bounds the memory of long answers; see the tables above.
 
-    most_bytes: the size of the largest answer.
+    is_full: whether to await `room` before sending. most_bytes: the size of the largest answer.
     """
 
     def __init__(self, most_bytes: int) -> None:

@@ -30,7 +30,7 @@ _MOST_CREDIT = 8.0
 # All connections may fail at once before the first failure is noticed.
 _MOST_DEBT = 64.0
 _EARNED = 1 / 32
-# Only the length and both ends of longer requests and responses are kept and compared.
+# Of longer requests and responses, only the length and both ends are kept and compared.
 WHOLE_BYTES = 4096
 _END_BYTES = 512
 _ID = b'"id"'

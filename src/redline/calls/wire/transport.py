@@ -1,4 +1,4 @@
-"""Speaks HTTP/1.1 to one endpoint over keep-alive connections: TCP or TLS, direct or by proxy.
+"""Speaks HTTP/1.1 to one endpoint over keep-alive connections: TCP or TLS, direct or via a proxy.
 
 An exchange gets a connection and then its grant, and waits in the outbox for the end of the event
 loop's turn. Then the results that must be saved first are flushed once, and all due requests get
@@ -109,7 +109,7 @@ class Outbox:
         except BaseException as error:
             # A signal handler raised the error while the event loop was blocked. The task whose
             # request was being written gets the error; the other requests are due in the next turn,
-            # unless they are cancelled before.
+            # unless they are cancelled first.
             connection.refuse(error)
             for each in due[due.index(connection) + 1 :]:
                 self.add(each)
@@ -143,7 +143,7 @@ class Transport:
         self._connect_hint = "" if proxy is None else f"through the proxy {proxy.server}: {CHECK}"
         self.intake = intake or ReplyMemory(endpoint.max_reply_bytes)
         self._headers = _default_headers(endpoint)
-        # The heads of requests without headers of their own, without the body's length.
+        # The heads of requests without headers of their own; the body's length is left out.
         self._heads: dict[tuple[str, str], bytes] = {}
         self._outbox = outbox or Outbox(do_nothing, clock)
         self._reuse = Reuse()
@@ -186,7 +186,9 @@ class Transport:
                 if connection.is_stale:
                     stale += 1
                     if stale == _MOST_STALE:
-                        raise no_connection("the server closes every connection at once", hint="")
+                        raise no_connection(
+                            "the server closes every connection right away", hint=""
+                        )
                     continue
                 if take is not None and await _handed_on(exchange, connection, take, kind):
                     self._reuse.answered()
@@ -312,7 +314,7 @@ async def _handed_on(
     take: Callable[[bytes], Awaitable[None]],
     kind: str,
 ) -> bool:
-    """Passes a body of this kind to `take` as it arrives; returns False, unread, for others."""
+    """Passes a body of this kind to `take` as it arrives; returns False for any other body."""
     await connection.head()
     found = connection.headers.get("content-type") or ""
     if connection.status != 200 or not found.lower().startswith(kind):

@@ -4,8 +4,7 @@ A refused call shows that the server was full, an admitted call that it was not.
 leaves its own traces in these verdicts:
 
   N in a window W, fixed or moving   at a refusal, the last W seconds hold N admitted calls or more
-  a bucket, refilled R per second    between two refusals, it admits the calls that it was refilled
-                                     with
+  a bucket, refilled R per second    between two refusals, it admits what was refilled meanwhile
 
 So each refusal bounds N for every W from above. The fastest of these limits is tried first: if it
 is wrong, the next refusals bound it further. No window length is assumed; if several limits are
@@ -195,7 +194,7 @@ class Evidence:
         return self._refused[0] - self._calls[0] if self._refused and self._calls else 0.0
 
     def _peaks_s(self, until_s: float) -> Iterator[float]:
-        """Yields the last admitted call before each refusal but the first, and before now."""
+        """Yields the last admitted call before each refusal but the first, and up to `until_s`."""
         for refused_s in [*self._refused[1:], until_s + 1e-9]:
             at = bisect_left(self._calls, refused_s)
             if at and self._calls[at - 1] > self._refused[0]:
@@ -214,15 +213,15 @@ def likeliest(windows: list[Rate]) -> Rate:
 
 
 def _is_round(count: int) -> bool:
-    """Returns whether `count` is one digit, or two digits with a 5 as the second, and zeros."""
+    """Returns whether `count` is one digit, or two digits ending in 5, followed by zeros."""
     digits = str(count).rstrip("0")
     return len(digits) == 1 or (len(digits) == 2 and digits[1] == "5")
 
 
 def named(bucket: Bucket) -> Rate | None:
-    """Returns a rate within the bounds over the shortest possible usual window; None if none.
+    """Returns a rate within the bounds over the shortest possible usual window.
 
-    The window must hold a whole number of calls.
+    The window must hold a whole number of calls; None if none does.
     """
     middle = math.sqrt(bucket.least_per_s * bucket.most_per_s)
     for window_s in USUAL_S:

@@ -49,8 +49,8 @@ _LEAST_ANSWERS_LARGE = 16
 _LEAST_ANSWERS_FINE = 30
 # The most rounds of rest between two tries, once the knee is found.
 _MOST_REST = 6
-# When the limit rises, the server reads the prompts of all new calls at once. Until that has
-# passed, a quarter as many answers as there are new calls are ignored.
+# When the limit rises, the server reads the prompts of all new calls at once. Meanwhile, a quarter
+# as many answers as there are new calls are ignored.
 _SETTLING_SHARE = 0.25
 # With fewer calls in flight than this share of the limit, something else holds the run back.
 _FULL_SHARE = 0.7
@@ -63,9 +63,9 @@ _ODD_GAIN = 1.5
 # level is favoured: a level that is too low costs work, a level that is too high only latency.
 _CLEAR_DOUBT = 0.2
 _MOST_DOUBT = 0.9
-# A refusal cuts the limit to this share of the calls in flight; to half if no call was answered
-# since the last cut. The refused level is retried after this many answers per slot, and after twice
-# as many each time it is refused again: at most one refusal in 20 * limit answers.
+# A refusal cuts the limit to this share of the calls in flight, or to half of the level if no call
+# was answered since the last cut. The refused level is retried after this many answers per slot,
+# and after twice as many each time it is refused again: at most one refusal in 20 * limit answers.
 _CUT = 0.9
 _HARD_CUT = 0.5
 _FIRST_HOLD = 20
@@ -104,7 +104,7 @@ class _Round(msgspec.Struct, eq=False):
     def latency_at(self, size: float) -> tuple[float, float]:
         """Returns the seconds that an answer of `size` takes, and the variance of their logarithm.
 
-        By least squares; the mean if sizes are unknown, are all equal, or do not fit a line.
+        By least squares; the mean if sizes are unknown or all equal, or if the line is not above 0.
         """
         n = self.answers
         mean_x, mean_y = self.x / n, self.y / n
@@ -181,7 +181,7 @@ class AdaptiveConcurrency:
         """Records one call that has ended, and sets `limit`.
 
         latency_s: from the write to the end of the answer. in_flight: calls in flight when this
-        call was written, including itself. is_overload: for a 429, 503, 529 or a timeout; do not
+        call was written, including itself. is_overload: True for a 429, 503, 529 or timeout; do not
         report other failures. size: output tokens, 0 if unknown.
         """
         if now_s < self._latest_s:
@@ -289,7 +289,7 @@ class AdaptiveConcurrency:
     def _is_doubtful(self, gain: float, lead: float) -> bool:
         """Returns whether the try must be repeated before it counts."""
         if self._is_up:
-            # A loss would end the search here, which a slow moment of the server must not do.
+            # A loss would end the search here, but may be due to a slow moment of the server.
             return lead <= 0 and self._step >= _FIRST_STEP
         return abs(gain) > _ODD_GAIN
 
@@ -339,7 +339,8 @@ class AdaptiveConcurrency:
             self._wall, self._held_answers = wall, self._hold * wall
             is_fine = self.limit != self._level and self._level < wall and self._step < _LARGE_STEP
             if not is_fine:
-                # Not just a small step above a good level was refused: the level is too high, too.
+                # The refused limit was not a small step above a good level: the level itself is too
+                # high.
                 self._level = max(self._least, min(self.limit - 1, int(_CUT * wall)))
             self._climb_to = self._level
         else:

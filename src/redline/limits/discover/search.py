@@ -24,7 +24,7 @@ from redline.limits.rule import Rate
 _FIRST_PER_S = 2.0
 _FASTEST_PER_S = 100_000.0
 _SLOWEST_PER_S = 1 / 3600
-# The factor of growth after each round, and the least number of calls in a round.
+# The growth factor after each round, and the fewest calls in a round.
 _GROWTH, _ROUND = 1.5, 2
 _CAREFUL_GROWTH, _CAREFUL_ROUND = 1.25, 10
 # If a bucket explains the same verdicts as a window, but the window is this many times as fast, the
@@ -175,7 +175,7 @@ class RateSearch:
             self._probes += 1
             if self._probes > _MOST_PROBES and self._hold is not None:
                 # The cause is not momentary: the limit is a different one, or other clients use it
-                # up. What is refused in such a block does not bound the rate after it.
+                # up. The refusals of such a block do not bound the rate after it.
                 self._lose()
                 self._evidence, self._is_careful = Evidence(), True
             longer_s = max(self._rest_s * _REST_GROWTH, asked_s)
@@ -248,7 +248,7 @@ class RateSearch:
 
 
 def _surely_full_s(retry_after_s: float) -> float:
-    """Returns for how many seconds, at least, a server that asks for this wait refuses calls.
+    """Returns the seconds for which a server that asks for this wait certainly refuses calls.
 
     Whole seconds may have been rounded up. Of any other wait, up to a twentieth may have passed
     while the response was on its way.

@@ -26,7 +26,8 @@ from redline.limits.rule import Rate
 # leaves most of a budget of 0.1 %.
 _PAUSE, _LONGEST_PAUSE = 3_000, 96_000
 # A newly found rate may be slightly too low, and after a gain, more may be possible. So the next
-# climb comes sooner after a gain, and for a new rate whose window is so small that it costs little.
+# climb comes sooner after a gain, and for a new rate whose window is so small that a climb costs
+# little.
 _SOON, _SMALL = 100, 100
 # The highest level is 1.5 times the rate: above that, there are many refusals in one round trip.
 _HIGHEST = 0.5
@@ -50,8 +51,7 @@ _LEAST_TRIM, _MOST_TRIM = 0.0025, 0.2
 _LEAST_SHARE, _AS_MANY = 0.9, 0.5
 # Refusals more than this many calls apart are independent.
 _FORGOTTEN = 1_000
-# A gain is kept for good after calls in which this many refusals were expected, and this many
-# windows.
+# A gain is kept for good once this many refusals were expected, over at least this many windows.
 _WATCHED_DUE, _WATCHED_WINDOWS = 10, 3
 
 
@@ -65,7 +65,7 @@ class Word(Enum):
 
 
 class Level(msgspec.Struct, eq=False):
-    """Counts the calls at one rate. since_s: calls sent before say nothing about this rate."""
+    """Counts the calls at one rate. since_s: calls sent earlier say nothing about this rate."""
 
     since_s: float
     measured_s: float  # since when sends are counted
@@ -83,7 +83,7 @@ class Hold:
     """Holds one rate. burst: the most calls that the server may admit at once before it refuses.
 
     rate: the rate to send at now; the share `_more` above `sure` while climbing or watched. sure:
-    the rate that the server admits, without what is only tried or watched.
+    the rate that the server admits, without a gain that is only tried or watched.
     """
 
     def __init__(self, rate: Rate, now_s: float, burst: int) -> None:
@@ -98,7 +98,7 @@ class Hold:
         self._plain: Rate | None = None  # the last plain rate that was tried
         self._extra = 0.0  # calls above the sure rate in this climb
         self._level = Level(now_s, now_s)
-        self._deaf_until_s = now_s  # calls sent earlier may be refused because of the rate before
+        self._deaf_until_s = now_s  # calls sent earlier may be refused because of the previous rate
         self._slowest_s = 0.0  # of recent verdicts: a refusal may be on its way for this long
         self._pause = _SOON if rate.count < _SMALL else _PAUSE
         self._rested = 0  # calls admitted since the last climb
@@ -267,7 +267,7 @@ class Hold:
         return self._change(now_s)
 
     def _change(self, now_s: float) -> Word:
-        """Starts counting anew after a change of the rate."""
+        """Restarts the counts after a change of the rate."""
         if not self._is_climbing:
             self._deaf_until_s = now_s + 2 * self.rate.window_s
         self._level = Level(now_s, now_s)

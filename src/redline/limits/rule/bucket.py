@@ -8,10 +8,10 @@ import msgspec
 
 from redline.limits.rule.shape import paid_at_s
 
-# A write that comes later than this after its grant counts from the write. Usually both are in the
-# same turn of the event loop, unless the connection was lost in between.
+# A request written later than this after its grant counts from the write. Usually both happen in
+# the same turn of the event loop, unless the connection was lost in between.
 LATE_S = 0.001
-# An amount that is not settled before this many later amounts stays as booked: this bounds the log.
+# An amount still unsettled after this many later ones stays as booked: this bounds the log.
 MOST_ENTRIES = 4096
 # The same applies to an amount that is not settled for this long: its call has failed.
 _LONGEST_S = 600.0
@@ -83,7 +83,7 @@ class BucketLevel:
         return full_at_s
 
     def cap(self, at_s: float, unit_s: float) -> None:
-        """Makes the bucket full again at `at_s` at the latest."""
+        """Makes the bucket full again no later than `at_s`."""
         full_at_s = self.full_at_s(unit_s)
         if full_at_s is not None and full_at_s > at_s:
             self._base_s = at_s

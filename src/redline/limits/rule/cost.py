@@ -55,7 +55,7 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 
 
 def stated_cost(tokens: int, output_tokens: int) -> Cost:
-    """Returns the cost that a caller states. Raises ConfigError for anything but numbers."""
+    """Returns the cost that a caller states. Raises ConfigError unless both numbers are finite."""
     check_number("tokens", tokens)
     check_number("output_tokens", output_tokens)
     return Cost(tokens, output_tokens)

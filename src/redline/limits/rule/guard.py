@@ -6,10 +6,10 @@ later than the fastest request would have, whatever took the time. So, for a win
 
   a send counts for W + (t - m) once it has its reply, and until then for W + guard;
   if nearly all replies take at most the prior longer than the fastest one, their spread bounds the
-  jitter, and the guard follows it; otherwise the replies took their time to be generated, which
-  says nothing about the network, and the guard stays at the prior;
+  jitter, and the guard follows it; otherwise the time went into generating the replies, which says
+  nothing about the network, and the guard stays at the prior;
   handshakes, and replies whose processing time the server reports, show the network alone;
-  timers that ring late show the lag of the event loop. This is jitter too, but a send may make up
+  timers that fire late show the lag of the event loop. This is jitter too, but a send may make up
   for the lateness of the previous send, so the lag adds to the guard without slowing the pace.
 
 The minimum of n samples is above the true minimum by about spread / n, or by spread / sqrt(n) if
@@ -26,7 +26,7 @@ from collections.abc import Callable
 
 # The prior: the jitter that is assumed before anything is measured, typical of the internet.
 PRIOR_S = 0.05
-# Covers timers, which count in whole milliseconds, and a busy loop, which reads replies late.
+# Covers timers, which count in whole milliseconds, and a busy event loop, which reads late.
 MARGIN_S = 0.005
 FIRST_GUARD_S = PRIOR_S + MARGIN_S
 _MOST_S = 0.4
@@ -76,7 +76,7 @@ class Jitter:
         self.unproven_s = self.guard_s = FIRST_GUARD_S if stated_s is None else stated_s
 
     def rang(self, late_s: float) -> None:
-        """Records that a timer rang `late_s` late."""
+        """Records that a timer fired `late_s` late."""
         if self._is_stated:
             return
         self._lags_s.append(late_s)
@@ -86,7 +86,7 @@ class Jitter:
         self._learn_rings_at = self._rings + max(_LEARN_EVERY, len(self._lags_s) // _NEW_SHARE)
         lags_s = sorted(self._lags_s)
         lag_s = min(lags_s[len(lags_s) * 95 // 100], PRIOR_S)
-        # MARGIN_S covers such lateness; a larger lag replaces it.
+        # MARGIN_S covers a short lag; a longer one takes its place.
         self.catch_up_s = max(MARGIN_S, lag_s)
         self._conclude()
 
@@ -111,16 +111,16 @@ class Jitter:
         return min(took_s - self.base_s, self.unproven_s)
 
     def shook_hands(self, took_s: float) -> None:
-        """Records that a connection took `took_s` to be made, while no other was being made."""
+        """Records that a connection took `took_s` to open, while no other was being opened."""
         self._handshakes_s.append(took_s)
         if len(self._handshakes_s) >= _LEAST_HANDSHAKES:
             times_s = sorted(self._handshakes_s)
-            # The 90th percentile: slower handshakes are due to lost packets and busy loops.
+            # The 90th percentile: slower handshakes are due to lost packets or a busy event loop.
             self._network_s = min(_MOST_S, times_s[len(times_s) * 9 // 10] - times_s[0])
             self._conclude()
 
     def was_short(self) -> None:
-        """Records that the guard was too short: more was counted in a window than sent in it."""
+        """Records that the guard was too short: the server counted more than a window's sends."""
         self._prior_s = min(_MOST_S, self._prior_s * 2)
         self._trusts_replies = False
         self._conclude()

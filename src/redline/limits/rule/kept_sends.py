@@ -1,4 +1,4 @@
-"""Keeps sends beyond the process, so that a run that is killed and restarted exceeds no limit.
+"""Writes sends to files, so that a run that is killed and restarted exceeds no limit.
 
 Each window has a small file with its pace, a claim, and a ring of its records, each (wall time,
 amount). The file is in the page cache, which survives the death of the process, but not of the
@@ -6,8 +6,8 @@ machine; a machine takes longer to boot than most windows last. Nothing is synce
 
 Writing each send would be one of the most expensive steps of a call. So the claim covers the sends
 that are not in the ring yet: until the next write, at most the claimed amount may change, and only
-for sends up to the claim's time. After a death, the kept count is never too low. It is too high by
-at most a 64th of the limit, or by what was sent and settled in about a 64th of the window,
+for sends up to the claim's time. After a crash, the kept count is never too low. It is too high by
+at most a 64th of the limit, or by the amount sent and settled in about a 64th of the window,
 whichever is less. While few calls are sent, nothing is claimed, and each send is written.
 
 A shared mapping would need no writes. But storing to it kills the process (SIGBUS) if the disk is
@@ -34,8 +34,8 @@ _ENTRY = struct.Struct("<dd")
 _ENTRY_BYTES = _ENTRY.size
 _CLAIM_OFFSET = _HEADER.size
 _FIRST_OFFSET = _CLAIM_OFFSET + _ENTRY_BYTES
-# The ring has room for all records of a window: at most 4,097, and those that have not been dropped
-# yet (limits/rule/window.py).
+# The ring has room for all records of a window: at most 4,097, plus those not dropped yet
+# (limits/rule/window.py).
 _SLOTS = 4199
 _SIZE = _FIRST_OFFSET + _SLOTS * _ENTRY_BYTES
 # A claim is at most this share of the limit. It covers the same share of the window, but at most
@@ -44,7 +44,7 @@ _CLAIM_SHARE = 1 / 64
 _CLAIM_MOST_S = 0.1
 # While there are fewer changes in that time, each change is written and nothing is claimed.
 _CLAIM_FROM = 8
-# A file is removed this long after two windows, in case the wall clock was corrected.
+# A file is removed this long after two windows without a write, in case the wall clock was set.
 _EXPIRED_S = 60.0
 # The wall clock has stepped if it moved by more than this relative to the monotonic clock.
 _STEP_S = 0.1
@@ -67,7 +67,7 @@ class RecentSends:
         self._names = (name, *old_names)
         self._clock = clock
         self._rings: dict[Window, tuple[_Ring, Path]] = {}
-        self.since_s = clock.now_s()  # earlier sends are an earlier process's
+        self.since_s = clock.now_s()  # earlier sends were made by an earlier process
         self._drop_expired()
 
     def keep(self, kind: str, window: Window) -> None:
@@ -79,10 +79,10 @@ class RecentSends:
         self.attach(kind, window)
 
     def recall(self, kind: str, window: Window, *, is_first: bool = True) -> bool:
-        """Adds to `window` the sends that earlier processes kept; returns whether there was a file.
+        """Adds the sends of earlier processes to `window`; returns whether a valid file was found.
 
-        is_first: whether no other window of this kind has recalled sends yet. Only then are files
-        with another window length read if there is none with this length.
+        is_first: whether no other window of this kind has recalled sends yet. If so, and if there
+        is no file with this window length, one with another length is read.
         """
         path = self._path(kind, window.rate)
         try:
@@ -126,7 +126,7 @@ class RecentSends:
             ring.close()
 
     def _drop_expired(self) -> None:
-        """Removes the files of windows that have passed, of any endpoint, key and limit.
+        """Removes the files of windows that have passed, whatever their endpoint, key and limit.
 
         Otherwise, each run against a server whose port changes would leave files behind.
         """
@@ -160,11 +160,12 @@ class RecentSends:
 
 
 class _Ring:
-    """A window's Keeper, which writes its file.
+    """Keeps the sends of one window in its file.
 
     The file has wall times, because a monotonic clock restarts with the machine. But a wall clock
     may be set, and it runs on while the machine sleeps and the monotonic clock stops. The window
-    counts in monotonic time, so after such a step the next write shifts all times in the file.
+    counts in monotonic time, so if the two clocks have moved apart, the next write shifts all times
+    in the file.
 
     At every moment, the file counts at least the amount that was sent, for at least as long: the
     claim covers a change that has not been written, and a claim is replaced only after the changes
@@ -200,7 +201,7 @@ class _Ring:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             self._abandon()
-            # A disk that is nearly full needs its last room for results.
+            # Leave the last space on a nearly full disk to the results.
             path.unlink(missing_ok=True)
             raise
 
@@ -314,7 +315,7 @@ class _Ring:
             if os.pwrite(self._fd, data, offset) < len(data):
                 self._abandon()
         except OSError:
-            # If the disk fails, the journal ends the run. These bytes matter only after a death.
+            # If the disk fails, the journal ends the run. These bytes matter only after a crash.
             self._abandon()
 
     def _abandon(self) -> None:

@@ -35,16 +35,16 @@ _SHARES = [
     (max(0.0, (number - 1) / _GROUPS), min(1.0, (number + 1) / _GROUPS))
     for number in range(_GROUPS + 1)
 ]
-# A wait up to the end of a group takes at least this long, so that rounding cannot end it before.
+# A wait up to the end of a group takes at least this long, so that rounding cannot end it early.
 _LEAST_S = 1e-6
 
 
 class _Group:
     """A few neighbouring steps.
 
-    amounts: what was sent in each step. sent: what was sent in all of them. highs: for each step,
-    the highest D in it minus D at its beginning. top: the highest D in the group minus D at the
-    group's beginning; None if it must be recomputed.
+    amounts: the amount sent in each step. sent: the amount sent in all of them. highs: for each
+    step, the highest D in it minus D at its beginning. top: the highest D in the group minus D at
+    the group's beginning; None if it must be recomputed.
     """
 
     __slots__ = ("amounts", "highs", "sent", "top")
@@ -56,7 +56,7 @@ class _Group:
         self.top: float | None = None
 
     def found_top(self, gain: float) -> float:
-        """Computes `top`, as if steps to come send nothing. gain: by how much D grows per step."""
+        """Computes `top`, as if nothing is sent in later steps. gain: D's growth per step."""
         top = level = 0.0
         for amount, high in zip(self.amounts, self.highs, strict=True):
             if level + high > top:
@@ -86,7 +86,7 @@ class Phases:
         self._sent = 0.0  # the amount in all groups
         self._floor = -math.inf
         self._floor_at: int | None = None  # the floor's group; None if it must be recomputed
-        self._back = 0.0  # the amount that was given back since then
+        self._back = 0.0  # the amount given back since the floor was computed
         self._groups: deque[_Group] = deque()
         self._count, self._per_s = 0, 0.0
         self.reshape(count, guard_s)
@@ -147,7 +147,7 @@ class Phases:
         return self._at * _STEPS + step
 
     def step_at(self, at_s: float) -> int:
-        """Returns the step at that time, for `amend`."""
+        """Returns the step at `at_s`, for `amend`."""
         at = math.floor(at_s / self._group_s)
         step = int((at_s - at * self._group_s) / self._step_s)
         return at * _STEPS + min(_STEPS - 1, max(0, step))
@@ -166,7 +166,7 @@ class Phases:
         if at != self._at:
             self._unused -= by
         if by < 0:
-            # After it, D is higher by that much, but at most `amount` below the step's whole gain.
+            # From then on, D is higher by -by; in this step, it is at most the gain minus `amount`.
             high = group.highs[step]
             group.highs[step] = max(high, min(high - by, self._gain - amount))
             self._floor -= by

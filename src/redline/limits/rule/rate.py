@@ -127,7 +127,7 @@ def parse_rate(text: str, what: str = "rate") -> Rate:
 
 
 def _rate(count: int, window_s: float, text: str, what: str) -> Rate:
-    """Returns the Rate of `text`. Raises ConfigError, which names `what`, for its window."""
+    """Returns the Rate of `text`. Raises ConfigError, which names `what`, for a bad window."""
     if not 0 < window_s <= MAX_WINDOW_S:
         raise ConfigError(
             f"{what} must have a window longer than 0 s and at most 31 days: {text}",
@@ -137,7 +137,7 @@ def _rate(count: int, window_s: float, text: str, what: str) -> Rate:
 
 
 def span(seconds: float) -> str:
-    """Formats the bound of a duration: `10 s`, `24 h` or `31 days`."""
+    """Formats a duration: `10 s`, `24 h` or `31 days`."""
     if seconds > 86_400 and seconds % 86_400 == 0:
         return f"{seconds / 86_400:g} days"
     return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"
@@ -150,7 +150,7 @@ def limit_text(kind: str, rate: Rate | None) -> str:
     """
     what = kind.replace("_", " ")
     if rate is None:
-        return f"the rate of {what} that is searched for"
+        return f"the rate of {what} being searched for"
     count = f"{rate.count:,}"
     if rate.count == 1:
         what = what.removesuffix("s")

@@ -22,7 +22,7 @@ NEARLY = 0.75
 
 
 class LimitLine(msgspec.Struct, eq=False):
-    """One limit: its rate, and the window that keeps to it.
+    """One limit: its rate, and the window that enforces it.
 
     user: the rate that the user configured; None for a limit from the server or the search. stated:
     the rate in force, before headroom. most: the largest count since the limit was set; headers may
@@ -38,7 +38,7 @@ class LimitLine(msgspec.Struct, eq=False):
     others: int = 0
     is_adopted: bool = False  # whether the limit comes from the server's headers
     is_headed: bool = False  # whether the server's headers mention this limit
-    steady: float = 0.5  # share of headers that show that it refills steadily, like a bucket
+    steady: float = 0.5  # the belief, 0 to 1, that it refills steadily, like a bucket
     looked_s: float = -math.inf  # when a header last showed how it refills
     _full_at_s: float = -math.inf
 
@@ -105,7 +105,7 @@ class Rules:
         self._follow_lines()
 
     def watch(self, now_s: float) -> None:
-        """Makes each booking record what the server should count, for a server that reports it."""
+        """Makes each booking record the count to expect from a server that reports its count."""
         if not self.is_watched:
             self.is_watched = True
             for line in self.lines:
@@ -119,7 +119,7 @@ class Rules:
 
     def check(self, cost: Cost) -> None:
         """Raises OverLimit if `cost` could never be granted, ConfigError if it is not an amount."""
-        # One request fits into every limit of requests.
+        # One request fits into every request limit.
         for line, amount_of, most in self._tokens:
             if (amount := amount_of(cost)) > most:
                 raise OverLimit(
@@ -214,7 +214,7 @@ class Rules:
     ) -> list[Booking]:
         """Takes `cost` from every window; call only when `wait_s` is 0.
 
-        late_s: how late the timer for this call rang. busy_s: for how long the queue has not been
+        late_s: how late the timer for this call fired. busy_s: for how long the queue has not been
         empty.
         """
         bookings = []
@@ -257,7 +257,7 @@ class Rules:
             self.settle(bookings, used)
 
     def follow_guard(self) -> None:
-        """Updates the windows to the measured guard and to what replies prove."""
+        """Updates the windows to the measured guard and the lateness that replies prove."""
         guard_s = self._guard_now_s()
         if abs(guard_s - self.guard_s) >= _LEAST_CHANGE_S:
             self.guard_s = guard_s
@@ -267,7 +267,7 @@ class Rules:
 
     @property
     def searched(self) -> list[LimitLine]:
-        """The limits that the search has set; empty if there is none."""
+        """The request limits that the search has set; empty without a search."""
         if not self.is_searched:
             return []
         found = [line for line in self.lines if line.user is None and not line.is_adopted]
@@ -314,8 +314,8 @@ class Rules:
             if kept is None:
                 window = self._add(kind, rate, None).window
                 recent, passed = self._recent, sends
-                # A longer window also counts sends of an earlier process that are older than the
-                # other windows.
+                # A longer window also counts sends of an earlier process that are too old for the
+                # others.
                 if (
                     recent is not None
                     and rate.window_s > longest_s

@@ -52,7 +52,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     hosts that are known to do so, otherwise `actual`.
     share: the path of a file, or a redis:// URL, through which processes share these limits; "" for
     limits of this process alone.
-    Raises ConfigError for a value that is out of range.
+    Raises ConfigError for an invalid value, and for `share` together with a `rate` of "auto".
     """
 
     requests: Rates = ()
@@ -126,7 +126,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the number of calls in flight is searched for, not configured."""
+        """Whether the number of calls in flight is found by a search instead of configured."""
         return self.concurrency == AUTO or (self.concurrency is None and self.rate == AUTO)
 
     def slots(self) -> int:
@@ -144,8 +144,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         This is as many as may be sent in lead_s, or in a burst. With more, connections would be
         opened long before they are used, opening them at once would keep the event loop from
         sending in time, and the calls could not go to another endpoint that is free sooner.
-        found: request limits that apply besides the configured ones. lead_s: how early calls get
-        ready for their grant.
+        found: request limits that apply in addition to the configured ones. lead_s: how early calls
+        get ready for their grant.
         """
         rates = [*self.request_rates(), *found]
         if not rates:

@@ -1,4 +1,4 @@
-"""Decides when the next send may go under one rate limit, from the sends so far.
+"""Decides when one rate limit allows the next send, from the sends so far.
 
 Two rules apply (docs/architecture.md, Limits):
   hard  the amount sent in any window + guard, by actual send times, never exceeds the count N;
@@ -6,12 +6,12 @@ Two rules apply (docs/architecture.md, Limits):
         implies the soft one; with a bucket, there is no hard rule. shape.py has b and T.
 
 In the hard rule, a send counts for W + u, where u is the guard without any measurement. Once its
-reply has proved how late the send can have reached the server at most (guard.py), the send counts
-for W plus that lateness. A record stores how long its replies took; what this proves is computed
-only when the record is to leave the window, from what is known then.
+reply has proved how late the send can have reached the server (guard.py), the send counts for W
+plus that lateness. A record stores how long its replies took; the lateness is computed only when
+the record is to leave the window, from what is known then.
 
-The requests of a burst are not sent at once but W / 20 N apart, at most 5 ms: a server that gets
-six hundred requests at once lets the last of them wait for seconds, and counts them that much
+The requests of a burst are not sent at once but W / (20 N) apart, at most 5 ms: a server that gets
+six hundred requests at once makes the last of them wait for seconds, and counts them that much
 later. Because each send waits for the Nth send before it, this costs time in the first window only.
 
 Token amounts are estimates until they are settled. A margin is kept free for the amount by which
@@ -43,7 +43,7 @@ from redline.structs import mutable
 
 # Sums of floats differ in the last bits; a shorter wait counts as 0.
 _EPSILON_S = 1e-9
-# Sends within this share of a window share one record, with the time of the last send. This bounds
+# Sends within this share of a window have one record, with the time of the last send. This bounds
 # the memory for a limit such as ten million per day, and costs 0.02 % of the rate.
 GRAIN = 1 / 4096
 # Records of requests that have left the window are dropped once per this many new records. The ring
@@ -51,11 +51,12 @@ GRAIN = 1 / 4096
 SWEEP_EVERY = 64
 # The calls of a burst are sent at most this far apart.
 _BURST_MOST_S = 0.005
-# Margins are this many standard deviations, which a sum of many exceeds about once in 30,000.
+# Margins are this many standard deviations, which a sum of many amounts exceeds about once in
+# 30,000 times.
 _DEVIATIONS = 4.0
 # A sliding-window counter cannot reject anything while at most 1/4 of a limit is used.
 _CALM_SHARE = 4
-# After more than that was used, Phases is needed for this many windows.
+# Once more than that has been used, Phases is needed for this many windows.
 _CROWDED_WINDOWS = 4
 
 
@@ -121,7 +122,7 @@ class Alone(NamedTuple):
 
     in_window: the amount sent within the last window. in_bucket: the amount missing from a bucket
     that refills steadily. others: the amount that other clients were known to have used by then,
-    which both include.
+    included in both.
     """
 
     in_window: int
@@ -206,7 +207,7 @@ class Window:
         self._phases: Phases | None = None
         self._calm: float = math.inf  # the most that may be held without Phases
         self._easy = -1  # the most that may be held for book_now to decide
-        self._gone_s = -math.inf  # when the latest send was made whose record was dropped
+        self._gone_s = -math.inf  # the send time of the latest record that was dropped
         self._keeper: Keeper | None = None
         self._base_s = -math.inf
         self._is_hard = profile != "bucket"
@@ -240,8 +241,8 @@ class Window:
         if self._is_even:
             self._full_at_s, self._next_s = max(self._full_at_s, self._next_s), -math.inf
         self._reshape_phases(shape)
-        # With a burst of 1, the lateness of a timer would be lost at every send. Timers count in
-        # milliseconds, so even without a guard, a part of the lateness is made up for.
+        # With a burst of 1, every late timer would cost time. Timers count in whole milliseconds,
+        # so even without a guard, a part of the lateness is made up for.
         self._catch_up_s = max(min(guard_s, catch_up_s), MARGIN_S) if self._is_even else 0.0
         self._catch_up_s = max(self._catch_up_s, shape.catch_up_s)
         apart_s = min(_BURST_MOST_S, rate.window_s * BURST_SHARE / rate.count)
@@ -348,9 +349,9 @@ class Window:
     ) -> Booking:
         """Takes `amount`; call only when `wait_s` is 0.
 
-        late_s: how late the caller is because its timer rang late. busy_s: for how long the queue
-        has not been empty. Idle time is not caught up: the next two sends would follow each other
-        too closely.
+        late_s: how late the caller is because its timer fired late. busy_s: for how long the queue
+        has not been empty. Idle time is not caught up: otherwise, the next two sends would be too
+        close.
         """
         booking = Booking(self, amount, now_s, spread)
         is_crowded = not self.is_plain and self._is_crowded(amount, now_s)
@@ -438,7 +439,10 @@ class Window:
             self._amend_phases(booking, -booking.amount, 0)
 
     def believe(self, base_s: float) -> None:
-        """Sets base_s: a reply that took t proves a lateness of at most t - base_s; -inf: none."""
+        """Sets base_s: a reply that took t proves that its call was at most t - base_s late.
+
+        -inf while replies prove nothing.
+        """
         self._base_s = base_s
 
     def settle(self, booking: Booking, used: int) -> None:
@@ -550,10 +554,11 @@ class Window:
         return [*found, (now_s, booked)] if booked else found
 
     def _change_books(self, rate: Rate) -> None:
-        """Moves what counts from the hard rule to the bucket, or from the bucket to the rule."""
+        """Moves the amounts that count from the hard rule to the bucket, or back."""
         unit_s = rate.window_s / rate.count
         if self._is_hard:
-            # What the bucket gave is in no record, so send nothing until it would be full.
+            # Amounts taken from the bucket are in no record, so send nothing until it would be
+            # full.
             full_at_s = self._level.full_at_s(unit_s)
             if full_at_s is not None:
                 self._next_s = max(self._next_s, full_at_s)
@@ -597,7 +602,7 @@ class Window:
                 self._crowd(self._records[-1].sent_s)
 
     def _is_crowded(self, more: float, now_s: float) -> bool:
-        """Whether enough is used, or was recently, that `more` must be checked with Phases."""
+        """Whether usage is, or recently was, so high that `more` must be checked with Phases."""
         if self._held + more > self._calm:
             self._expire(now_s)
             if self._held + more > self._calm:
@@ -607,7 +612,7 @@ class Window:
         return self._phases is not None
 
     def _crowd(self, at_s: float) -> None:
-        """Starts to use Phases, because enough of the limit is used, or keeps them for longer.
+        """Starts to use Phases, or keeps them for longer, because much of the limit is used.
 
         at_s: from when bookings that are not sent yet count. Sends that have left the window count
         as a lump at the time of the last of them, and the time before that as used evenly
@@ -667,7 +672,7 @@ class Window:
     def _end_doubt(self, until_s: float) -> None:
         """Ends the doubt about a bucket's sends up to `until_s`: failed calls are never settled.
 
-        Records do the same when they leave the window. After a window, the bucket has refilled.
+        The doubt about records ends when they leave the window. After a window, the bucket is full.
         """
         unsettled = self._unsettled
         while unsettled:

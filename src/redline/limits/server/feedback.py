@@ -4,7 +4,7 @@ observation                                         reaction
 headers state a limit for the first time            it is adopted, if `rate` is "auto"
 headers state a different limit than before         it takes effect, but never above the user's own
 headers state less remaining than this process      other clients use the key: a window is shared
-alone would have left                               with them (_Crowd); what they take of a bucket,
+alone would have left                               with them (_Crowd); what they use of a bucket,
                                                     beyond half of it, counts as used here
 429s are clearly above 1 % of the answers           if they are few and no other client is seen, the
                                                     guard is doubled once; otherwise less is sent
@@ -27,13 +27,14 @@ from redline.limits.server.stated_limit import Stated, WindowGuess, window_s_of
 # each time would fill the memory.
 _MOST_LINES = 8
 # Usage before a limit was known counts as if it had occurred when the limit became known, if the
-# window is at most this many seconds: in a longer one, it may come free much sooner.
+# window is at most this many seconds: in a longer window, the usage may expire much sooner.
 _MOST_WAIT_S = 60.0
 # A server counts the calls that have reached it, and this process the calls that it has sent:
 # counts that differ by less than this share of the limit agree.
 _NOISE = 0.01
-# The belief, 0 to 1, that a limit refills steadily: above the first, it counts as a bucket; one
-# observation changes the belief by the second share.
+# The belief, 0 to 1, that a limit refills steadily: above the first, it counts as a bucket. An
+# observation that fits raises the belief by the second share; another lowers it by three times that
+# share.
 _STEADY = 0.8
 _STEADY_RATE = 0.2
 # A fixed window looks like a bucket for a moment: observations that fit a bucket count at most this
@@ -48,7 +49,7 @@ _SPARED_FROM_S = 20.0
 _SHORTEST_LOOK_S = 1.0
 # At least this share of a limit is used, so that probing continues.
 _LEAST = 0.02
-# Constants by which the clients' shares become equal (see _Crowd).
+# Constants that make the clients' shares converge (see _Crowd).
 _GAIN, _GIVEN = 0.5, 0.08
 # Constants by which rejections are judged (see Pressure).
 _TOLERATED, _RAISE = 0.01, 0.01
@@ -64,7 +65,7 @@ _LEAST_ANSWERS = 20
 
 
 class _Likeness(NamedTuple):
-    """What a limit that a server states has in common with a line; the surer sign comes first."""
+    """What a limit stated by a server has in common with a line; the surer sign comes first."""
 
     has_count: bool
     has_name: bool
@@ -90,7 +91,7 @@ class Feedback:
         self.accepted = self._pressure.accepted
 
     def heard(self, stated: Sequence[Stated], bookings: Sequence[Booking], now_s: float) -> bool:
-        """Adjusts to the limits that the response to the call of `bookings` states."""
+        """Adjusts to the limits stated in the response to the call of `bookings`."""
         self._rules.watch(now_s)
         is_changed = False
         for one, limit, line in self._lines_of(stated):
@@ -127,7 +128,7 @@ class Feedback:
         return True
 
     def _lines_of(self, stated: Sequence[Stated]) -> list[tuple[Stated, int, LimitLine | None]]:
-        """Matches the limits that one reply states with lines: each limit, its count, its line.
+        """Matches the limits in one reply to lines; returns each limit, its count and its line.
 
         The line is None for a limit without one. Two limits may match the same line only if they
         have its count, or if the user has set that line; then the stricter limit counts.
@@ -158,7 +159,7 @@ class Feedback:
             # Without a window or a known count, the limit may belong to any of several lines.
             if is_only or best.has_count or one.window_s is not None:
                 alike += found
-        # The stricter of two goes to the stricter line.
+        # The stricter of two limits goes to the stricter line.
         alike.sort(
             key=lambda each: (
                 not each[0].has_count,
@@ -197,7 +198,7 @@ class Feedback:
     def _measured_s(
         self, line: LimitLine, one: Stated, bookings: Sequence[Booking], now_s: float
     ) -> float:
-        """Returns the window's length as far as it can be measured by now."""
+        """Returns the window's length, as far as it has been measured."""
         window, window_s = line.window, line.stated.window_s
         guess = self._guesses.setdefault(window, WindowGuess(now_s, line.kind))
         sent = (each.record for each in bookings if each.window is window)
@@ -236,14 +237,14 @@ class Feedback:
         assert one.remaining is not None
         guess = self._guesses.get(line.window)
         if guess is not None and guess.is_trying:
-            # What a bucket lacks now was used here.
+            # What the bucket lacks during a trial was used by this process.
             return False
         used = max(0, one.limit - one.remaining)
         self._learn_refill(line, one, used, now_s)
         booking = next((b for b in bookings if b.window is line.window), None)
         if booking is None or booking.alone is None:
             return False
-        # The server reports its count at some time between the write and now.
+        # The server's count is from some moment between the write and now.
         then, now = booking.alone, line.alone(now_s)
         if line.steady <= _STEADY and self._rules.limits.profile != "bucket":
             ours = max(then.in_window, now.in_window)
@@ -270,7 +271,7 @@ class Feedback:
         return free
 
     def _learn_refill(self, line: LimitLine, one: Stated, used: int, now_s: float) -> None:
-        """Learns whether the limit is a bucket, which is full again after missing x W / N.
+        """Learns whether the limit is a bucket, which is full again after `used` x W / N.
 
         A fixed window states such a reset, too, for a moment in its middle, and so does a moving
         window that is nearly used up.
@@ -291,9 +292,9 @@ class Feedback:
 
 
 class _Look(msgspec.Struct):
-    """Collects what a server counted during one window, and this process's part of it.
+    """Collects a server's counts during one window, and this process's part of them.
 
-    since_s: the begin of the window. The count of a fixed window restarts and is highest at its
+    since_s: the beginning of the window. The count of a fixed window restarts and is highest at its
     end; the count of any other kind hardly changes.
     """
 
@@ -406,7 +407,7 @@ class Pressure:
         self._quiet = 0  # windows since the last one that caused a reaction
         self._is_certain = False
         self._is_guard_doubled = False
-        self._share_before = 0.0  # of the block that has begun the present pressure; 0 without one
+        self._share_before = 0.0  # before the block that began the present pressure; 0 without one
         self.share = 1.0
 
     def accepted(self, now_s: float) -> bool:
@@ -437,7 +438,7 @@ class Pressure:
         longest_s = max(line.stated.window_s for line in self._rules.lines)
         window_s = max(_SHORTEST_LOOK_S, min(60.0, longest_s))
         is_over = now_s >= self._since_s + window_s
-        # Limits may change during a window, so it is checked at least once a second.
+        # Limits may change during a window, so its length is checked at least once a second.
         self._due_s = min(self._since_s + window_s, now_s + _SHORTEST_LOOK_S)
         # Counting the sends takes time, so it is done only at every eighth 429.
         is_due = is_limited and self._limited % 8 == 0 and self.share == 1
@@ -486,7 +487,7 @@ class Pressure:
         return True
 
     def _sent(self, since_s: float, now_s: float) -> int:
-        """Returns the number of calls sent since then, as far as a request limit counts them."""
+        """Returns the number of calls since `since_s`, as far as a request limit counts them."""
         counts = (
             sum(amount for sent_s, amount in line.window.sends(now_s) if sent_s >= since_s)
             for line in self._rules.lines

@@ -37,7 +37,7 @@ from redline.limits.server.stated_limit import (
 _MOST_LAYOUTS, _MOST_NAMES = 64, 64
 
 _LONGEST_PROCESSING_S = 86_400.0
-# Only users who run Envoy themselves see the second one.
+# Only users who run Envoy themselves see the second header.
 _PROCESSING = ("openai-processing-ms", "x-envoy-upstream-service-time")
 
 _PASSED_ON = "llm_provider-"
@@ -61,8 +61,8 @@ _ANTHROPIC = re.compile(
 # Anthropic documents all its limits as limits per minute.
 _ANTHROPIC_WINDOW_S = 60.0
 # "x-tokenlimit-limit: the maximum number of tokens per second" (docs.together.ai, "Rate limits").
-# A gateway that has adopted this name for another window also states the reset. A limit by size for
-# a month is left out, because it is a budget: spread evenly, it would leave almost no rate.
+# A gateway that has adopted this name for another window also states the reset. A monthly limit by
+# size is left out, because it is a budget: spread evenly, it would leave almost no rate.
 _TOKENS = re.compile(rf"x-(tokenlimit|ratelimitbysize)-(limit|remaining|reset)(?:-({_WINDOWS}))?")
 _TOGETHER_WINDOW_S = 1.0
 _UNSORTED = re.compile(r"(x-rate-?limit-|ratelimit-)(limit|remaining|reset|policy)|(ratelimit)")
@@ -118,11 +118,11 @@ class HeaderReader:
         self._forms: tuple[_Form, ...] = ()
 
     def read(self, headers: Mapping[str, str], wall_s: float) -> tuple[Stated, ...]:
-        """Returns the limits that one reply states, in no order; usually none.
+        """Returns the limits that one reply states, in no particular order; usually none.
 
         headers: looked up in the case in which the server first sent them. wall_s: the time now,
-        with which resets given as a moment are compared; the server's own Date takes precedence.
-        Never raises, whatever the server sends.
+        for resets stated as timestamps; the server's own Date takes precedence. Never raises,
+        whatever the server sends.
         """
         layout = tuple(headers)
         if layout not in self._layouts:

@@ -1,4 +1,4 @@
-"""Reads limits written as lists of policies: Envoy, slowapi and the drafts of the IETF.
+"""Reads limits written as lists of policies, by Envoy, slowapi and the IETF drafts.
 
 | headers                                                    | written by                       |
 |------------------------------------------------------------|----------------------------------|
@@ -31,7 +31,7 @@ from redline.limits.server.stated_limit import (
 
 # A list of policies is short. A longer text is malformed, and is not parsed.
 _LONGEST_TEXT = 1000
-# A parameter's value is a number, a word, a "string" or :bytes:. Commas in quotes do not separate.
+# A parameter's value is a number, a word, a "string" or :bytes:. Commas in quotes are literal.
 _PARAM = r';\s*([A-Za-z]+)\s*=\s*("[^"]*"|:[^:]*:|[^\s",;]*)\s*'
 _PARAMS = re.compile(_PARAM)
 _MEMBERS = re.compile(rf'("[^"]*"|[^\s",;=]+)\s*((?:{_PARAM.replace("(", "(?:")})*)')

@@ -58,7 +58,7 @@ def retry_after_s(headers: Mapping[str, str], wall_s: float, body: bytes = b"") 
 
     headers: looked up in lower case. Retry-After (RFC 9110, 10.2.3) is a number of seconds, which
     may have a fraction, or an HTTP date, compared with the server's own `Date` if there is one,
-    otherwise with wall_s. body: of an error that may state a wait: Google's RetryInfo, or a
+    otherwise with wall_s. body: the error's, which may state a wait: Google's RetryInfo, or a
     sentence such as `Please try again in 1m26.4s`. None if no wait of 0..86,400 s is stated.
     """
     wait_ms = read_number(headers.get("retry-after-ms"))

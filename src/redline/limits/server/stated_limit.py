@@ -14,7 +14,7 @@ from redline.limits.rule import KINDS, MAX_COUNT, Kind
 
 # No rate has a longer window (see Rate), so a later reset is a mistake in the header.
 _LONGEST_S = 31 * 86_400.0
-# A bare number from this one on is a time since 1970, not a duration; 1e8 s are three years.
+# A bare number from this one on is a time since 1970, not a duration; 1e8 s is three years.
 _FIRST_MOMENT_S = 1e8
 # Until the year 5138, a time in seconds is below this: a larger number is in milliseconds.
 _FIRST_MOMENT_MS = 1e11
@@ -32,7 +32,8 @@ _DURATION = re.compile(
     rf"(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m(?!s))?(?:{_NUMBER}s)?(?:{_NUMBER}ms)?"
 )
 # Windows that people set, in seconds, and the likely ones among them: a limit is taken for one of
-# these until the server's counts show another. A refill time within the share `_NEAR` matches.
+# these until the server's counts show another. A refill time within the share `_NEAR` of one
+# matches it.
 _USUAL_S = (
     *(1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0),
     *(7200.0, 21_600.0, 43_200.0, 86_400.0),
@@ -41,16 +42,16 @@ _LIKELY_S = (1.0, 10.0, 60.0, 3600.0, 86_400.0)
 _NEAR = 0.15
 # In APIs that state no window, a limit is per minute.
 _DEFAULT_WINDOW_S = 60.0
-# A reset that is within this share of a whole window was stated at its beginning.
+# A reset that is within this share of a whole window was stated at the window's beginning.
 _EARLY = 0.01
-# If at most this share of a limit is used, a guess that is too short shows in time.
+# If at most this share of a limit is used, a window that was guessed too short shows in time.
 _LITTLE = 0.25
 # A measured window within this share of a usual one is that one.
 _SAME = 0.03
-# Among the sends of a window, counts are compared at most about this many times.
+# Counts are compared at most about this many times among the sends of one window.
 _LOOKS = 64
-# A round takes at least these looks and, unless the limit is known to count in windows, at least
-# this part of a window.
+# A round takes at least _LEAST_LOOKS looks and, unless the limit is known to count in windows, at
+# least 1 / _TRIAL of a window.
 _LEAST_LOOKS, _TRIAL = 4, 8
 # A shorter window is tried only if the limit has at least this count, if at most this share of it
 # is used, and if the window is at least this many times as long as counts take to become known.
@@ -67,9 +68,9 @@ class Stated(msgspec.Struct, frozen=True):
 
     limit: per window, 1 to 10^12. remaining: 0 or more. reset_s: seconds from now until the limit
     is fully available again; 0 for a past time. window_s: from a header, or from the provider's
-    documentation. name: of its policy, or the part that its headers share; "" if neither exists.
-    late_s: by how much reset_s may be too long. is_assumed: window_s is the usual one of this API,
-    so the server may mean another.
+    documentation. name: of its policy, or the part that its header names share; "" if neither
+    exists. late_s: by how much reset_s may be too long. is_assumed: window_s is the usual one of
+    this API, so the server may mean another.
     """
 
     kind: Kind
@@ -140,14 +141,14 @@ def read_reset_s(text: str | None, wall_s: float) -> float | None:
 def lateness_s(text: str | None) -> float:
     """Returns by how many seconds a reset may be stated too late.
 
-    That is 1 for a time since 1970: slowapi adds a second.
+    That is 1 for a time since 1970, because slowapi adds a second; otherwise 0.
     """
     moment_s = None if text is None or len(text) > _LONGEST_TIME else _time_s(text)
     return 0.0 if moment_s is None or moment_s < _FIRST_MOMENT_S else 1.0
 
 
 def server_wall_s(headers: Mapping[str, str], wall_s: float) -> float:
-    """Returns the time of the server's clock when it answered, to compare its times with.
+    """Returns the server's time when it answered, the reference for the times that it states.
 
     headers: looked up in lower case. wall_s: the local time, which may be wrong; it is returned if
     it agrees with `Date`, which is in whole seconds, or if there is no `Date`.
@@ -205,16 +206,16 @@ def _moment_s(text: str) -> float | None:
 
 
 class WindowGuess(msgspec.Struct):
-    """Measures the window of a limit, which no header states, by what the server counts.
+    """Measures a window that no header states, by what the server counts.
 
     A server that counts in windows counts the sends of one window, so the age of the oldest send
     that it counts shows the window's length; its resets are hardly longer. At an even pace, a
     bucket looks like a very short window. So unless the limit is known not to be a bucket, a
-    shorter window is tried: a window then counts as many more calls as the pace is faster, while
-    the count of a bucket goes on rising, and the trial ends.
+    shorter window is tried: the count of a window then rises in proportion to the pace, while that
+    of a bucket keeps rising, and the trial ends.
 
-    since_s: when the present round of observations began. kind: only calls are counted exactly
-    enough for trials. The figures from `_looks` to `_delay_s` are those of the round.
+    since_s: when the present round of observations began. kind: only counts of requests are exact
+    enough for trials. The fields from `_looks` to `_delay_s` describe the round.
     """
 
     since_s: float
@@ -225,11 +226,11 @@ class WindowGuess(msgspec.Struct):
     _looks: int = 0
     _most: int = 0  # the largest count
     _most_s: float = 0.0  # when it was reached
-    _young_s: float = 0.0  # the window is at least as long
-    _old_s: float = 0.0  # a window is at most as long; 0 if not known
+    _young_s: float = 0.0  # the window is at least this long
+    _old_s: float = 0.0  # a window is at most this long; 0 if unknown
     _reset_s: float = 0.0  # the longest reset
-    _excess_s: float = 0.0  # by how much resets exceeded those of a bucket, at most
-    _delay_s: float = 0.0  # how late the server's count was learned, at most
+    _excess_s: float = 0.0  # the most by which a reset exceeded that of a bucket
+    _delay_s: float = 0.0  # the longest time until a count was known
     _safe_s: float = 0.0  # the window before a trial; 0 without one
     _safe_most: int = 0  # the largest count in the last round
     _failed_s: float = 0.0  # the window of a trial that drained a bucket
@@ -237,9 +238,10 @@ class WindowGuess(msgspec.Struct):
     _refill: _Refill = msgspec.field(default_factory=lambda: _Refill())
 
     def is_due(self, sent_s: float, held: int) -> bool:
-        """Whether the answer to a call sent then is to be passed to `seen`.
+        """Whether the answer to a call sent at `sent_s` must be passed to `seen`.
 
-        held: how much was sent within the last window: to compare it takes as long.
+        held: the amount sent within the last window, to which the time of a comparison is
+        proportional.
         """
         if sent_s < max(self.since_s, self._looked_s):
             return False
@@ -261,8 +263,8 @@ class WindowGuess(msgspec.Struct):
     ) -> float:
         """Returns the window to use from now on, in seconds. window_s: the one in use.
 
-        sends: what was sent up to the call that was answered, as (time, amount), oldest first;
-        `others` in all of it were other clients'.
+        sends: those up to the answered call, as (time, amount), oldest first. others: how much of
+        their total was other clients'.
         """
         assert one.limit is not None
         assert one.remaining is not None
@@ -272,7 +274,7 @@ class WindowGuess(msgspec.Struct):
         if reset_s - one.late_s > windows * window_s + min(1.0, window_s / 2):
             return self._next_round(now_s, _usual_s(reset_s / windows))
         if not sends:
-            return window_s  # the bucket of a profile keeps none
+            return window_s  # under the profile `bucket`, none are kept
         self._look(used, reset_s, sends, others, now_s)
         full_s = used * window_s / one.limit
         self._excess_s = max(self._excess_s, reset_s - one.late_s - full_s)
@@ -351,7 +353,7 @@ class WindowGuess(msgspec.Struct):
 
 
 class _Refill(msgspec.Struct):
-    """Finds out whether a limit cannot be a bucket, which refills steadily until it is full."""
+    """Detects that a limit cannot be a bucket, which refills steadily until it is full."""
 
     _since_s: float = math.inf
     _freed: int = 0
@@ -371,7 +373,7 @@ class _Refill(msgspec.Struct):
             self._least_per_s = max(self._least_per_s, (self._freed - _BLUR) / lasts_s)
         is_uneven = self._least_per_s > _STEEPER * self._most_per_s
         if used < 2 or self._freed < -_BLUR or lasts_s < 0:
-            # It may be full, or other clients use it.
+            # The bucket may be full, or other clients use it.
             self._since_s, self._freed = at_s, 0
             self._least_per_s, self._most_per_s = 0.0, math.inf
         elif lasts_s > 0:
@@ -380,7 +382,7 @@ class _Refill(msgspec.Struct):
 
 
 def window_s_of(one: Stated) -> float:
-    """Returns the window of a limit: the stated one, or a guess from the time until it is full.
+    """Returns the window of a limit: the stated one, or a guess from the limit's reset.
 
     A bucket is full again after (limit - remaining) x W / limit seconds, a window at its end at the
     latest. A usual W for which a bucket explains the reset is returned if it is at most a minute,
@@ -402,10 +404,10 @@ def window_s_of(one: Stated) -> float:
         ]
         if not steady and not one.late_s:
             if reset_s < 1 - _NEAR <= refill_s:
-                # No usual window is as short, so this is a bucket.
+                # No usual window is that short, so this is a bucket.
                 return min(_USUAL_S, key=lambda usual_s: abs(math.log(usual_s / refill_s)))
             if reset_s % 1 == 0:
-                # It may have been rounded up.
+                # The reset may have been rounded up.
                 rounded = (60.0, 10.0)
                 steady = [each for each in rounded if reset_s - 1 < each * used_share <= reset_s]
         # A reset that is stated late in a long window seems to be that of a short window, until the
@@ -419,6 +421,9 @@ def window_s_of(one: Stated) -> float:
 
 
 def _usual_s(reset_s: float, usual: tuple[float, ...] = _USUAL_S) -> float:
-    """Returns the shortest of the usual windows that may reset after reset_s, rounded up."""
+    """Returns the shortest usual window that explains reset_s; reset_s itself if none does.
+
+    A server may have rounded reset_s up.
+    """
     least_s = reset_s - min(1.0, reset_s / 10)
     return next((usual_s for usual_s in usual if usual_s >= least_s), reset_s)

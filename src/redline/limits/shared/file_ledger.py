@@ -4,13 +4,13 @@ A turn is: lock the file (flock, exclusive), read, `transact`, write, unlock; ab
 process that holds the lock dies in any way, the system releases the lock.
 
 The file has a magic line, then two places for the state, each with a turn number and a checksum. A
-turn writes to the older place, so a writer that is killed half-way leaves the state before its
+turn writes to the older place, so a writer that is killed half-way leaves the state from before its
 turn. That state is still true: no process was given slots in the unfinished turn. If both places
 are damaged, every window counts as full. A file without the magic line is not a ledger and is never
 written.
 
-Nothing is synced to disk. Times are of CLOCK_MONOTONIC, which all processes of a machine share
-until it reboots; a state from an earlier boot is shifted by the wall clock.
+Nothing is synced to disk. Times are those of CLOCK_MONOTONIC, which all processes of a machine
+share until it reboots; a state from an earlier boot is shifted by the wall clock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Content(msgspec.Struct, array_like=True):
-    """The content of a place: the states by name, and the times and the boot of their writing."""
+    """The content of a place: the states by name, and when and in which boot they were written."""
 
     turn: int
     boot_id: str
@@ -140,7 +140,7 @@ class FileLedger:
             return False
         if self._file.is_at(self._path):
             return True
-        # The file was moved or deleted: other processes use the file that is at the path now.
+        # The file was moved or deleted: other processes use the file now at the path.
         self._file.close()
         return False
 

@@ -38,8 +38,8 @@ from redline.limits.shared.schedule import (
 from redline.limits.wait import Grant, RateLimiter, Waiter, WaitQueue
 
 # The slack: a call leaves at most this long after its planned time. It is the guard, or 2 % of the
-# shortest window if that is more, from 5 to 50 ms. If the event loop is so busy that slots pass
-# unused, the slack doubles until they are used.
+# shortest window if that is more, from 5 to 50 ms, and at least twice the uncertainty of ledger
+# times. If the event loop is so busy that slots pass unused, the slack doubles until they are used.
 _SLACK_SHARE, _LEAST_SLACK_S, _MOST_SLACK_S = 0.02, 0.005, 0.05
 _MOST_BUSY_SLACK_S, _CALMER = 2.0, 0.8
 # One lease has at most this share of a limit, or what its duration allows if that is more. Calls of
@@ -60,11 +60,11 @@ GIVE_UP_S = 30.0
 _PAUSE_SHARE, _MOST_PAUSE_S = 0.1, 1.0
 _CLOSE_WITHIN_S = 1.0
 _NOTHING = Cost()
-# The most slots that are searched for one that fits a caller, and the most callers for a slot.
+# The most slots searched for a caller, and the most callers searched for a slot.
 _MOST_LOOKS = 64
 
 
-# The amount that a call takes of each limit, in the order of the rules.
+# The amount that a call takes from each limit, in the order of the rules.
 _Amounts = tuple[int, ...]
 
 
@@ -74,7 +74,7 @@ class Slot(msgspec.Struct, eq=False):
     owner: the caller for which it was booked; None once the slot was due or given back. planned_s:
     in ledger time. stamp_s, amounts: its stamp (ledger time) and amounts as the ledger has them.
     at_s, until_s: a call may be sent in the slot between these local times. sent_s, late_s, used:
-    its true state, in local time, which the ledger does not know yet; used is None while equal to
+    its true state, which the ledger does not know yet, in local time; used is None while equal to
     `amounts`.
     """
 
@@ -93,12 +93,13 @@ class Slot(msgspec.Struct, eq=False):
 
 
 class SharedLimiter(RateLimiter):
-    """Applies the rates of `limits`, shared by all processes with the ledger. For one event loop.
+    """Applies rates that all processes with the same ledger share. For one event loop.
 
-    If no guard is configured, each process measures the guard for its own way to the server. All
+    If no guard is configured, each process measures the guard for its own path to the server. All
     processes must be configured with the same limits: no header changes them, and no limit is
-    searched for. No call is granted at once, because the ledger assigns each call its time; nor by
-    a bound of its tokens, because an amount booked too high would be missing in other processes.
+    searched for. No call is granted at once, because the ledger assigns each call its time; nor is
+    a bound of its tokens enough, because an amount booked too high would be missing in other
+    processes.
     """
 
     is_shared = True
@@ -122,7 +123,7 @@ class SharedLimiter(RateLimiter):
         self._most_calls = _MOST_CALLS if is_paced else _MOST_BURST
         self._slots: deque[Slot] = deque()  # booked, the earliest first
         self._changed: dict[Slot, None] = {}  # slots whose changes the ledger does not know yet
-        self._flush_s = math.inf  # when these changes are reported at the latest
+        self._flush_s = math.inf  # the latest time to report these changes
         self._ask_s = -math.inf  # the ledger is not queried for slots before this time
         self._free_s = -math.inf  # no further call can be sent before this time
         self._first_s = -math.inf  # when the first caller without a slot could be served
@@ -148,7 +149,7 @@ class SharedLimiter(RateLimiter):
 
     @property
     def next_s(self) -> float:
-        """The time (monotonic) of the next grant to a present waiter; -inf if none waits."""
+        """The time (monotonic) of the next grant to a queued caller; -inf if none waits."""
         due_s = -math.inf
         if self.waiting:
             due_s = self._slots[0].at_s if self._slots else self._first_s
@@ -218,7 +219,7 @@ class SharedLimiter(RateLimiter):
             self._drop(slot)
 
     def mark_sent(self, taken: Slot, now_s: float) -> None:
-        """Records that the call of a grant was written at `now_s`."""
+        """Records that a grant's call was written at `now_s`."""
         taken.sent_s = now_s
         self._note(taken)
 
@@ -230,7 +231,7 @@ class SharedLimiter(RateLimiter):
         self._pump()
 
     def settle(self, taken: Slot, used: Cost) -> None:
-        """Records the usage of the call of a grant."""
+        """Records the usage of a grant's call."""
         # Bounded by a whole window: otherwise a server that counts wrongly would stop the run.
         taken.used = tuple(min(used.amount(kind), rate.count) for kind, rate in self._rated)
         self._note(taken)

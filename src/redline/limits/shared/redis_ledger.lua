@@ -227,7 +227,7 @@ local function nearest(books, rule)
   return best
 end
 
--- The rule's book after a change of the limits, with what an old book knows.
+-- The rule's book after a change of the limits, based on an old book.
 local function continued(state, rule)
   local books = state.books
   local book = books[rule[1]]

@@ -5,7 +5,7 @@ machines need not agree. The key expires when nothing in it counts any more.
 
 A time of Redis corresponds to an interval of local time, because Redis read its clock at some
 moment between the start of a request and the end of its answer. A slot may be used from the latest
-local time of its begin to the earliest local time of its end, so the uncertainty costs time but
+local time of its start to the earliest local time of its end, so the uncertainty costs time but
 never breaks a limit. Every turn narrows the interval; between turns it grows by the drift that two
 clocks may have.
 

@@ -7,12 +7,12 @@ These times are the lease of the process. A lease reaches at most `lease_s` ahea
 dies wastes at most that much time, and no process can take everything. redis_ledger.lua is the same
 rule in Lua: change both together.
 
-The rules are those of limits/rule/window.py, with the numbers of rule/shape.py, applied in such a
-way that the ledger need not rely on any process afterwards:
+The rules are those of limits/rule/window.py, with the numbers of rule/shape.py, applied so that the
+ledger need not rely on any process afterwards:
 
   hard   a send leaves the window W seconds after its stamp, and the amounts stamped in any W never
          exceed the count. The stamp of a slot is planned + slack + guard, until its process reports
-         when it was sent (then sent + guard), or how late it reached the server at most (then sent
+         when it was sent (then sent + guard), or how late it can have reached the server (then sent
          + that delay). A process never sends in a slot later than planned + slack, so a process
          that dies or is suspended breaks no limit.
   soft   slots are T = (W + guard) / N apart with a burst of b (GCRA). This guard is at least the
@@ -37,8 +37,7 @@ have waited longer, until it is served. It keeps its place as long as it asks ag
   within the lease        gets as many slots as fit, and goes to the end of the line
   beyond the lease        waits in its place, and keeps the others out until the want could be sent:
                           small calls do not starve a large one
-  behind other processes  waits until these could have been served; if they do not ask then, it is
-                          served
+  behind other processes  waits until they could have been served, and is served if they do not ask
 
 All times are ledger times, in seconds; `now_s` decreases only if the ledger's clock is set back.
 """
@@ -254,8 +253,8 @@ class Book(msgspec.Struct, array_like=True):
     def read(self, rule: Rule, at_s: float, end_s: float) -> Reading:
         """Returns an upper bound of a sliding-window counter from at_s to end_s, without new sends.
 
-        For each possible begin of its windows, the counter falls linearly. The maximum over all
-        begins is convex, so it is below the straight line between its values at at_s and end_s.
+        For each possible start of its windows, the counter falls linearly. The maximum over all
+        starts is convex, so it is below the straight line between its values at at_s and end_s.
         """
         stamps, amounts = self.older + self.stamps, self.olders + self.amounts
         window_s, grain_s = rule.window_s, self.grain_s
@@ -352,7 +351,7 @@ class Place(msgspec.Struct, array_like=True):
     """A process in line.
 
     kept_s: until then, no process behind it is served. until_s: when it loses its place, unless it
-    asks again before.
+    asks again first.
     """
 
     owner: str
@@ -427,7 +426,7 @@ def transact(state: State | None, request: LeaseRequest, now_s: float) -> tuple[
 
 
 def _continued(state: State, rule: Rule, now_s: float) -> Book:
-    """Returns the rule's book after a change of the limits, with what an old book knows.
+    """Returns the rule's book after a change of the limits, based on an old book.
 
     This is the rule's own old book, or the book of its kind with the shortest window that is not
     shorter than the rule's; if there is none, the one with the longest window.
@@ -458,7 +457,7 @@ def _continued(state: State, rule: Rule, now_s: float) -> Book:
 
 
 def _doubt(state: State, request: LeaseRequest, now_s: float) -> None:
-    """Fills the books if the state, because it is old or new, lacks slots of this process."""
+    """Fills the books if the state, because it is outdated or new, lacks slots of this process."""
     longest_s = max((rule.window_s for rule in request.rules), default=0.0)
     # After a reboot, earlier times may be below 0.
     if not request.seen_s or state.last_s >= request.seen_s or now_s >= request.seen_s + longest_s:
@@ -484,13 +483,13 @@ def _correct(state: State, request: LeaseRequest, change: Change, now_s: float) 
         if change.was_sent:
             book.full_at_s -= unused_s
         elif rule.burst > 1 or change.planned_s >= state.last_s:
-            # Without bursts, an unused slot is refunded only if no later one is planned: the pace
-            # has moved on otherwise.
+            # Without bursts, an unused slot is refunded only if no later one is planned: otherwise,
+            # the pace has moved on.
             book.full_at_s -= refund_s(unused_s, now_s - change.planned_s)
 
 
 def _plan(state: State, request: LeaseRequest, now_s: float) -> tuple[list[float], float, float]:
-    """Returns the times, when to ask again, and when the first want without a time could go."""
+    """Returns the times, when to ask again, and when the first remaining want could be sent."""
     owner, lease_s = request.owner, request.lease_s
     line = [place for place in state.line if place.until_s > now_s or place.owner == owner]
     mine = next((at for at, place in enumerate(line) if place.owner == owner), len(line))
@@ -558,7 +557,8 @@ def _earliest_s(
 def rated(limits: Limits) -> list[tuple[Kind, Rate]]:
     """Returns every rate of `limits` with its kind, in the order of the rules.
 
-    Of several rates with windows of one length, only the lowest is included: no other can bind.
+    Of several rates with windows of the same length, only the lowest is included: no other can
+    bind.
     """
     lowest: dict[tuple[Kind, str], Rate] = {}
     for kind in KINDS:

@@ -67,7 +67,7 @@ class SharedCount:
         self._demand = sharer.demand
         self._endpoint = endpoint
         self._own = sharer.number
-        # Each has one element for each process.
+        # Each of these has one element for each process.
         self._used = table.words[row(table, f"{name}/used")]
         self._wants = table.reals[row(table, f"{name}/wants")]  # when it last checked
         self._taken = table.reals[row(table, f"{name}/taken")]  # when it last took one
@@ -137,7 +137,7 @@ class SharedCount:
 class SharedSlots(Slots):
     """Hands out the slots of one endpoint. For one event loop.
 
-    counts: the counts in each of which a call takes a slot; the endpoint's own count comes first.
+    counts: a call takes a slot in each of them; the endpoint's own count comes first.
     """
 
     def __init__(self, sharer: Sharer, counts: Sequence[SharedCount]) -> None:
@@ -207,8 +207,8 @@ class SharedSlots(Slots):
             now_s = self._clock.now_s()
             if not all(count.is_free() for count in self._counts):
                 return False
-            # If `has_room` has just returned True, only free slots are checked: its call may have
-            # been the last one of its rank, so that another process has precedence now.
+            # If `has_room` has just returned True, only free slots are checked: the call may have
+            # been the last of its rank, so that another process has precedence now.
             if now_s - self._told_s >= _FRESH_S and not self._may_take(now_s):
                 return False
             for count in self._counts:

@@ -21,7 +21,7 @@ class SyncLimiter:
     """Applies the rates of `limits` to any number of threads of one process.
 
     limits: a Limits, whose concurrency and `share` do not apply, or the request limit alone, such
-    as "2/1s". Threads of one priority wait in order of arrival, regardless of the size of their
+    as "2/1s". Threads of equal priority wait in order of arrival, regardless of the size of their
     calls. Raises ConfigError for a text that is not a rate.
 
         with limiter(tokens=900) as grant:
@@ -42,12 +42,12 @@ class SyncLimiter:
     def __call__(
         self, tokens: int = 0, *, output_tokens: int = 0, priority: int = 0
     ) -> Generator[Grant]:
-        """Returns a context that is entered when one call may be sent, and counts it as sent.
+        """Returns a context manager that waits until one call may be sent, and counts it as sent.
 
         tokens: of the input, or of input and output together; 0 or more. output_tokens: of the
         output alone; 0 if included in `tokens`. priority: lower goes first. Entering raises
-        OverLimit if the call could never be granted, ConfigError if a limit counts negative tokens.
-        Tokens that are not a finite number raise ConfigError.
+        OverLimit if the call could never be granted, and ConfigError if a token limit would count a
+        negative amount. Tokens that are not a finite number raise ConfigError at once.
         """
         grant = self.acquire(stated_cost(tokens, output_tokens), priority)
         try:
@@ -111,7 +111,7 @@ class SyncLimiter:
             turn.wait(None if wait_s == math.inf else wait_s)
 
     def mark_sent(self, taken: list[Booking], now_s: float) -> None:
-        """Records that the call of a grant was written at `now_s`."""
+        """Records that a grant's call was written at `now_s`."""
         with self._lock:
             for booking in taken:
                 booking.window.sent(booking, now_s)
@@ -126,7 +126,7 @@ class SyncLimiter:
             self._wake_head()
 
     def settle(self, taken: list[Booking], used: Cost) -> None:
-        """Records the usage of the call of a grant."""
+        """Records the usage of a grant's call."""
         with self._lock:
             self.rules.settle(taken, used)
             self._wake_head()

@@ -13,7 +13,7 @@ from redline.structs import check_number, mutable
 
 
 class Issuer(Protocol):
-    """Gives grants, and is notified of what happens to the call of each."""
+    """Issues grants, and is notified of what happens to their calls."""
 
     def mark_sent(self, taken: Any, now_s: float) -> None: ...
     def give_back(self, taken: Any) -> None: ...
@@ -38,7 +38,7 @@ class Grant(msgspec.Struct, eq=False, gc=False):
     until_s: float = math.inf
 
     def sent(self, now_s: float) -> None:
-        """Records that the call was written at `now_s`, from when the windows count it."""
+        """Records that the call was written at `now_s`; the windows count it from then."""
         if self.sent_s is None and self.taken is not None:
             self.sent_s = now_s
             self._issuer.mark_sent(self.taken, now_s)
@@ -70,9 +70,9 @@ class Grant(msgspec.Struct, eq=False, gc=False):
     def replied(self, took_s: float, used: Cost | None = None) -> None:
         """Records that the first byte of the answer came `took_s` seconds after the write.
 
-        took_s: without the server's processing time, if the server states that. It bounds the delay
-        of the call to the server, from which the guard is measured (limits/rule/guard.py). used:
-        see `settle`; None if not known yet.
+        took_s: without the server's processing time, if the server reports it. took_s bounds the
+        delay of the call to the server, from which the guard is measured (limits/rule/guard.py).
+        used: see `settle`; None if not known yet.
         """
         sent_s = self.sent_s
         if sent_s is not None:

@@ -1,7 +1,7 @@
 """Applies all rate limits of one endpoint, with one queue and one timer.
 
 A grant books all windows together or none. Calls of one priority are granted in order of arrival:
-the head of the queue waits until all it needs is free and is never overtaken, so that small
+the head of the queue is never overtaken while it waits for all that it needs, so that small
 requests do not starve a large one.
 """
 
@@ -54,12 +54,12 @@ class Limiter(RateLimiter):
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self, tokens: int = 0, *, output_tokens: int = 0, priority: int = 0) -> _Entry:
-        """Returns a context that is entered when one call may be sent, and counts it as sent.
+        """Returns a context manager that waits until one call may be sent, and counts it as sent.
 
         tokens: of the input, or of input and output together; 0 or more. output_tokens: of the
         output alone; 0 if included in `tokens`. priority: lower goes first. Entering raises
-        OverLimit if the call could never be granted, ConfigError if a limit counts negative tokens.
-        Tokens that are not a finite number raise ConfigError.
+        OverLimit if the call could never be granted, and ConfigError if a token limit would count a
+        negative amount. Tokens that are not a finite number raise ConfigError at once.
         """
         return _Entry(self, self._clock, stated_cost(tokens, output_tokens), priority)
 
@@ -91,7 +91,7 @@ class Limiter(RateLimiter):
     def room_for_s(self, calls: int, amounts: Mapping[Kind, float], now_s: float) -> float:
         """Returns the seconds until the last of `calls` calls could be granted.
 
-        amounts: the tokens that each call takes of the limits, by kind.
+        amounts: the tokens that each call takes from the limits, by kind.
         """
         return self.rules.room_for_s(calls, amounts, now_s)
 
@@ -104,7 +104,7 @@ class Limiter(RateLimiter):
         """Returns the limits that hold back the head of the queue, the strictest first.
 
         If the queue is empty, the limits that would hold back the smallest call. A rate is None
-        while it is searched for.
+        while it is being searched for.
         """
         head = self._queue.head()
         want = _NOTHING if head is None else head.want
@@ -156,7 +156,7 @@ class Limiter(RateLimiter):
         if not queue.waiting:
             self._busy_from_s = asked_s
         turn = queue.add(cost, priority)
-        # Only a new head changes when the timer must ring.
+        # Only a new head changes the time of the timer.
         if queue.is_next(turn):
             self.pump()
         try:
@@ -173,7 +173,7 @@ class Limiter(RateLimiter):
         self.refresh()
 
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
-        """Adjusts to the limits that the response to the grant's call states.
+        """Adjusts to the limits stated in the response to the grant's call.
 
         If one of them is a request limit, it ends the search for a request rate.
         """
@@ -197,7 +197,7 @@ class Limiter(RateLimiter):
 
     @property
     def is_searched(self) -> bool:
-        """Whether a request rate is searched for; a header with a request limit ends the search."""
+        """Whether a request rate is being searched for, until a header states a request limit."""
         return self.rules.is_searched
 
     def search(self, rates: Sequence[Rate]) -> None:
@@ -243,7 +243,7 @@ class Limiter(RateLimiter):
             self.pump()
 
     def mark_sent(self, taken: list[Booking], now_s: float) -> None:
-        """Records that the call of a grant was written at `now_s`, so nothing can be released."""
+        """Records that a grant's call was written at `now_s`, so nothing can be released."""
         for booking in taken:
             booking.window.sent(booking, now_s)
         if self.is_stalled:
@@ -258,7 +258,7 @@ class Limiter(RateLimiter):
             self.pump()
 
     def settle(self, taken: list[Booking], used: Cost) -> None:
-        """Records the usage of the call of a grant."""
+        """Records the usage of a grant's call."""
         self.rules.settle(taken, used)
         if self._queue.waiting and self.counts_tokens:
             self.pump()

@@ -44,8 +44,8 @@ class WaitQueue(Generic[Want, Got]):
 
     All operations at the head of the queue are O(1).
 
-    A cancelled waiter is dropped when it reaches the head. When most waiters are cancelled, these
-    are swept out, which bounds the size of the queue.
+    A cancelled waiter is dropped when it reaches the head. When most waiters are cancelled, all
+    cancelled ones are dropped, which bounds the queue.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class WaitQueue(Generic[Want, Got]):
         return next(self._numbers)
 
     def add(self, want: Want, priority: int, number: int | None = None) -> asyncio.Future[Got]:
-        """Adds a waiter, last of its priority; returns the future for what it gets.
+        """Adds a waiter as the last of its priority; returns the future for what it gets.
 
         number: the number of a caller that waits again, at its old place; None for a new caller.
         End the wait with `wake_head`, `wake`, `refuse` or `forget`.
@@ -152,14 +152,14 @@ def sole_loop(known: asyncio.AbstractEventLoop | None, user: str) -> asyncio.Abs
     """Returns the running event loop, for an object that only one loop may use at a time.
 
     known: the loop that used it last. user: the object's class, for the message. Raises ConfigError
-    if another loop, of another thread, is still running: it would never notice that a wait of its
-    own was ended by this one.
+    if another loop, of another thread, is still running: it would never notice that this loop ended
+    one of its waits.
     """
     loop = asyncio.get_running_loop()
     if known is not None and known is not loop and known.is_running():
         raise ConfigError(
             f"this {user} is used in two event loops at once",
             hint="use it in one event loop, to which other threads pass their calls with "
-            "asyncio.run_coroutine_threadsafe; limits alone are kept across threads by SyncLimiter",
+            "asyncio.run_coroutine_threadsafe; for limits alone, threads can share a SyncLimiter",
         )
     return loop

@@ -24,11 +24,11 @@ class RateLimiter(ABC):
 
     `Limiter` applies the limits of this process: headers and 429s change them, and a search finds
     them. `SharedLimiter` applies limits that several processes share: it ignores what headers state
-    about them. The methods here for what only a `Limiter` can do change nothing. Each limiter has
-    one timer, which is reset again and again.
+    about them. Methods that only a `Limiter` supports do nothing here. Each limiter has one timer,
+    which is reset again and again.
 
     is_unlimited: no limit is set, and no answer can set one: answers need not be reported.
-    is_shared: other processes share the limits, so that their calls may park this limiter.
+    is_shared: other processes share the limits, so their calls may park this limiter.
     counts_tokens: a token limit is set, so estimates matter.
     shook_hands: records the seconds that a connection to the endpoint took.
     most: returns the largest amount of a kind that one call could ever be granted; inf if nothing
@@ -80,7 +80,7 @@ class RateLimiter(ABC):
     def room_for_s(self, calls: int, amounts: Mapping[Kind, float], now_s: float) -> float:
         """Returns the seconds until the last of `calls` calls could be granted; 0 if unknown.
 
-        amounts: the tokens that each call takes of the limits, by kind.
+        amounts: the tokens that each call takes from the limits, by kind.
         """
         return 0.0
 
@@ -93,7 +93,7 @@ class RateLimiter(ABC):
         """Returns the limits that hold back the head of the queue, the strictest first.
 
         If the queue is empty, the limits that would hold back the smallest call, if these are known
-        here. A rate is None while it is searched for.
+        here. A rate is None while it is being searched for.
         """
 
     def used(self, now_s: float) -> list[tuple[Kind, Rate, int]]:
@@ -107,7 +107,7 @@ class RateLimiter(ABC):
 
     @property
     def next_s(self) -> float:
-        """The time (monotonic) of the next grant to a present waiter; -inf if none waits."""
+        """The time (monotonic) of the next grant to a queued caller; -inf if none waits."""
         due_s = -math.inf if self._timer is None else self._due_s
         return max(self._parked_until_s, due_s)
 
@@ -131,7 +131,7 @@ class RateLimiter(ABC):
         return True
 
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:  # noqa: B027
-        """Adjusts to the limits that the response to the grant's call states."""
+        """Adjusts to the limits stated in the response to the grant's call."""
 
     @abstractmethod
     def answered(self, now_s: float, *, is_limited: bool) -> None:
@@ -139,7 +139,7 @@ class RateLimiter(ABC):
 
     @property
     def is_searched(self) -> bool:
-        """Whether a request rate is searched for; a header with a request limit ends the search."""
+        """Whether a request rate is being searched for, until a header states a request limit."""
         return False
 
     def search(self, rates: Sequence[Rate]) -> None:  # noqa: B027

@@ -9,7 +9,7 @@ from redline.limits.wait.queue import WaitQueue
 
 
 class Slots:
-    """Hands out `count` slots. Unlike a semaphore's, a freed slot never passes the first waiter."""
+    """Hands out `count` slots. Unlike with a semaphore, a freed slot goes to the first waiter."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -39,7 +39,7 @@ class Slots:
         return self.in_use + coming < self.count
 
     def want(self) -> None:
-        """Notes, for other processes that share the slots, that calls wait elsewhere for one."""
+        """Records, for other processes that share the slots, that calls wait elsewhere for one."""
 
     def tell(self, on_room: Callable[[], None]) -> None:
         """Registers `on_room`, which is called when slots become free without `release`."""
