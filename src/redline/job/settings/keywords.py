@@ -32,7 +32,8 @@ class Keywords(TypedDict, total=False):
     Options:
         prompt: Jinja template of the user message, filled from the row's columns.
         system: Template of the system message.
-        body: Template of the JSON body, in place of a prompt; model and params add what it lacks.
+        body: Template of the JSON body, in place of a prompt; model and params are added if it
+            lacks them.
         url: Path to call, such as /v1/embeddings; may be a template.
         method: HTTP method. Default: POST.
         model: The model to ask, for rows that do not set one.

@@ -212,7 +212,7 @@ class Options:
     url: str | None = _flag(
         "PATH",
         "Path to call. Default: /v1/chat/completions; /v1/completions, /v1/embeddings and "
-        "/v1/responses are known, too; any other path takes and returns plain JSON. May be a "
+        "/v1/responses are also supported; any other path takes and returns plain JSON. May be a "
         "template: '/chat?q={{ text | urlencode }}'.",
     )
     method: str | None = _flag(
@@ -220,8 +220,8 @@ class Options:
     )
     body: str | None = _flag(
         "TEMPLATE",
-        "Template of the JSON body: '{\"q\": {{ text | json }}}'; --model and --param add what "
-        "it lacks. @FILE reads it from a file.",
+        "Template of the JSON body: '{\"q\": {{ text | json }}}'; fields set by --model, "
+        "--param and the like are added if it lacks them. @FILE reads it from a file.",
         read=values.text_or_file,
     )
     output_path: str | None = _flag(
@@ -295,13 +295,14 @@ class Options:
     )
     rate: str | None = _choice(
         RATES,
-        "stated (the default: the limits that are set), or auto (which also discovers limits that "
-        "are not set: from the server's headers, or by a search if it sends none).",
+        "Which limits to keep: stated (the default: the limits that are set), or auto (which also "
+        "discovers limits that are not set: from the server's headers, or by a search if it sends "
+        "none).",
         of_endpoint=True,
     )
     profile: str | None = _choice(
         PROFILES,
-        "How the server counts: any (the default, safe with all of these), fixed or moving "
+        "How the server counts: any (the default, safe with all the others), fixed or moving "
         "(windows), counter (sliding-window counter), or bucket (token bucket).",
         of_endpoint=True,
         python="limits",
@@ -322,8 +323,8 @@ class Options:
     charge: str | None = _choice(
         CHARGES,
         "What counts against a token limit: actual (the usage), reserved (prompt and max_tokens, "
-        "with nothing given back), or auto (the default: reserved for providers known to do so, "
-        "otherwise actual).",
+        "with nothing given back), or auto (the default: like reserved for providers known to "
+        "charge that way, otherwise like actual).",
         of_endpoint=True,
         python="limits",
     )

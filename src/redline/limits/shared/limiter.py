@@ -373,8 +373,8 @@ class SharedLimiter(RateLimiter):
             lease = await self._ledger.transact(request)
             if lease.others:
                 raise NoEndpoint(
-                    f"other processes share these limits as {lease.others}, this one as "
-                    f"{self._words}",
+                    f"the processes that share these limits disagree: others have {lease.others}, "
+                    f"this one has {self._words}",
                     hint="set the same limits in every process",
                 )
             self._book(lease, request, first)

@@ -88,7 +88,11 @@ class StreamRows(AsyncRows):
         self._is_closed = False
 
     async def open(self) -> None:
-        """Joins the group. Raises ConfigError if Redis does not answer, or refuses."""
+        """Joins the group.
+
+        Raises ConfigError if Redis does not answer or refuses the request, and JournalError if the
+        consumer's name cannot be read or stored.
+        """
         consumer = await in_thread(consumer_of, self._consumer_path)
         await self._group.open(consumer)
         works = (self._mark, self._acknowledge, self._keep)

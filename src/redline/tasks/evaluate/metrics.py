@@ -87,7 +87,9 @@ def metric_of(
     are not distinct or not from A to Z, and for a pattern or fields that the metric does not take.
     """
     if pattern is not None and name != "regex":
-        raise ConfigError(f"the metric `{name}` takes no pattern", hint='metric = "regex" does')
+        raise ConfigError(
+            f"the metric `{name}` takes no pattern", hint='leave it out, or set metric = "regex"'
+        )
     if fields and name != "json":
         raise ConfigError(f"the metric `{name}` takes no fields", hint='metric = "json" does')
     match name:
