@@ -43,11 +43,13 @@ PARAMS = (
         "Results files of runs, or their URLs; several are compared.",
         is_many=True,
     ),
-    flag("output", "FILE", "The file to write: .html, .md, .json or .svg.", short="-o"),
+    flag(
+        "output", "FILE", "File to write: .html, .md, .json or .svg. Default: stdout.", short="-o"
+    ),
     flag(
         "format",
         "FORMAT",
-        "html, md, json or svg. Default: by the suffix of FILE, or md without -o.",
+        "Format of the report: html, md, json or svg. Default: the suffix of FILE; md without -o.",
     ),
 )
 
