@@ -80,8 +80,8 @@ _OWN = (
     ),
     whole(
         "prompt_tokens",
-        "Send synthetic prompts of about N tokens, no two alike, with --max-tokens 128 unless set. "
-        "Default: 128. Not with --rows.",
+        "Send synthetic prompts of about N tokens, no two alike. Default: 128, and --max-tokens "
+        "128. Not with --rows.",
         most=_MOST_PROMPT_TOKENS,
     ),
     whole(

@@ -44,7 +44,7 @@ _OWN = (
     ),
     whole(
         "reasks",
-        "Maximum times that the model is asked to correct an invalid answer, given the error. "
+        "Ask the model at most N times to correct an invalid answer, given the error. "
         f"Default: {_REASKS}.",
         least=0,
         most=_MOST_REASKS,

@@ -64,8 +64,7 @@ def report(ctx: Context, results: Sequence[str] | None) -> None:
         redline report labels.jsonl -o chart.svg
         redline report small.jsonl large.jsonl -o page.html
 
-    Without -o the report goes to standard output. A page needs plotly: pip install
-    'redline[report]'.
+    A page needs plotly: pip install 'redline[report]'.
 
     Exit status: 0 done; 2 nothing was recorded, or bad usage; 3 a defect in redline.
     """

@@ -35,7 +35,7 @@ class Keywords(TypedDict, total=False):
         body: Template of the JSON body, in place of a prompt; model and params are added if it
             lacks them.
         url: Path to call, such as /v1/embeddings; may be a template.
-        method: HTTP method. Default: POST.
+        method: HTTP method: GET, HEAD, POST, PUT, PATCH or DELETE. Default: POST.
         model: The model to ask, for rows that do not set one.
         params: Other fields of the request body, such as temperature and max_tokens.
         output_path: Where the output is in the answer, such as result.items.0.text. Default: where
@@ -59,7 +59,7 @@ class Keywords(TypedDict, total=False):
             searches for the best number for each server. Default: 64 per endpoint, or more if a
             request limit needs it.
         rate: Which limits to keep: "stated" (the default: those that are set), or "auto" (which
-            also finds the others, from the server's headers or by a search).
+            also finds limits that are not set, from the server's headers or by a search).
         cache: Cache answers, and reuse them for identical requests: True, a folder, or a Cache.
             Default: no cache.
         output: File or URL for the results; the same call continues an unfinished run.

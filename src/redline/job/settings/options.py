@@ -216,7 +216,10 @@ class Options:
         "template: '/chat?q={{ text | urlencode }}'.",
     )
     method: str | None = _flag(
-        "METHOD", "HTTP method. Default: POST. A GET sends no body.", complete=METHODS
+        "METHOD",
+        "HTTP method: GET, HEAD, POST, PUT, PATCH or DELETE. Default: POST. GET and HEAD send no "
+        "body.",
+        complete=METHODS,
     )
     body: str | None = _flag(
         "TEMPLATE",
@@ -302,7 +305,7 @@ class Options:
     )
     profile: str | None = _choice(
         PROFILES,
-        "How the server counts: any (the default, safe with all the others), fixed or moving "
+        "How the server counts: any (the default, safe for every algorithm), fixed or moving "
         "(windows), counter (sliding-window counter), or bucket (token bucket).",
         of_endpoint=True,
         python="limits",
