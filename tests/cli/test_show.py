@@ -226,7 +226,7 @@ def test_prices_are_those_of_the_folder_and_a_broken_file_of_them_is_no_obstacle
     Path("redline.toml").write_text("[prices.mine]\ninput = 'dear'\n")
     told = cli("show", "labels.jsonl")
     assert (told.status, told.err) == (0, "")
-    assert "prices of redline.toml are not used: the price of mine has no output" in told.out
+    assert "the prices in redline.toml are not used: the price of mine has no output" in told.out
 
 
 def test_what_a_budget_has_spent_is_told(cli: Cli, rows: Rows) -> None:

@@ -54,7 +54,7 @@ _COMMANDS = {
     "repair": ("results.repair", "Move damaged lines out of a results file."),
     "bench": ("bench.bench", "Measure the throughput and latency of a target."),
     "engine": ("engine", "Serve a local model with the OpenAI API."),
-    "serve": ("serve", "Serve every endpoint behind one address with the OpenAI API."),
+    "serve": ("serve", "Serve endpoints behind one address with the OpenAI API."),
     "fleet": ("fleet", "Serve a model with replicas that scale with the load."),
     "keys": ("keys.keys", "Manage the API keys of redline serve."),
     "sim": ("sim", "Simulate a provider for testing."),
@@ -108,7 +108,7 @@ def program() -> Group:
             is_eager=True,
             expose_value=False,
             callback=_show_completion,
-            help="Print the completion script, to add to your shell's startup file.",
+            help="Print the completion script for $SHELL, to add to its startup file.",
         ),
     ]
     return Group("redline", _COMMANDS, params, _HELP)

@@ -221,9 +221,9 @@ class Call(msgspec.Struct, kw_only=True):
     held: a long answer's share of the memory for answers, until the caller releases it.
     once: True if the request must never be written twice, even if its connection fails.
     on_write: called just before a request is written; a CallError that it raises ends the attempt,
-    and nothing is written. on_wait: called when the call begins to wait for its next attempt; its
-    slot is free until then. again_s: the monotonic time before which the server asked not
-    to receive the call again; -inf if it did not ask, or the call does not wait for that time.
+    and nothing is written. on_wait: called when the call begins to wait for its next attempt;
+    until that attempt, its slot is free. again_s: the monotonic time before which the server asked
+    not to receive the call again; -inf if it did not ask, or the call does not wait for that time.
     silent_s: the monotonic time when the request was written, if the call was then cancelled before
     a byte of the response arrived; otherwise None.
     """

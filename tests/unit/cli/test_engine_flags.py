@@ -33,7 +33,7 @@ def test_settings(query: str, expected: EngineSettings) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("m?lookup=maybe", "--lookup is true or false, not maybe"),
+        ("m?lookup=maybe", "--lookup must be true or false, not maybe"),
         ("m?draft_model=", "--draft-model names no model"),
         ("m?draft_modle=a", "engine:m has no setting draft_modle"),
         ("m?max_wait_time=90s", "--max-wait-time must be 0 s or more and at most 60 s, not 90s"),

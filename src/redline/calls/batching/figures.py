@@ -10,11 +10,11 @@ class BatchFigures(msgspec.Struct, kw_only=True):
 
     waiting: queued items. in_flight: batches in flight. batches: batches sent, each counted once.
     items: the items in these batches. places: the items for which these batches had room. sizes:
-    batches by their number of items; a longer list, which is sent alone, counts as a full batch.
-    closed: batches by the reason for sending them: `full`, `waited` or `idle`. waited_s: seconds
-    that items have waited for their batches, in total. divided: calls of a batch after its first
-    one, mostly to find the requests at fault. alone: calls that cannot share a batch, passed on
-    unchanged. refused: requests for which the queue had no room.
+    batches by their number of items; a list longer than a batch, which is sent alone, counts as
+    a full batch. closed: batches by the reason for sending them: `full`, `waited` or `idle`.
+    waited_s: seconds that items have waited for their batches, in total. divided: calls of a batch
+    after its first one, mostly to find the requests at fault. alone: calls that cannot share a
+    batch, passed on unchanged. refused: requests for which the queue had no room.
     """
 
     waiting: int = 0
@@ -43,5 +43,5 @@ class BatchFigures(msgspec.Struct, kw_only=True):
 
     @property
     def mean_wait_s(self) -> float | None:
-        """The mean time that an item waited for its batch, in seconds; None before the first."""
+        """The mean seconds that an item waited for its batch; None before the first batch."""
         return self.waited_s / self.items if self.items else None

@@ -41,7 +41,7 @@ _MOST_WAIT_S = 60.0
 class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds of a batcher, all above 0 and finite.
 
-    max_batch_bytes: the bytes of all bodies that are sent as one list. max_waiting,
+    max_batch_bytes: the bytes of the bodies in one batch. max_waiting,
     max_waiting_bytes: queued items, and the bytes of their requests; a request that would exceed
     one of these bounds fails with RateLimited, unless the queue is empty. call_s: the timeout of
     one function call, in seconds. Raises ConfigError for a value out of range.

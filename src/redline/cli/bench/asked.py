@@ -29,8 +29,8 @@ class Asked(msgspec.Struct, frozen=True):
     """Holds the requests of a load, and describes them.
 
     requests: endless; rows instead of requests if the target takes rows. words: the description for
-    the user. input_tokens: tokens per request. output_tokens: maximum tokens per answer. Each is
-    None if unknown.
+    the user. input_tokens: tokens per request. output_tokens: maximum tokens per answer. Both
+    counts are None if unknown.
     """
 
     requests: Iterator[Any]
@@ -80,7 +80,7 @@ def asked_of(
         if name in flags:
             raise ConfigError(
                 f"--{name} is a template over rows, but there are none",
-                hint="add --rows FILE, or leave the template out: synthetic prompts are sent",
+                hint="add --rows FILE, or leave the template out to send synthetic prompts",
             )
     tokens = options.get("prompt_tokens", _PROMPT_TOKENS)
     sizes = None if calls is None else [(call.input_tokens, call.output_tokens) for call in calls]

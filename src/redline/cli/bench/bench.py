@@ -17,8 +17,8 @@ _MOST_PROMPT_TOKENS = 1_000_000
 _OWN = (
     time(
         "duration",
-        "How long to send requests. Default: 60s; 15s per level with --find-concurrency; the whole "
-        "trace with --replay.",
+        "How long to send requests. Default: 60s; 15s for each number of users with "
+        "--find-concurrency; the whole trace with --replay.",
         section="What load",
     ),
     flag(
@@ -55,7 +55,7 @@ _OWN = (
     flag(
         "replay",
         "TRACE",
-        "Send requests at the times of the last run's calls in TRACE, a file that redline run "
+        "Send requests at the recorded times of the last run in TRACE, a file that redline run "
         "--trace wrote; without --rows, prompts and answers also have the recorded lengths.",
     ),
     whole("seed", "Seed for random arrivals and synthetic prompts. Default: 0.", least=0),
@@ -67,20 +67,21 @@ _OWN = (
     flag(
         "slo",
         "LIST",
-        "Objectives that a request must meet to count as goodput, such as ttft<500ms,latency<3s. "
-        "The figures are latency, ttft (time to the first token) and tpot (time per output token "
+        "Objectives that a request must meet to count as goodput, such as ttft<500ms,latency<3s: "
+        "upper bounds of latency, ttft (time to the first token) and tpot (time per output token "
         "after the first).",
     ),
     flag(
         "rows",
         "FILE",
-        "Send the rows of FILE, with the templates of redline run, and start over at the end. At "
-        "most the first 10,000 rows are used.",
+        "Send the rows of FILE, as redline run does, and start over at the end; at most the first "
+        "10,000 are used. Default: synthetic prompts.",
         section="Requests",
     ),
     whole(
         "prompt_tokens",
-        "Send synthetic prompts of about N tokens, no two alike. Default: 128. Not with --rows.",
+        "Send synthetic prompts of about N tokens, no two alike. Default: 128, and --max-tokens "
+        "128. Not with --rows.",
         most=_MOST_PROMPT_TOKENS,
     ),
     whole(
@@ -91,7 +92,7 @@ _OWN = (
     flag(
         "output",
         "FILE",
-        "Save the figures as JSON.",
+        "Save the figures in FILE as JSON.",
         short="-o",
         section="Display",
     ),
@@ -103,7 +104,7 @@ PARAMS = (
         "targets",
         "TARGET",
         "A URL, a name from redline.toml, sim or engine:MODEL; several URLs or names form a pool. "
-        "Or module:name: a function of a row, async or plain, a Backend, a Client or a Pool.",
+        "Or module:name of a Backend, a Client, a Pool, or a function of a row, async or plain.",
         is_many=True,
     ),
     *_OWN,

@@ -43,8 +43,9 @@ _CALLING = (
 # Help texts that differ from those of `redline run`.
 _HELP = {
     "constant_prompt": "Allow a prompt or body that uses no column.",
-    "endpoint": "Another endpoint of the pool. Repeatable.",
-    "balance": "Which endpoint of a pool gets a request, as in a run. Default: p2c.",
+    "endpoint": "Another endpoint of the pool: a URL or a name, as in TARGET. Repeatable.",
+    "balance": "Which endpoint of a pool gets a request: p2c (the default), least_tokens, room, "
+    "prefix, cheapest, round_robin, weighted_score or normalized_score.",
     "budget": "The most that this command may spend, such as 5usd. Never exceeded if --max-tokens "
     "bounds the answers.",
     "budget_tokens": "The most input and output tokens that this command may use, such as 2m.",

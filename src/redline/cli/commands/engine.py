@@ -34,13 +34,13 @@ PARAMS = (
     flag(
         "host",
         "ADDRESS",
-        "Address to listen on; no key is required. Default: 127.0.0.1 (this machine only).",
+        "Address to listen on; requests need no key. Default: 127.0.0.1 (this machine only).",
     ),
     *ENGINE_FLAGS,
     choice(
         "launcher",
         _LAUNCHERS,
-        "redline (the default), or vllm: start vLLM with the same settings, if it is installed.",
+        "Server to start: redline (the default), or vllm with the same settings, if installed.",
     ),
 )
 
@@ -60,7 +60,7 @@ def engine(ctx: Context, model: str) -> int:
             --endpoint engine:models/tiny
 
     Exit status: 0 ended by Ctrl-C; 1 the engine failed; 2 bad usage or settings; 3 a defect in
-    redline; 130 ended by Ctrl-C while the model was loading, or by a second Ctrl-C, 143 by SIGTERM.
+    redline; 130 ended by Ctrl-C while the model was loading or by a second Ctrl-C; 143 by SIGTERM.
     """
     try:
         return _serve(ctx, model)

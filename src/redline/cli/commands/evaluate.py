@@ -30,7 +30,8 @@ _OWN = (
     flag(
         "data",
         "FILE",
-        "The questions: a file as for `redline run`, or a dataset folder (Hugging Face datasets).",
+        "The questions: a file as for `redline run`, or a dataset folder (Hugging Face datasets). "
+        "Required.",
         section="Requests",
     ),
     flag("task", "FILE", "An evaluation of your own, as a TOML file."),
@@ -109,8 +110,8 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
 def _evaluation(named: list[str], given: Flags) -> Evaluation:
     """Returns the evaluation, built in or from a file, with the shots of the command line.
 
-    Raises ConfigError unless exactly one evaluation is given, or if shots lack their file or the
-    file lacks a number of shots. `--shots 0` turns off the shots of a task file.
+    Raises ConfigError unless exactly one evaluation is given, and for shots without a file or a
+    file without a number of shots. `--shots 0` turns off the shots of a task file.
     """
     path = given.get("task")
     if (path is None) == (not named):

@@ -16,7 +16,7 @@ from redline.route.replay import replay as replayed
 from redline.store import local_path
 
 PARAMS = (
-    Word("trace", "TRACE", "A file that redline run --trace has written."),
+    Word("trace", "TRACE", "A file that redline run --trace wrote."),
     whole("calls", f"Replay the latest N calls. Default: {MOST_CALLS:,}."),
     switch("json", "Print one JSON object."),
 )
@@ -25,9 +25,9 @@ PARAMS = (
 def replay(ctx: Context, trace: str) -> None:
     """Score every strategy on the calls of TRACE, in virtual time.
 
-    The pool and its strategies are those of a run. Each server is simulated from its recorded
-    calls: the time of a call is modelled as a function of its tokens and of the calls in flight.
-    The output shows the fitted functions.
+    The pool and its strategies run the same code as in a run. Each server is simulated from its
+    recorded calls: the time of a call is modelled as a function of its tokens and of the calls in
+    flight. The output shows the fitted functions.
 
         redline route replay calls.trace
 
@@ -50,7 +50,7 @@ def _head(found: Replay) -> Iterator[str]:
     mode = "each arrives at its recorded time"
     if found.workers:
         mode = (
-            f"{counted(found.workers, 'worker')}, each of which sends its next call when one ends"
+            f"{counted(found.workers, 'worker')}, each of which sends a call when its last one ends"
         )
     yield f"{found.trace}: {counted(found.calls, 'answered call')}{of}; {mode}"
     for note in found.notes:
@@ -70,7 +70,7 @@ def _services(found: Replay) -> Iterator[str]:
     if any(one.form == "slots" for one in found.services.values()):
         yield "  n at once: further calls wait in the server, in order of arrival"
     if any(one.form != "slots" for one in found.services.values()):
-        yield "  up to n at once: the trace has no more; further calls are assumed to wait"
+        yield "  up to n at once: the trace never has more; further calls are assumed to wait"
 
 
 def _table(found: Replay) -> list[str]:

@@ -12,14 +12,15 @@ _FLAGS = (
     *FLAGS.values(),
     switch(
         "dry_run",
-        "Send nothing. Show rows, tokens, the minimum time, and the first request.",
+        "Send nothing. Show the numbers of rows and tokens, the minimum time, and the first "
+        "request.",
         section="Display",
     ),
     switch("quiet", "Print no progress, only the summary.", short="-q"),
     choice(
         "log",
         LOGS,
-        "text (the default), or json: progress, failures and summary as JSON lines.",
+        "Form of progress, failures and summary: text (the default), or json (JSON lines).",
     ),
 )
 PARAMS = (
@@ -47,7 +48,7 @@ def run_flags(*left_out: str, **helps: str) -> list[Option]:
 def run(ctx: Context, rows: str) -> int:
     r"""Send every row of INPUT to an endpoint, as fast as its limits allow, without losing any.
 
-    If the run is interrupted at any point, the same command continues it. With -o labels.jsonl,
+    With -o labels.jsonl, the same command continues a run that was interrupted at any point, and
     rows that fail are in labels.failed.jsonl, with the reason.
 
         redline run tickets.jsonl --prompt 'Classify: {{ text }}' \

@@ -39,10 +39,11 @@ _CALLING = (
 _HELP = {
     "endpoint": "A URL, a name from the settings file, or a server that the gateway starts: sim or "
     "engine:MODEL. "
-    "Repeatable: several URLs or names form a fleet. Default: all [endpoints.NAME] of the file.",
-    "balance": "Which endpoint gets a call. Default: p2c.",
-    "concurrency": "Maximum calls in flight, at all endpoints of a model together. Default: what "
-    "the endpoints allow.",
+    "Repeatable: several URLs or names share the calls. Default: all [endpoints.NAME] of the file.",
+    "balance": "Which endpoint gets a call: p2c (the default: the one that should answer first), "
+    "least_tokens, room, prefix, cheapest, round_robin, weighted_score or normalized_score.",
+    "concurrency": "Maximum calls in flight, at all endpoints of a model together; auto searches "
+    "for the best number for each server. Default: what the endpoints allow.",
 }
 _OWN = (
     flag(
@@ -89,7 +90,8 @@ _OWN = (
     flag(
         "state",
         "DIR",
-        "Folder for files, batches, the cache and money spent. Default: redline.serve.",
+        "Folder for files, batches, the cache and, without --keys, the record of spending. "
+        "Default: redline.serve.",
     ),
     switch(
         "cache",
@@ -104,7 +106,7 @@ _OWN = (
         field="max_bytes",
         read=values.size,
     ),
-    switch("cache_sampled", "Also keep sampled answers.", field="includes_sampled"),
+    switch("cache_sampled", "Also cache sampled answers.", field="includes_sampled"),
     switch("check", "Check the settings, print what would be served, and exit."),
     switch("schema", "Print the JSON Schema of the settings file, for editors."),
     flag(
@@ -114,7 +116,7 @@ _OWN = (
         section="A function of your own",
     ),
     whole("max_batch_size", "Maximum items in one call of the function. Default: 32."),
-    time("max_wait", "How long a call waits for others to fill a batch. Default: 10ms."),
+    time("max_wait", "Longest time that a call waits for a batch to fill. Default: 10ms."),
 )
 _ENDPOINT, *_OTHERS = job_flags(_CALLING, _HELP)
 PARAMS = (*_OWN, replace(_ENDPOINT, section="Endpoints"), *_OTHERS)
@@ -129,7 +131,7 @@ _FIELDS = (
 
 
 def serve(ctx: Context) -> int:
-    r"""Serve every endpoint behind one address with the OpenAI API.
+    r"""Serve endpoints behind one address with the OpenAI API.
 
     Each call goes to the endpoint that can answer it first, within each endpoint's limits. If a
     server dies, calls that it had not begun to answer are sent to another. The base URL is the

@@ -65,9 +65,9 @@ PARAMS = (
     choice(
         "charge",
         CHARGES,
-        "When tokens are counted: actual (the default), prompt and answer on arrival; "
-        "reserved, prompt and max_tokens on arrival, never given back; answered, the prompt on "
-        "arrival and the answer when it ends.",
+        "Which tokens count, and when: actual (the default: prompt and answer, on arrival), "
+        "reserved (prompt and max_tokens, on arrival, never given back), or answered (the prompt "
+        "on arrival, the answer when it ends).",
     ),
     whole("concurrency", "Maximum requests served at once; others wait. Default: no limit."),
     choice(
@@ -93,7 +93,8 @@ PARAMS = (
         "faults",
         "SHARE",
         "Share of requests that go wrong: 0.05 for all kinds together, or by kind, "
-        "such as 429=0.02. Kinds: 429, 500, 503, reset, half, notjson, stall. Repeatable.",
+        "such as 429=0.02. Kinds: 429, 500, 503, reset, half, notjson, stall. Repeatable. Default: "
+        "0.",
         read=_parsed(parse_faults),
         kind=Kind.LIST,
     ),
@@ -106,8 +107,8 @@ PARAMS = (
     flag(
         "replay",
         "FILE",
-        "Answer from this file of {question, answer} lines: a request whose last user "
-        "message contains a question gets its answer.",
+        "Answer from this file of {question, answer} lines: a request gets the answer to the "
+        "question that its last user message contains.",
         read=values.path,
         section="Answers",
     ),
@@ -120,13 +121,13 @@ PARAMS = (
         "near_duplicates",
         "SHARE",
         "Share of --stories that repeat an earlier one with three words changed: 0.1 is "
-        "one in ten.",
+        "one in ten. Default: 0.",
         read=values.number,
     ),
     flag(
         "batch_latency",
         "SECONDS",
-        "Time from the creation of a batch to the answer of each of its requests, in the form of "
+        "Time from the creation of a batch to the answer to each of its requests, in the form of "
         "--latency. Default: 0.",
         read=_parsed(parse_latency),
         section="Batch API",

@@ -40,7 +40,7 @@ def _similarity(text: str, flag: str) -> float | None:
 
 
 _OWN = (
-    whole("count", "How many texts to generate.", most=MOST_TEXTS, section="Texts"),
+    whole("count", "How many texts to generate. Required.", most=MOST_TEXTS, section="Texts"),
     flag(
         "vary",
         "NAME=A,B,C",
@@ -51,7 +51,7 @@ _OWN = (
     flag(
         "rows_from",
         "FILE",
-        "Rows whose columns the prompt may use, such as topics or examples: one for each "
+        "Rows whose columns the prompt may use, such as topics or examples: one row for each "
         "text, in turn.",
     ),
     flag(
@@ -128,7 +128,7 @@ def _carry_out(session: Session) -> int:
             hint="leave out --cache-sampled or --first-seed off",
         )
     if not rows.has_columns:
-        # Without columns, many texts result from repetitions of the same request.
+        # Without columns, all texts come from the same prompt.
         prompting = replace(job.prompting, constant_prompt=True)
         resolved.job = replace(job, prompting=prompting)
     status = session.carry_out(resolved)

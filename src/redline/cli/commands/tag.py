@@ -39,12 +39,12 @@ _OWN = (
         "schema",
         "FILE",
         'A JSON file: labels ["a", "b"], or {"label": ["a", "b"], "urgency": ["low", "high"]}, '
-        "or a JSON Schema. Or a pydantic model: package.module:Model.",
+        "or a JSON Schema. Or a pydantic model: package.module:Model. Required.",
         section="Tags",
     ),
     whole(
         "reasks",
-        "How many times the model is asked to correct an invalid answer, given the error. "
+        "Ask the model at most N times to correct an invalid answer, given the error. "
         f"Default: {_REASKS}.",
         least=0,
         most=_MOST_REASKS,
@@ -58,8 +58,8 @@ _OWN = (
     flag(
         "gold",
         "COLUMN",
-        "Compare with the labels in this column: accuracy, macro F1, and a confusion "
-        "matrix beside the output. FIELD=COLUMN if a tag has several fields.",
+        "Compare the tags with the correct labels in this column: accuracy, macro F1, and a "
+        "confusion matrix beside the output. FIELD=COLUMN if a tag has several fields.",
     ),
     flag(
         "export",

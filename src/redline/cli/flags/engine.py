@@ -100,12 +100,12 @@ ENGINE_FLAGS = (
     _number("threads", "PyTorch threads in each process. Default: 1."),
     _number(
         "tensor_parallel",
-        "Split every layer across N processes, each with a share of the weights.",
+        "Split every layer across N processes, each with a share of the weights. Default: 1.",
     ),
     _number(
         "pipeline_parallel",
-        "Split the layers into N stages, each a process, with N batches under way at once. With "
-        "--tensor-parallel, there are as many processes as the product of both.",
+        "Split the layers into N stages, one process each, with N batches in flight at once. With "
+        "--tensor-parallel, the numbers of processes multiply. Default: 1.",
     ),
 )
 _KNOWN = {option.key: option for option in ENGINE_FLAGS}
@@ -129,7 +129,7 @@ def settings_in(text: str) -> EngineSettings:
         given[key] = stated
         if _KNOWN[key].kind is Kind.FLAG:
             if stated not in _IS_ON:
-                raise ConfigError(f"{flag_of(key)} is true or false, not {value}", hint=_FORM)
+                raise ConfigError(f"{flag_of(key)} must be true or false, not {value}", hint=_FORM)
             given[key] = _IS_ON[stated]
     return settings_of(model, given)
 

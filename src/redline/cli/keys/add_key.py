@@ -10,7 +10,11 @@ from redline.cli.session import say, tell
 
 _LONGEST_S = 3_650 * 86_400.0
 PARAMS = (
-    Word("tenant", "TENANT", "Owner of the key, such as team-a; [tenants.team-a] sets its limits."),
+    Word(
+        "tenant",
+        "TENANT",
+        "Owner of the key, such as team-a; [tenants.team-a] in redline.toml sets its limits.",
+    ),
     FILE,
     time(
         "expires",

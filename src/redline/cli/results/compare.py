@@ -24,7 +24,7 @@ _NARROW = 10
 PARAMS = (
     Word("first", "A", "The results file of a run, or its URL."),
     Word("second", "B", "The results file of another run over the same rows."),
-    flag("output", "FILE", "Also write a page that shows outputs side by side.", short="-o"),
+    flag("output", "FILE", "Also write an HTML page that shows outputs side by side.", short="-o"),
     whole(
         "sample",
         "Show at most N rows of each group on the page, such as rows with different outputs. "
@@ -40,13 +40,13 @@ def compare(ctx: Context, first: str, second: str) -> None:
     """Compare two results files by the rows that both have.
 
     Rows are matched by their custom_id, otherwise by their content, and numbered as in B. The
-    comparison counts rows that finished in one and failed in the other, equal and different
-    outputs, tokens, cost and latency; for `redline eval`, also scores.
+    comparison shows rows that failed in only one of the files, equal and different outputs, tokens,
+    cost and latency; for `redline eval`, also scores.
 
         redline compare small.jsonl large.jsonl
         redline compare small.jsonl large.jsonl -o page.html
 
-    The page is self-contained and can be sent to anyone; it shows texts of both files.
+    The page is self-contained; it shows texts of both files.
 
     Exit status: 0 compared; 2 no such file, no row in common, or bad usage.
     """

@@ -27,14 +27,14 @@ SEED = whole(
 
 
 def priced() -> tuple[Tariff, list[str]]:
-    """Returns the prices set in redline.toml of the current folder, and notes.
+    """Returns the prices set in the current folder's redline.toml, and notes.
 
     Prices are optional, so an unreadable file is not an error: a note then gives the reason.
     """
     try:
         settings = load(Path.cwd())
     except ConfigError as error:
-        return Tariff(), [f"prices of redline.toml are not used: {error}"]
+        return Tariff(), [f"the prices in redline.toml are not used: {error}"]
     models = {name: table.get("models", {}) for name, table in settings.endpoints.items()}
     return Tariff(own=settings.prices, models=models, tariffs=settings.tariffs), []
 
@@ -42,8 +42,8 @@ def priced() -> tuple[Tariff, list[str]]:
 def new_file(text: str, kind: str, beginning: str, hint: str) -> Path:
     """Returns the path of a page or report to be written.
 
-    kind: what the file is, for errors. beginning: how it begins. hint: for a path at which no file
-    can be. Raises ConfigError for such a path, and for an existing file that begins differently.
+    kind: what the file is, for errors. beginning: how it begins. hint: for a path that cannot be a
+    file. Raises ConfigError for such a path, and for an existing file that begins differently.
     """
     path = local_path(text)
     if path.is_dir() or not path.parent.is_dir():

@@ -19,7 +19,7 @@ PARAMS = (Word("results", "OUT", "The results file of a run."),)
 
 
 def repair(ctx: Context, results: str) -> None:
-    """Clean OUT and its failures: move aside every line that a run would refuse.
+    """Clean OUT and its failures file: move aside every line that a run would refuse.
 
     These are lines that are damaged or cut short, lines that redline did not write, and, for a row
     with several lines in OUT, all but the first. They are moved to a file beside the original, such

@@ -43,11 +43,13 @@ PARAMS = (
         "Results files of runs, or their URLs; several are compared.",
         is_many=True,
     ),
-    flag("output", "FILE", "The file to write: .html, .md, .json or .svg.", short="-o"),
+    flag(
+        "output", "FILE", "File to write: .html, .md, .json or .svg. Default: stdout.", short="-o"
+    ),
     flag(
         "format",
         "FORMAT",
-        "html, md, json or svg. Default: by the suffix of FILE, or md without -o.",
+        "Format of the report: html, md, json or svg. Default: the suffix of FILE; md without -o.",
     ),
 )
 
@@ -62,8 +64,7 @@ def report(ctx: Context, results: Sequence[str] | None) -> None:
         redline report labels.jsonl -o chart.svg
         redline report small.jsonl large.jsonl -o page.html
 
-    Without -o the report goes to standard output. A page needs plotly: pip install
-    'redline[report]'.
+    A page needs plotly: pip install 'redline[report]'.
 
     Exit status: 0 done; 2 nothing was recorded, or bad usage; 3 a defect in redline.
     """

@@ -62,7 +62,7 @@ def show(ctx: Context, results: str) -> None:
         redline show labels.jsonl --failed --sample 5
         redline show labels.jsonl --row 17
 
-    Prices are those of redline.toml in this folder, and those that redline knows.
+    Prices come from redline.toml in this folder, otherwise from redline's own list.
 
     Exit status: 0 shown; 2 no such file or row, or bad usage.
     """

@@ -35,7 +35,7 @@ class Keywords(TypedDict, total=False):
         body: Template of the JSON body, in place of a prompt; model and params are added if it
             lacks them.
         url: Path to call, such as /v1/embeddings; may be a template.
-        method: HTTP method. Default: POST.
+        method: HTTP method: GET, HEAD, POST, PUT, PATCH or DELETE. Default: POST.
         model: The model to ask, for rows that do not set one.
         params: Other fields of the request body, such as temperature and max_tokens.
         output_path: Where the output is in the answer, such as result.items.0.text. Default: where
@@ -58,13 +58,14 @@ class Keywords(TypedDict, total=False):
         concurrency: Maximum requests in flight, at all endpoints together, 1 to 100,000; "auto"
             searches for the best number for each server. Default: 64 per endpoint, or more if a
             request limit needs it.
-        rate: "auto" finds the limits that you do not set, from the server's headers or by a search.
+        rate: Which limits to keep: "stated" (the default: those that are set), or "auto" (which
+            also finds limits that are not set, from the server's headers or by a search).
         cache: Cache answers, and reuse them for identical requests: True, a folder, or a Cache.
             Default: no cache.
         output: File or URL for the results; the same call continues an unfinished run.
         format: Format of the result lines: "redline" (the default), or "batch", as the OpenAI
             Batch API writes them.
-        ordered: Put the finished file in input order.
+        ordered: Put the finished file in input order. Default: the order in which rows finish.
         keep_input: Include the row in its result line.
         raw: Keep the whole reply in the result line.
         trace: File that records the times, endpoints and outcome of each call.
@@ -77,16 +78,18 @@ class Keywords(TypedDict, total=False):
             "2m".
         prices: Prices by model, in dollars per million tokens: input, cached_input and output.
         timeout_s: Longest time for one attempt, in seconds. Default: 600.
-        max_retries: Attempts at a row after the first. Default: 8. Retries after HTTP 429 count
-            separately, up to ten times as many.
+        max_retries: Maximum attempts at a row after the first. Default: 8. Retries after HTTP 429
+            count separately, up to ten times as many.
         row_deadline_s: Longest time for a row with all its retries, in seconds. Default: no limit.
-        deadline_s: End the run after this time, in seconds. The same call continues it.
+        deadline_s: End the run after this time, in seconds; the same call continues it. Default:
+            no limit.
         limit: Send only the first N rows.
-        via: "live" (cancels open batches), "batch" (the Batch API), or "auto" (batches while
-            deadline_s allows, the rest live). Default: live if no batch is open.
+        via: How to send rows: "live" (which cancels open batches), "batch" (the Batch API), or
+            "auto" (batches while deadline_s allows, the rest live). Default: live, but the run is
+            refused while a batch is open.
         follow: After the last row of a file, wait for rows that are appended to it.
         until_empty: End when all messages of a stream are acknowledged.
-        fail_on: Answers to count as failures: length, empty, content_filter, refusal.
+        fail_on: Kinds of answers that count as failures: length, empty, content_filter, refusal.
         strict: End the run at the first row that fails.
         stop_at_error_rate: End the run once this share of the last 1,000 rows has failed, such as
             "20%"; checked from row 100 on. Default: only if the first 100 rows all fail.

@@ -216,7 +216,10 @@ class Options:
         "template: '/chat?q={{ text | urlencode }}'.",
     )
     method: str | None = _flag(
-        "METHOD", "HTTP method. Default: POST. A GET sends no body.", complete=METHODS
+        "METHOD",
+        "HTTP method: GET, HEAD, POST, PUT, PATCH or DELETE. Default: POST. GET and HEAD send no "
+        "body.",
+        complete=METHODS,
     )
     body: str | None = _flag(
         "TEMPLATE",
@@ -302,14 +305,14 @@ class Options:
     )
     profile: str | None = _choice(
         PROFILES,
-        "How the server counts: any (the default, safe with all the others), fixed or moving "
+        "How the server counts: any (the default, safe for every algorithm), fixed or moving "
         "(windows), counter (sliding-window counter), or bucket (token bucket).",
         of_endpoint=True,
         python="limits",
     )
     headroom: float | None = _of_each(
         "SHARE",
-        "Share of each rate to use: 0.8 leaves a fifth for others.",
+        "Share of each rate to use: 0.8 leaves a fifth for others. Default: 1.",
         read=values.share,
         python="limits",
     )
@@ -348,9 +351,9 @@ class Options:
     )
     via: str | None = _choice(
         VIAS,
-        "live (which cancels open batches), batch (the provider's Batch API: half the price, "
-        "within a day), or auto (batches while --deadline allows, the rest live). Default: live "
-        "if no batch is open.",
+        "How to send rows: live (which cancels open batches), batch (the provider's Batch API: "
+        "half the price, within a day), or auto (batches while --deadline allows, the rest live). "
+        "Default: live, but the run is refused while a batch is open.",
     )
     cache: bool | None = _switch(
         "Cache answers, and reuse them for identical requests, in this run and in later ones. Only "
@@ -374,21 +377,24 @@ class Options:
         python="cache",
     )
     cache_sampled: bool | None = _switch(
-        "Also keep sampled answers: identical requests then get the same answer.", python="cache"
+        "Also cache sampled answers: identical requests then get the same answer.", python="cache"
     )
     output: str | os.PathLike[str] | None = _flag(
         "FILE",
-        "Results file: one JSON line per row. The same command continues it. A URL such as "
-        "s3://bucket/labels.jsonl is uploaded when the run ends; until then the results are in "
-        "s3.redline/. Without -o, they go to stdout, and the run cannot be continued.",
+        "Results file: one JSON line per row. The same command continues it. With a URL such as "
+        "s3://bucket/labels.jsonl, the results are in s3.redline/ until the run ends, and then "
+        "uploaded. Without -o, they go to stdout, and the run cannot be continued.",
         read=values.place,
         short="-o",
         section=_OUTPUT,
     )
     format: str | None = _choice(
-        FORMATS, "redline (the default), or batch: lines of the OpenAI Batch API."
+        FORMATS,
+        "Format of the results: redline (the default), or batch (lines of the OpenAI Batch API).",
     )
-    ordered: bool | None = _switch("Put the finished file in input order.")
+    ordered: bool | None = _switch(
+        "Put the finished file in input order. Default: the order in which rows finish."
+    )
     keep_input: bool | None = _switch("Include the row in its result line.")
     raw: bool | None = _switch("Keep the whole reply in the result line.")
     trace: str | os.PathLike[str] | None = _flag(
@@ -411,8 +417,8 @@ class Options:
         "Continue an output even if it was begun with a different prompt, model or parameter."
     )
     max_retries: int | None = _whole(
-        "Attempts at a row after the first. Default: 8. Retries after HTTP 429 count separately, "
-        "up to ten times as many.",
+        "Maximum attempts at a row after the first. Default: 8. Retries after HTTP 429 count "
+        "separately, up to ten times as many.",
         least=0,
         most=_MOST_RETRIES,
         section=_END,
@@ -437,12 +443,14 @@ class Options:
     row_deadline_s: float | None = _time(
         "Longest time for a row with all its retries. Default: no limit."
     )
-    deadline_s: float | None = _time("End the run after this time. The same command continues it.")
+    deadline_s: float | None = _time(
+        "End the run after this time, such as 6h. The same command continues it. Default: no limit."
+    )
     limit: int | None = _whole("Send only the first N rows.")
     fail_on: Sequence[str] | None = _flag(
         "REASONS",
-        "Count these answers as failures: length (cut at the token limit), empty, "
-        "content_filter, refusal. Separated by commas.",
+        "Kinds of answers that count as failures, separated by commas: length (cut at the token "
+        "limit), empty, content_filter or refusal. Default: none.",
         read=partial(values.choices, known=tuple(FAIL_ON)),
         kind=Kind.LIST,
         complete=tuple(FAIL_ON),
@@ -459,7 +467,7 @@ class Options:
         "The same command continues it. Default: no limit.",
     )
     follow: bool | None = _switch(
-        "After the last row of a JSONL file, wait for more, as tail -F does. Ctrl-C ends it.",
+        "After the last row of a JSONL file, wait for more, as tail -F does. Ctrl-C ends the run.",
         section=_CONTINUOUS,
         absent=_OF_ONE_INPUT,
     )

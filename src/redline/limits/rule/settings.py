@@ -49,7 +49,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     guard_s: the seconds added to each window against jitter, 0 to 10; None to measure the jitter.
     charge: which tokens the provider counts against a token limit. `actual`: the usage in the
     reply. `reserved`: prompt + max_tokens at admission, never refunded. `auto`: `reserved` for
-    hosts that are known to do so, otherwise `actual`.
+    hosts known to charge that way, otherwise `actual`.
     share: the path of a file, or a redis:// URL, through which processes share these limits; "" for
     limits of this process alone.
     Raises ConfigError for an invalid value, and for `share` together with a `rate` of "auto".
