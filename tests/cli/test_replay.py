@@ -29,7 +29,7 @@ def test_the_table_says_what_each_strategy_would_have_made(cli: Cli, trace: str)
     lines = told.out.splitlines()
     assert (
         lines[0]
-        == "t: 300 answered calls; 12 workers, each of which sends its next call when one ends"
+        == "t: 300 answered calls; 12 workers, each of which sends a call when its last one ends"
     )
     assert lines[2] == "time of a call at each server, fitted to the trace:"
     model = r"\n  slow  .* ms per output token, 4 at once; typically [01]% off, 150 calls\n"

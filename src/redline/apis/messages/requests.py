@@ -287,7 +287,7 @@ def _messages(asked: _Prompt) -> Iterator[Object]:
         if message.content == []:
             where = f"messages[{index}].content"
             raise UntranslatableError(
-                f"`{where}` is empty: only a last message of the assistant may be empty", where
+                f"`{where}` is empty: only a final assistant message may be empty", where
             )
     if asked.system:
         yield {"role": "system", "content": _lines(_blocks(asked.system))}

@@ -79,8 +79,8 @@ def asked_of(
     for name in ("prompt", "body"):
         if name in flags:
             raise ConfigError(
-                f"--{name} is a template over rows, but there are none",
-                hint="add --rows FILE, or leave the template out: synthetic prompts are sent",
+                f"--{name} is filled from rows, but there are none",
+                hint="add --rows FILE, or leave the template out to send synthetic prompts",
             )
     tokens = options.get("prompt_tokens", _PROMPT_TOKENS)
     sizes = None if calls is None else [(call.input_tokens, call.output_tokens) for call in calls]

@@ -50,7 +50,7 @@ def _head(found: Replay) -> Iterator[str]:
     mode = "each arrives at its recorded time"
     if found.workers:
         mode = (
-            f"{counted(found.workers, 'worker')}, each of which sends its next call when one ends"
+            f"{counted(found.workers, 'worker')}, each of which sends a call when its last one ends"
         )
     yield f"{found.trace}: {counted(found.calls, 'answered call')}{of}; {mode}"
     for note in found.notes:
