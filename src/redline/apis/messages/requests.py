@@ -263,9 +263,7 @@ def _converted(body: Any, kind: Any) -> Any:
 def _refuse(body: Object) -> None:
     for name, reason in _REFUSED.items():
         if body.get(name):
-            raise UntranslatableError(
-                f"`{name}` has no equivalent in the Chat Completions API: {reason}", name
-            )
+            raise UntranslatableError(f"`{name}` is not supported: {reason}", name)
 
 
 def _prompt(asked: _Prompt) -> Object:
