@@ -290,7 +290,7 @@ def test_an_interrupt_ends_it_with_the_figures_so_far() -> None:
         (("sim", "--replay", "none"), "none cannot be read"),
         (("sim", "--replay", "empty.trace"), "empty.trace holds no calls"),
         (("sim", "--rows", "none.jsonl"), "none.jsonl"),
-        (("sim", "--prompt", "{{ text }}"), "--prompt is a template over rows"),
+        (("sim", "--prompt", "{{ text }}"), "--prompt is filled from rows"),
         (
             ("sim", "--system", "{{ text }}", "--limit", "3"),
             "no request can be made from a synthetic",

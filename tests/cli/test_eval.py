@@ -214,7 +214,7 @@ def test_a_dry_run_counts_the_requests_to_a_judge(cli: Cli, rows: Rows, tmp_path
         "6 requests: 3 for the rows, and 3 to judge their answers",
         "about 669 tokens: up to 339 in (±20 %), and up to 330 out",
         "at least 2 m 30 s, bound by 2/60s requests",
-        "not counted: an answer that is not accepted is asked for again, at most 1 time per row",
+        "not counted: re-asks after an answer that is not accepted, at most 1 time per row",
     ]
     # Before the last request: 5/6 of 39 tokens, or of 669 if all answers have the maximum length.
     times = cli(*command, "--tokens", "150/1s").out.splitlines()[3]

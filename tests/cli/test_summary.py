@@ -214,7 +214,7 @@ def test_a_row_above_the_token_limit_is_found_by_a_dry_run(cli: Cli, rows: Rows)
     assert told.out.splitlines()[:2] == [
         "2 rows = 1 to send + 1 that cannot be sent",
         "the first row that cannot be sent: in.jsonl:2: the call needs at least 1,442 tokens, "
-        "more than the limit of 600/60s allows at all",
+        "more than the limit of 600/60s ever allows",
     ]
     assert "the limits require no wait: the server and " in told.out
 

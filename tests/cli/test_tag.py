@@ -147,7 +147,7 @@ def test_a_dry_run_shows_what_is_asked(cli: Cli, given: str, labels: str) -> Non
     assert told.status == 0
     assert "Be bug.\\n\\nAnswer with JSON and nothing else" in told.out
     assert "It breaks." in told.out
-    assert "not counted: an answer that is not accepted is asked for again, at most 2 t" in told.out
+    assert "not counted: re-asks after an answer that is not accepted, at most 2 t" in told.out
     assert not Path("out.jsonl").exists()
 
 

@@ -94,7 +94,8 @@ MISTAKES = [
     (["--header", "X-A: 1", "--header", "x-a: 2"], "--header sets x-a twice", "",
      "leave one out"),
     (["--header", "X A: 1"], "not a header: 'X A'", "",
-     "a name has only letters, digits and signs such as -, and a value has no control characters"),
+     "a name has only letters, digits and symbols such as -, and a value has no control "
+     "characters"),
     (["--header", "Transfer-Encoding: chunked"], "the header Transfer-Encoding cannot be set", "",
      "redline frames requests itself: leave the header out"),
     (["--method", "GTE"], "unknown HTTP method: GTE", "", "did you mean GET?"),

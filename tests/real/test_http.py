@@ -440,7 +440,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         (raw(answer(b"{}")), BadReply, "does not match the format of /v1/chat/completions"),
         (raw(answer(b"<html>hi</html>")), BadReply, "it begins `<html>hi</html>`"),
         (raw(answer(b"[" * 50_000)), BadReply, "does not match"),
-        (raw(answer(b"", status=204)), BadReply, "with nothing at all"),
+        (raw(answer(b"", status=204)), BadReply, "`` (an empty text)"),
         (raw(answer(b"cut", Content_Encoding="gzip")), (Disconnected, BadReply), ""),
     ],
 )

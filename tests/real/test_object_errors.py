@@ -107,8 +107,8 @@ def test_an_input_that_is_not_there(cli: Cli, url: str, what: str, hint: str) ->
     ("url", "what", "hint"),
     [
         ("s3://dta/labels.jsonl", "cannot write to {}: there is no bucket dta", BUCKET),
-        ("s3://data", "the output {} does not name an object", "such as s3://data/labels.jsonl"),
-        ("s3://data/", "the output {} does not name an object", "such as s3://data/labels.jsonl"),
+        ("s3://data", "the output {} does not name an object", "for example s3://data/labels.jsonl"),
+        ("s3://data/", "the output {} does not name an object", "for example s3://data/labels.jsonl"),
         (
             "s3://data/a/../b",
             "the path of the output {} has a segment that is empty, `.` or `..`",

@@ -970,7 +970,7 @@ def test_the_program_tells_its_url_first_and_ends_cleanly(ending: signal.Signals
                 assert err.splitlines() == [
                     "simulating requests 2/3600s, requests 900/86400s, tokens 200000/60s (moving); "
                     "latency 0-0.01 s; seed 0; Ctrl-C stops it",
-                    "received 3 = 2 answered + 1 rejected; 1 most in flight",
+                    "received 3 = 2 answered + 1 rejected; at most 1 in flight",
                 ]
 
         run(main())

@@ -327,9 +327,9 @@ WRONG = {
     "NULs": ([b"\0" * 100], "its answer is not HTTP"),
     "no end of headers": ([b"HTTP/1.1 200 OK\r\n", b"X: y\r\n" * 20_000], "longer than 65,536"),
     "no end of 1xx": ([b"HTTP/1.1 103 Hints\r\n\r\n" * 4_000], "longer than 65,536"),
-    "a body": ([status("200 OK")], "sends more than its answer"),
-    "more bytes": ([OPENED + b"x"], "sends more than its answer"),
-    "two answers": ([status("200 OK")[:-4] + OPENED], "sends more than its answer"),
+    "a body": ([status("200 OK")], "sent data after its answer"),
+    "more bytes": ([OPENED + b"x"], "sent data after its answer"),
+    "two answers": ([status("200 OK")[:-4] + OPENED], "sent data after its answer"),
     "text behind": ([OPENED, b"Sure"], ""),
     "a close behind": ([OPENED], ""),
 }

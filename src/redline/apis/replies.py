@@ -150,7 +150,7 @@ def quote(body: bytes) -> str:
     """Returns the beginning of a body, at most 120 characters on one line, for a message."""
     line = " ".join(body[: 2 * _LONGEST_QUOTE].decode("utf-8", "replace").split())
     cut = line if len(line) <= _LONGEST_QUOTE else line[: _LONGEST_QUOTE - 3] + "..."
-    return f"`{cut}`" if cut else "with nothing at all"
+    return f"`{cut}`" if cut else "`` (an empty text)"
 
 
 def _page_hint(body: bytes) -> str:

@@ -245,7 +245,7 @@ KNOWN_RULES = {
 OF_A_MODEL = {
     "batch_efficiency": (
         "an endpoint does not report how full its batches are",
-        "a model in the run's own process does: --endpoint engine:MODEL",
+        "a model in the run's own process reports it: --endpoint engine:MODEL",
     ),
     "gpu_utilization": (
         "no GPU of the run's own process can be read",

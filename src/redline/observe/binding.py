@@ -197,7 +197,7 @@ class _Run:
         evidence = self._saturated(index, later)
         if evidence is None and (before := self._latest_saturated(index)) is not None:
             before_s = window.begin_s - before.begin_s
-            more = f"{before.in_flight:,.0f} calls waited for each other"
+            more = f"{before.in_flight:,.0f} calls had to queue"
             evidence = f"{before_s:.0f} s earlier, {more} at the endpoint"
         if evidence is not None:
             return Cause.ENDPOINT, "the endpoint", f"{full}, and {evidence}"

@@ -72,7 +72,7 @@ class SharedTable:
             os.ftruncate(fd, _SIZE_BYTES)
             table = cls(fd)
         except OSError as error:
-            raise ConfigError(f"no shared memory: {error.strerror or error}") from error
+            raise ConfigError(f"cannot create shared memory: {error.strerror or error}") from error
         table.words[_PROCESSES] = processes
         table.words[_END] = _FIRST
         return table

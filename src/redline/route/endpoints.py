@@ -114,6 +114,6 @@ def _check_models(endpoints: Sequence[Endpoint]) -> None:
                     f"endpoint {other} has a name for the model {name}, but {endpoint.label} "
                     "does not",
                     where=f"the models of {endpoint.label}",
-                    hint=f"set its name at {endpoint.label}, even if that is also {name}: "
+                    hint=f"set the model's name at {endpoint.label}, even if it is also {name}: "
                     f'models = {{ {name} = "..." }}',
                 )

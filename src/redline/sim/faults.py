@@ -77,7 +77,7 @@ def parse_faults(texts: Sequence[str]) -> Faults:
     for text in texts:
         kind, equals, share_text = text.partition("=")
         if not equals:
-            raise ConfigError(f"a fault needs a kind here: {text}", hint=_HINT)
+            raise ConfigError(f"each of several faults needs a kind: {text}", hint=_HINT)
         pairs.append((kind.strip(), _share(share_text)))
     return Faults(tuple(pairs))
 

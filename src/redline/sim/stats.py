@@ -180,5 +180,5 @@ class Stats:
         faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self._by_fault.items()))
         return (
             f"received {self._received} = {' + '.join(told) or '0'}"
-            f"{f'; faults: {faults}' if faults else ''}; {self._most_in_flight} most in flight"
+            f"{f'; faults: {faults}' if faults else ''}; at most {self._most_in_flight} in flight"
         )

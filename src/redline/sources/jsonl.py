@@ -219,12 +219,12 @@ def _problem(text: bytes, error: Exception) -> str:
     except UnicodeDecodeError as bad:
         return f"not UTF-8 at byte {bad.start}"
     if isinstance(error, RecursionError):
-        return "not JSON that can be read: nested too deeply"
+        return "JSON that is nested too deeply to be read"
     if str(error) == "Input data was truncated":
         with suppress(ValueError):
             # Python accepts half of a surrogate pair; msgspec expects the other half.
             json.loads(text)
-            return "not JSON: half of a utf-16 surrogate pair"
+            return "not JSON: half of a UTF-16 surrogate pair"
         return f"not JSON: it ends too early at byte {len(text)}"
     reason = str(error).removeprefix("JSON is malformed: ")
     return "not JSON: " + _POSITION.sub(r" at byte \1", reason)

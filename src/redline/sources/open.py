@@ -146,7 +146,8 @@ def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
         )
     if not isinstance(rows, (str, os.PathLike)):
         raise ConfigError(
-            "only a file can be followed", hint="an iterable may wait for its next row itself"
+            "only a file can be followed",
+            hint="leave out follow: an iterable may wait for its next row itself",
         )
     if os.fspath(rows) == "-":
         raise ConfigError("stdin is read until it ends, so it need not be followed")

@@ -131,7 +131,8 @@ def _seconds(text: str, shown: str) -> float:
     value_s = float(match[1]) * _SECONDS[match[2]] if match is not None else 0.0
     if not _LEAST_IDLE_S <= value_s <= MOST_IDLE_S:
         raise ConfigError(
-            f"idle of {shown} must be a time from 100ms to 24h, not {text}", hint="such as idle=60s"
+            f"idle of {shown} must be a time from 100ms to 24h, not {text}",
+            hint="for example idle=60s",
         )
     return value_s
 
@@ -140,7 +141,7 @@ def _count(text: str, shown: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
         raise ConfigError(
             f"deliveries of {shown} must be a whole number from 1 to 1,000,000, not {text}",
-            hint="such as deliveries=10",
+            hint="for example deliveries=10",
         )
     return int(text)
 

@@ -217,7 +217,7 @@ def _driver(url: ObjectUrl, purpose: str) -> Any:
         if url.scheme not in known:
             raise ConfigError(
                 f"{url.name}: {url.scheme}:// is not a URL scheme that fsspec knows",
-                hint=nearest(url.scheme, known) or "such as s3://, gs://, az:// or https://",
+                hint=nearest(url.scheme, known) or "for example s3://, gs://, az:// or https://",
             )
         # The driver is loaded separately, so that a missing package is not reported as an error of
         # the store.

@@ -81,7 +81,7 @@ class ObjectUrl(msgspec.Struct, frozen=True):
         if len(segments) < 2 or not segments[-1] or _VERSION in self.path:
             raise ConfigError(
                 f"the output {self.name} does not name an object",
-                hint=f"such as {self.scheme}://{self.bucket or 'bucket'}/labels.jsonl",
+                hint=f"for example {self.scheme}://{self.bucket or 'bucket'}/labels.jsonl",
             )
         if {"", ".", ".."} & set(segments[1:]):
             raise ConfigError(

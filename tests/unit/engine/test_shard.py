@@ -140,7 +140,7 @@ def test_a_width_that_does_not_divide_is_refused_with_its_layer(tmp_path: Path) 
 def test_a_model_that_scales_its_embeddings_is_not_split_into_stages(tmp_path: Path) -> None:
     """Each stage would scale what the one before it has sent."""
     folder = saved(tmp_path, GraniteConfig(**SIZES, embedding_multiplier=2.0))
-    with pytest.raises(ConfigError, match="cannot be split into stages: it changes its states"):
+    with pytest.raises(ConfigError, match="cannot be split into stages: it changes hidden states"):
         part_of(folder, Placement(1, 2, 1))
 
 

@@ -133,7 +133,7 @@ async def test_a_call_larger_than_the_budget_is_refused_at_once() -> None:
         await limiter.acquire(201)
     assert now_s() == 0
     assert caught.value.what == (
-        "the call needs at least 201 tokens, more than the limit of 200/1s allows at all"
+        "the call needs at least 201 tokens, more than the limit of 200/1s ever allows"
     )
     assert "shorten the prompt" in caught.value.hint
     first.sent(0.0)

@@ -179,7 +179,7 @@ def test_a_search_that_climbs_is_held_back_by_its_concurrency_until_calls_wait()
 def test_the_evidence_names_the_window_in_which_calls_waited() -> None:
     found = bindings(searched([8] * 3 + [64] * 6 + [24] * 6 + [8] * 6, [40] * 21))
     assert found[-1].cause is Cause.ENDPOINT
-    assert "64 calls waited for each other" in found[-1].evidence
+    assert "64 calls had to queue" in found[-1].evidence
 
 
 def test_an_endpoint_that_has_grown_does_not_bind_any_more() -> None:

@@ -44,7 +44,7 @@ def test_the_most_in_flight_stays() -> None:
     assert (shown["in_flight"], shown["most_in_flight"]) == (0, 5)
     assert (shown["first_received_s"], shown["last_received_s"]) == (1.0, 7.0)
     assert shown["rejected_by_limit"] == {"requests 2/1s": 1}
-    assert str(stats) == "received 6 = 5 answered + 1 rejected; 5 most in flight"
+    assert str(stats) == "received 6 = 5 answered + 1 rejected; at most 5 in flight"
 
 
 def test_the_last_requests_are_kept_in_order_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,8 +57,8 @@ def test_the_last_requests_are_kept_in_order_of_arrival(monkeypatch: pytest.Monk
     assert [record.number for record in stats.last(1)] == [1]
     assert stats.last(0) == []
     assert stats.last(1)[0].detail == "reset"
-    assert str(stats) == "received 5 = 5 faults; faults: reset 5; 5 most in flight"
+    assert str(stats) == "received 5 = 5 faults; faults: reset 5; at most 5 in flight"
 
 
 def test_nothing_received_adds_up_to_nothing() -> None:
-    assert str(Stats()) == "received 0 = 0; 0 most in flight"
+    assert str(Stats()) == "received 0 = 0; at most 0 in flight"

@@ -56,7 +56,9 @@ _TOO_LARGE = Meaning(
     "the request is larger than the provider's limit",
     "shorten this row's prompt, lower max_tokens, or have the limit raised",
 )
-_NO_MODEL = Meaning(Rejected, "the endpoint rejected the request", "the key may not use this model")
+_NO_MODEL = Meaning(
+    Rejected, "the endpoint rejected the request", "check that the key may use this model"
+)
 WAIT = Meaning(RateLimited, "the provider asks redline to wait")
 
 _TABLE = (

@@ -44,11 +44,11 @@ _RETRIED = frozenset({408, 409, 425})
 _LONGEST_QUOTE = 300
 
 _REDIRECT_HINT = (
-    "set the base URL to the address it redirects to; a key is not forwarded automatically"
+    "set the base URL to the target of the redirect; a key is not forwarded automatically"
 )
 _HINTS = {
     400: "compare the request with the API's documentation; --dry-run shows the first one",
-    403: "the key may not use this model or path",
+    403: "check that the key may use this model and path",
     404: "check the model, the path, and that the base URL ends in the API's /v1",
     413: "shorten this row's prompt",
     422: "compare the request with the API's documentation; --dry-run shows the first one",
@@ -67,7 +67,7 @@ def judge(
     message = _quote(said.message)
     what = f"HTTP {status}" + (f": {message}" if message else "")
     if status >= 500 and ENGINE_FAILED in said.codes:
-        hint = "fix the cause in that message, then run the same command again"
+        hint = "fix the cause named in that message, then run the same command again"
         return NoEndpoint(f"the model is no longer available: {message}", hint=hint)
     meaning = meaning_of(status, said)
     is_limited = meaning is not None and meaning.error is RateLimited

@@ -263,9 +263,7 @@ def _converted(body: Any, kind: Any) -> Any:
 def _refuse(body: Object) -> None:
     for name, reason in _REFUSED.items():
         if body.get(name):
-            raise UntranslatableError(
-                f"`{name}` has no equivalent in the Chat Completions API: {reason}", name
-            )
+            raise UntranslatableError(f"`{name}` is not supported: {reason}", name)
 
 
 def _prompt(asked: _Prompt) -> Object:
@@ -287,7 +285,7 @@ def _messages(asked: _Prompt) -> Iterator[Object]:
         if message.content == []:
             where = f"messages[{index}].content"
             raise UntranslatableError(
-                f"`{where}` is empty: only a last message of the assistant may be empty", where
+                f"`{where}` is empty: only a final assistant message may be empty", where
             )
     if asked.system:
         yield {"role": "system", "content": _lines(_blocks(asked.system))}

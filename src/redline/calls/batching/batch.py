@@ -230,7 +230,10 @@ def _answer(member: Member, outcome: Outcome) -> None:
 def ended_early() -> Outcome:
     """Returns the outcome of a request whose batcher was closed or whose call was cancelled."""
     return failed(
-        Rejected("the batch was abandoned before its answer arrived", hint="the batcher was closed")
+        Rejected(
+            "the batcher was closed before the answer arrived",
+            hint="await all calls before closing it",
+        )
     )
 
 

@@ -199,7 +199,7 @@ def _in_order(answers: list[Fields], form: ListForm, asked: int) -> list[Fields]
     if by_index.keys() != set(range(asked)):
         raise BadReply(
             f"asked for {asked} answers, but their indices are not 0 to {asked - 1}",
-            hint="set the batch size to 1 if the endpoint does not keep the order of a list",
+            hint="set the batch size to 1 if the endpoint does not index the answers to a list",
         )
     return [by_index[index] for index in range(asked)]
 

@@ -529,7 +529,7 @@ class Connection(asyncio.Protocol):
 
     def _check_version(self, version: str, headers: Mapping[str, str]) -> None:
         if version != "1.0":
-            raise BadReply(f"the response is HTTP/{version}, not HTTP/1.1")
+            raise BadReply(f"the response is HTTP/{version}, not HTTP/1.0 or HTTP/1.1")
         if "transfer-encoding" in headers:
             # A proxy may have forwarded the coding without decoding it (RFC 9112, 6.1).
             self._is_reusable = False

@@ -84,8 +84,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
             if not is_token(name) or not value.isprintable():
                 raise ConfigError(
                     f"not a header: {name!r}",
-                    hint="a name has only letters, digits and signs such as -, and a value has no "
-                    "control characters",
+                    hint="a name has only letters, digits and symbols such as -, and a value has "
+                    "no control characters",
                 )
             if is_framing(name):
                 raise ConfigError(f"the header {name} cannot be set", hint=FRAMING_HINT)

@@ -108,7 +108,7 @@ class Connect(asyncio.Protocol):
         transport.write(("\r\n".join(lines) + "\r\n\r\n").encode())
         error = await self._answered
         if error is None and self._has_more:
-            error = self._unusable("it sends more than its answer to CONNECT")
+            error = self._unusable("it sent data after its answer to CONNECT")
         if error is not None:
             raise error
 

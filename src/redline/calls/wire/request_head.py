@@ -36,12 +36,14 @@ def request_head(method: str, target: str, host: str, headers: Mapping[str, str]
     BadRow for an invalid method or header, and for a header that frames the message.
     """
     if not method.isascii() or not method.isalpha() or method == "CONNECT":
-        raise BadRow(f"the request cannot be sent: invalid method: {method}", hint="GET or POST")
+        raise BadRow(
+            f"the request cannot be sent: invalid method: {method}", hint="use GET or POST"
+        )
     for name, value in headers.items():
         if not _TOKEN.fullmatch(name) or _UNSENDABLE.search(value):
             raise BadRow(
                 f"the request cannot be sent: invalid header: {name!r}",
-                hint="check its method and headers",
+                hint="check the headers of the request",
             )
         if is_framing(name):
             raise BadRow(f"the request cannot be sent with header {name!r}", hint=FRAMING_HINT)

@@ -79,7 +79,7 @@ def asked_of(
     for name in ("prompt", "body"):
         if name in flags:
             raise ConfigError(
-                f"--{name} is a template over rows, but there are none",
+                f"--{name} is filled from rows, but there are none",
                 hint="add --rows FILE, or leave the template out to send synthetic prompts",
             )
     tokens = options.get("prompt_tokens", _PROMPT_TOKENS)

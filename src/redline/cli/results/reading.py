@@ -100,7 +100,7 @@ def notes_of(found: Opened, name: str) -> Iterator[str]:
     if lines.is_torn:
         yield (
             "the last line is incomplete and is not counted: a run is writing it, or a crash cut "
-            "it off, which the next run repairs"
+            "it off and the next run repairs it"
         )
     if lines.results.repeated:
         repeat = counted(lines.results.repeated, "line repeats", "lines repeat")

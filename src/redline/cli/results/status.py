@@ -100,7 +100,7 @@ def _state(found: Status, *, is_held: bool) -> str:
         return text
     if found.state == "dead":
         what = f"process {found.pid} died at {when}, {duration(ago_s)} ago"
-        return f"{what}; what is saved is safe, and the same command resumes the run"
+        return f"{what}; results on disk are safe, and the same command resumes the run"
     after = f"at {when}, after {duration(found.elapsed_s)}"
     why = f": {found.stopped.rstrip('.')}" if found.stopped else ""
     if is_held:

@@ -253,7 +253,7 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
             lines.append(f"at least {duration(plan.limit_s)}, bound by {plan.bound}")
         if plan.most_reasks:
             lines.append(
-                "not counted: an answer that is not accepted is asked for again, at most "
+                "not counted: re-asks after an answer that is not accepted, at most "
                 f"{counted(plan.most_reasks, 'time')} per row"
             )
     if plan.first_request is not None:

@@ -176,7 +176,9 @@ class EngineBackend:
         count = len(asked.prompts) * asked.params.n
         if count > self._most_sequences:
             what = f"the request asks for {count:,} answers"
-            raise Rejected(what, hint=f"the engine's queue holds {self._most_sequences:,}")
+            raise Rejected(
+                what, hint=f"ask for at most {self._most_sequences:,}, the size of the queue"
+            )
         schema, guide = asked.schema, speaker.grammars.guide
         return asked, [None if schema is None else guide(schema) for _ in range(count)]
 

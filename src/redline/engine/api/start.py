@@ -109,7 +109,7 @@ def _speculation(
                 f"the draft model's vocabulary has {config.vocab_size:,} tokens, the model's "
                 f"{vocabulary:,}",
                 where=settings.draft_model,
-                hint="both must have the same vocabulary",
+                hint="choose a draft model with the same vocabulary",
             )
         name = settings.draft_model
         model_len(length, config, name)

@@ -198,7 +198,9 @@ def _plan(
     whole = {**(plan or {}), _EMBEDDING: "words", _HEAD: "words"}
     for layer, style in whole.items():
         if style not in _DIMENSIONS:
-            what = f"the engine cannot split {layer} of {source.name} as planned, {style!r}"
+            what = (
+                f"the engine cannot split {layer} of {source.name} in the planned style, {style!r}"
+            )
             raise ConfigError(what, hint=_MAY_SPLIT)
     return whole
 
@@ -254,11 +256,11 @@ def _check_layers_are_all(
     if not torch.equal(found, given):
         raise ConfigError(
             f"{source.name} ({source.config.model_type}) cannot be split into stages: it changes "
-            "its states outside its layers",
+            "hidden states outside its layers",
             hint="use --tensor-parallel instead of --pipeline-parallel: it splits each layer",
         )
 
 
 def _indivisible(source: Source, what: str, shares: int) -> ConfigError:
-    hint = "tensor parallelism needs a number that divides it"
+    hint = "choose a --tensor-parallel that divides this number"
     return ConfigError(f"{source.name}: {what}, which {shares} ranks cannot share", hint=hint)

@@ -96,5 +96,5 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                     )
         if "" in self.stop:
             raise Rejected(
-                "`stop` has an empty string", hint="every text would end before it began"
+                "`stop` has an empty string", hint="leave it out: it would end every text at once"
             )

@@ -77,7 +77,7 @@ def read_files(output: Output, timeline: Timeline, *, is_running: bool) -> JobFi
         files.notes.append(f"failures are left out: {what}")
     if timeline.damaged:
         lines = counted(timeline.damaged, "damaged line")
-        files.notes.append(f"{lines} of the timeline left out of the figures")
+        files.notes.append(f"left out of the figures: {lines} of the timeline")
     return files
 
 

@@ -124,7 +124,7 @@ class Rules:
             if (amount := amount_of(cost)) > most:
                 raise OverLimit(
                     f"the call needs at least {amount:,} {line.kind.replace('_', ' ')}, "
-                    f"more than the limit of {self._largest(line)} allows at all",
+                    f"more than the limit of {self._largest(line)} ever allows",
                     hint="shorten the prompt, lower max_tokens, or raise the token limit",
                 )
             # A NaN, once booked, would hold all other calls back forever.

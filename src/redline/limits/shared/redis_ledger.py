@@ -96,7 +96,7 @@ class RedisLedger:
                 answer = await _reply(self._client.eval(SCRIPT, 1, self._key, blob))
         except (RedisError, OSError, TimeoutError) as error:
             raise NoEndpoint(
-                f"the Redis server of the shared limits, {self._where}, does not answer: "
+                f"the Redis server of the shared limits, {self._where}, cannot be used: "
                 f"{_said(error)}",
                 hint="check that Redis is running, then run the command again",
             ) from error

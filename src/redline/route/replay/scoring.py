@@ -147,7 +147,7 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
         notes.append(
             f"too few calls to estimate the speed of {', '.join(few)} (fewer than "
             f"{LEAST_CALLS}): "
-            "guessed from these and from the other endpoints"
+            "guessed from those calls and the other endpoints"
         )
     workers = min(last.workers, most_at_once((call.arrived_s, call.done_s) for call in calls))
     # A run without --balance uses the default.

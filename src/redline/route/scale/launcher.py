@@ -97,7 +97,7 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"start_s must be above 0 and at most 86,400, not {self.start_s:g}")
         if not self.cwd.is_dir():
             raise ConfigError(
-                f"cwd is not a folder: {self.cwd}", hint="it is where the command runs"
+                f"cwd is not a folder: {self.cwd}", hint="choose a folder for the command to run in"
             )
         texts = (*self.command, *self.env, *self.env.values(), str(self.logs))
         if odd := [text for text in texts if "\0" in text]:

@@ -60,7 +60,9 @@ class FrontSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_host(self.host)
         if not 0 <= self.port <= 65_535:
-            raise ConfigError(f"port must be 0 to 65535, not {self.port}", hint="0: a free one")
+            raise ConfigError(
+                f"port must be 0 to 65535, not {self.port}", hint="0 picks a free one"
+            )
         if not 0 < self.drain_s <= 86_400:
             raise ConfigError(f"drain_s must be above 0 and at most 86,400, not {self.drain_s:g}")
 

@@ -51,7 +51,7 @@ def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> T
         raise missing(lineup, tenant, model or "")
     if is_restricted and (name := other_choice(raw)):
         raise Refusal(
-            f"The body of the request may name several models, by `{name}`, which the limits of "
+            f"The body of the request may name several models in `{name}`, which the limits of "
             f"tenant {tenant.name} do not allow.",
             param=name,
         )

@@ -100,7 +100,7 @@ class GatewayMetrics(msgspec.Struct, eq=False):
         efficiency = figures.batch_efficiency
         yield gauge(
             "redline_batch_efficiency_ratio",
-            "Share of the places in batches that were used.",
+            "Share of the places in batches that were filled.",
             [] if efficiency is None else [(name, efficiency)],
         )
 

@@ -178,7 +178,7 @@ def _read(path: Path) -> tuple[list[bytes], dict[int, Key]]:
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}",
-            hint="the user who runs redline must be able to read it",
+            hint="make it readable to the user who runs redline",
         ) from error
     lines = data.splitlines(keepends=True)
     numbered = enumerate(lines, 1)

@@ -163,6 +163,7 @@ def _version(path: Path) -> tuple[int, ...]:
         found = path.stat()
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path}: {error.strerror}", hint="redline keys add TENANT creates it"
+            f"cannot read {path}: {error.strerror}",
+            hint="redline keys add TENANT creates it if it is missing",
         ) from error
     return (found.st_ino, found.st_size, found.st_mtime_ns)

@@ -102,13 +102,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def _judgement(self) -> str:
         if self.pairs.p >= 0.05:
             return (
-                "no significant difference: chance alone makes one this large more than once in "
-                "20 times"
+                "no significant difference: chance alone makes one at least this large in 5 % of "
+                "cases or more"
             )
         better = self.second if self.pairs.difference > 0 else self.first
         return (
-            f"{better} is better: chance alone makes a difference this large less than once in 20 "
-            "times"
+            f"{better} is better: chance alone makes a difference at least this large in less than "
+            "5 % of cases"
         )
 
 
@@ -127,7 +127,7 @@ def compare(first: Path, second: Path) -> Comparison:
     if not common:
         raise ConfigError(
             f"{first} and {second} have no question in common",
-            hint="both must be evaluations of the same data",
+            hint="compare two evaluations of the same data",
         )
     shares = {one: (ones.share(one), others.share(other)) for one, other in common.items()}
     won = sorted(ones.row(one) for one, (first, second) in shares.items() if first < second)

@@ -91,7 +91,9 @@ def metric_of(
             f"the metric `{name}` takes no pattern", hint='leave it out, or set metric = "regex"'
         )
     if fields and name != "json":
-        raise ConfigError(f"the metric `{name}` takes no fields", hint='metric = "json" does')
+        raise ConfigError(
+            f"the metric `{name}` takes no fields", hint='leave them out, or set metric = "json"'
+        )
     match name:
         case "regex":
             if pattern is None:

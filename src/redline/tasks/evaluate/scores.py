@@ -188,7 +188,7 @@ def graded(path: Path) -> list[Graded]:
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"{path} holds no graded answers: {error}",
-            hint="it must be the results file of `redline eval`",
+            hint="pass a results file of `redline eval`",
         ) from error
 
 

@@ -31,7 +31,7 @@ def load(path: Path) -> Evaluation:
     try:
         table = read_toml(path)
     except FileNotFoundError as error:
-        raise ConfigError(f"{path} does not exist", hint="a task is a TOML file") from error
+        raise ConfigError(f"{path} does not exist", hint="pass the path of a TOML file") from error
     shots = table.get("shots_file")
     if isinstance(shots, str) and url_of(shots) is None:
         # The path is relative to the task's file, not to the working directory.
@@ -63,7 +63,9 @@ def shots_of(
     shots = []
     for row in _first_rows(path, evaluation.shots):
         if evaluation.gold not in row:
-            raise ConfigError(f"a shot has no {evaluation.gold}", where=path)
+            raise ConfigError(
+                f"a shot has no column {evaluation.gold} with its right answer", where=path
+            )
         try:
             answer = grading.example(row)
         except Rejected as error:

@@ -86,7 +86,7 @@ def agreement(pairs: Iterable[tuple[str, str]], known: Iterable[str] = ()) -> Ag
             if len(labels) > most:
                 raise ConfigError(
                     f"more than {MOST_OTHERS:,} different values are not labels of the schema",
-                    hint="--gold names a column of labels, such as --gold category",
+                    hint="name a column of labels, for example --gold category",
                 )
         counts[pair] += 1
     return Agreement(dict(counts), sorted({label for pair in counts for label in pair}))

@@ -209,7 +209,7 @@ def as_json_schema(value: Any) -> dict[str, Any]:
         return _of_lists({LABEL: value})
     if not isinstance(value, dict) or not value:
         raise ConfigError(
-            "a schema is a JSON Schema, or lists of labels", hint='such as ["bug", "question"]'
+            "a schema is a JSON Schema, or lists of labels", hint='for example ["bug", "question"]'
         )
     if _holds_lists_alone(value) or not any(word in value for word in _WORDS):
         return _of_lists(value)
@@ -240,7 +240,7 @@ def _of_lists(fields: Mapping[str, Any]) -> dict[str, Any]:
         if not _are_labels(labels) or len(set(labels)) != len(labels):
             raise ConfigError(
                 f"the labels of {name} must be a list of distinct strings",
-                hint='such as {"urgency": ["low", "high"]}; a JSON Schema has a "type"',
+                hint='for example {"urgency": ["low", "high"]}; a JSON Schema has a "type"',
             )
     return {
         "type": "object",
