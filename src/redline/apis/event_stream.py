@@ -87,7 +87,7 @@ class EventParser:
         return bool(self._rest) or self._is_first
 
     def line(self, data: bytes) -> bytes | None:
-        """Returns the data of a one-line event if `data` is exactly that, unless `is_amid`.
+        """Returns the event's data if `data` is exactly one event of one line and not `is_amid`.
 
         None otherwise. Unlike `blocks`, this method does not change the parser.
         """

@@ -386,11 +386,11 @@ class Member(Backend, Protocol):
         """
 
     def withdraw(self, call: Call | None = None) -> int:
-        """Withdraws a call that waits for a slot, a place ahead, a connection or its grant.
+        """Withdraws a call that waits for a slot, a connection or a grant.
 
         call: None for all waiting calls. Returns the number of withdrawn calls. Their outcomes will
-        have the error `Withdrawn`, their requests are not written (again), and the slots and
-        grants that they held are free again. A call is not withdrawn if it is not at this backend,
-        if it has been written and does not wait to be written again, or if it is about to be
-        written in this turn of the event loop without having waited.
+        have the error `Withdrawn`, their requests will not be written (again), and the slots and
+        grants that they held will be free again. A call is not withdrawn if it is not at this
+        backend, if it has been written and does not wait to be written again, or if it is about to
+        be written in this turn of the event loop without having waited.
         """

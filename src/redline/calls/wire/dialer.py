@@ -66,8 +66,8 @@ class Dialer:
     async def connect(self, make: _Make) -> Connection:
         """Opens a connection. make: creates the protocol, which is returned.
 
-        Raises Disconnected, Refused if a proxy asks for a password, and TimeoutError after
-        connect_s.
+        Raises Disconnected; Refused if a proxy asks for credentials that it was not given, or does
+        not accept them; and TimeoutError after connect_s.
         """
         try:
             with self._timed():

@@ -59,7 +59,7 @@ def open_telemetry(job: Job) -> Telemetry | None:
     except ValueError as error:
         raise ConfigError(
             f"OpenTelemetry cannot be set up: {error}",
-            where="the OTEL_ variables of the environment",
+            where="the OTEL_* environment variables",
             hint="correct or unset them",
         ) from error
 

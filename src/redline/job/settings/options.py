@@ -259,8 +259,8 @@ class Options:
     api_key: str | None = _of_each(
         "NAME",
         "Name of the variable that holds the API key, in the environment or in .env. Default: "
-        "OPENAI_API_KEY, sent only to OpenAI, this machine, and an OPENAI_BASE_URL set in the same "
-        "place.",
+        "OPENAI_API_KEY, sent only to OpenAI, to this machine and, if no other endpoint is named, "
+        "to the OPENAI_BASE_URL that is set beside it.",
         key="api_key_env",
     )
     headers: Mapping[str, str] | None = _flag(
@@ -382,8 +382,8 @@ class Options:
     output: str | os.PathLike[str] | None = _flag(
         "FILE",
         "Results file: one JSON line per row. The same command continues it. With a URL such as "
-        "s3://bucket/labels.jsonl, the results are in s3.redline/ until the run ends, and then "
-        "uploaded. Without -o, they go to stdout, and the run cannot be continued.",
+        "s3://bucket/labels.jsonl, the results are written to s3.redline/ and uploaded when "
+        "the run ends. Without -o, they go to stdout, and the run cannot be continued.",
         read=values.place,
         short="-o",
         section=_OUTPUT,
