@@ -245,6 +245,21 @@ class TestPrefix:
         among = named([Figures(in_flight=1), Figures()])
         assert index_of(made, among, asked) == 0
 
+    def test_of_two_that_have_seen_it_the_one_with_fewer_calls_gets_it(self) -> None:
+        made, among = LongestPrefix(), named([Figures(), Figures()])
+        for owner in among:
+            index_of(made, [owner], Asked(blocks=(1,)))
+        among[0].in_flight, among[1].in_flight = 2, 1
+        assert index_of(made, among, Asked(blocks=(1,))) == 1
+
+    def test_the_load_bound_is_that_of_its_docstring(self) -> None:
+        for in_flight, best in ((2, 0), (3, 1)):
+            made, among = LongestPrefix(), named([Figures(), Figures()])
+            index_of(made, among[:1], Asked(blocks=(1,)))
+            # Of 2 and 3 calls, 1.25 times the mean and one more are 2.25 and 2.875.
+            among[0].in_flight = in_flight
+            assert index_of(made, among, Asked(blocks=(1,))) == best
+
     def test_an_endpoint_that_has_left_is_no_obstacle(self) -> None:
         made, among = LongestPrefix(), named([Figures(), Figures(in_flight=5)])
         assert index_of(made, among, Asked(blocks=(1,))) == 0
@@ -385,6 +400,24 @@ class TestNormalizedScore:
 
 
 class TestFigures:
+    def test_the_token_rate_is_that_of_the_latest_answers(self) -> None:
+        one = Figures(weight=3.0)
+        one.drained(10.0, 0.0)
+        assert one.tokens_per_s == 0
+        one = Figures(weight=3.0)
+        one.drained(50.0, 0.5)
+        assert one.tokens_per_s == pytest.approx(300.0)
+        for _ in range(160):
+            one.drained(5.0, 0.5)
+        assert one.tokens_per_s == pytest.approx(30.0, rel=0.01)
+
+    def test_a_forgotten_speed_is_unknown_and_the_last_known_one_is_noted(self) -> None:
+        one = Figures(in_flight=1)
+        one.answered(0.4, NOW_S)
+        for _ in range(2):
+            one.forget()
+            assert (one.latency_s, one.answers, one.forgotten_s) == (0.0, 0, 0.4)
+
     def test_the_latency_is_the_mean_of_late(self) -> None:
         one = Figures()
         for number, latency_s in enumerate((30.0, 1.0, 2.0)):
@@ -429,6 +462,12 @@ class TestFigures:
         for _ in range(200):
             one.answered(1.0, 0.0)
         assert one.availability > 0.99
+
+
+def test_draws_begin_anywhere_so_that_pools_do_not_all_begin_with_the_first() -> None:
+    among = named([Figures() for _ in range(8)])
+    firsts = {next(draws(among, 1, lambda share=share: share / 8))[0].name for share in range(8)}
+    assert len(firsts) == 8
 
 
 def pool_of(servers: Sequence[ModelServer]) -> Pool:

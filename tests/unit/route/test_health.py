@@ -100,6 +100,31 @@ class TestReady:
         assert breaker.again_s == 5.0 + FIRST_PAUSE_S
 
 
+class TestLate:
+    """Results of calls that began before the state changed."""
+
+    def test_they_change_nothing(self) -> None:
+        breaker = breaker_of()
+        early = breaker.began(0.0)
+        assert breaker.failing_s == 0
+        fails_until_degraded(breaker)
+        assert not breaker.succeeded(early)
+        assert not breaker.failed(early, 0.5)
+        assert (breaker.state, breaker.failing_s) == (Health.DEGRADED, 0)
+        assert call(breaker, breaker.again_s, is_success=True)
+        assert not breaker.succeeded(early)
+        assert not breaker.failed(early, 2.0, is_down=True)
+        assert breaker.state is Health.WARMING
+
+    def test_bad_pages_leave_no_evidence_from_calls(self) -> None:
+        breaker = breaker_of(is_probed=True)
+        breaker.probed(0.0, is_well=True)
+        for page in range(BAD_PAGES):
+            breaker.probed(float(page), is_well=False)
+        assert breaker.state is Health.DEGRADED
+        assert breaker.evidence == 0
+
+
 class TestDegraded:
     def test_one_call_at_the_end_of_each_pause_and_pauses_double(self) -> None:
         breaker, now_s, pauses_s = degraded(10.0), 10.0, list[float]()
