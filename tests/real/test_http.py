@@ -241,11 +241,16 @@ def test_an_attempt_says_when_it_came_how_far(run: Run, status: int) -> None:
 
 def test_an_attempt_that_waited_for_nothing_has_the_marks_of_its_exchange(run: Run) -> None:
     async def main() -> None:
-        async with RawServer(replying(answer(chat("hi")))) as server:
+        refusal = answer({"error": "no"}, status=400)
+        async with RawServer(replying(*[answer(chat("hi"))] * 2, refusal)) as server:
             backend = backend_of(server)
             (first,) = (await backend.send(ASK, Call())).tried
             (second,) = (await backend.send(ASK, Call())).tried
+            refused = await backend.send(ASK, Call())
             await backend.aclose()
+        assert first.error is second.error is None
+        assert refused.error is not None
+        assert refused.tried[0].error is refused.error
         assert first.connected_s is not None  # it was connected first
         assert second.eligible_s is second.slot_s is second.connected_s is second.granted_s is None
         assert second.sent_s is not None
@@ -1081,6 +1086,7 @@ def test_a_429_for_more_than_a_limit_that_headers_have_lowered_is_final(run: Run
             outcome = await backend.send(large, Call())
             assert isinstance(outcome.error, OverLimit)
             assert outcome.error.status == 429
+            assert outcome.error.hint.startswith("shorten the prompt")
             await backend.aclose()
 
     run(main())
@@ -1236,6 +1242,31 @@ def test_a_stream(run: Run, data: bytes, texts: list[str], kind: type | None) ->
             assert isinstance(body, dict)
             assert body["stream"] is True
             assert_nothing_held(backend)
+            await backend.aclose()
+
+    run(main())
+
+
+def test_a_stream_whose_response_ends_a_moment_after_its_answer_keeps_its_connection(
+    run: Run,
+) -> None:
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    body = b"".join(b"data: " + event + b"\n\n" for event in (A, END, b"[DONE]"))
+
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(head + b"%x\r\n%b\r\n" % (len(body), body))
+        await asyncio.sleep(0.1)
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    async def main() -> None:
+        async with RawServer(handle) as server:
+            backend = backend_of(server)
+            for _ in range(2):
+                assert (await backend.send(ASK, Call(), Keeps())).output == "a"
+            assert server.connections == 1
             await backend.aclose()
 
     run(main())

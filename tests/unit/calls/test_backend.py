@@ -198,6 +198,7 @@ def test_calls_that_wait_are_withdrawn_and_those_on_the_wire_are_not() -> None:
         assert outcomes[0].is_success
         for outcome in outcomes[1:]:
             assert isinstance(outcome.error, Withdrawn)
+            assert outcome.error.what == "the call was withdrawn"
             assert (outcome.attempts, outcome.tried) == (0, ())
         assert len(server.seen) == 1
         assert backend.load(now_s()).waiting == 0

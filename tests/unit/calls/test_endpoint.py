@@ -93,8 +93,16 @@ def test_a_password_in_the_url_is_refused_and_not_repeated() -> None:
 
 @pytest.mark.parametrize("base_url", ["https://me@h/v1", f"https://:{SECRET}@h/v1"])
 def test_half_a_login_in_the_url_is_refused_too(base_url: str) -> None:
-    with pytest.raises(ConfigError, match="user name or password"):
+    with pytest.raises(ConfigError) as caught:
         Endpoint(base_url=base_url)
+    assert caught.value.what == "a base URL must not contain a user name or password"
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.inf, math.nan])
+def test_a_weight_is_a_number_above_0(weight: float) -> None:
+    with pytest.raises(ConfigError, match="weight must be a number above 0") as caught:
+        Endpoint(base_url="https://h/v1", weight=weight)
+    assert caught.value.hint == "remove the endpoint to send nothing to it"
 
 
 @pytest.mark.parametrize(
