@@ -47,7 +47,6 @@ from support.engine_ranks import (
     stage_times,
     works,
 )
-from support.until import until
 
 pytestmark = [
     pytest.mark.real,
@@ -265,20 +264,27 @@ def test_ranks_that_do_nothing_any_more_are_closed(
 def test_ranks_of_a_model_whose_loading_was_cancelled_are_closed(
     models_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks_module, "Ranks", Forked)
     folder = str(random_model("llama", models_folder))
-    before = children(os.getpid())
+    parents = list[int]()
 
     async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        class Cancelling(Forked):
+            def __init__(self, *args: Any, **more: Any) -> None:
+                super().__init__(*args, **more)
+                parents.append(self._process.pid)
+                loop.call_soon_threadsafe(loading.cancel)
+
+        monkeypatch.setattr(ranks_module, "Ranks", Cancelling)
         local = LocalEngine(EngineSettings(model=folder, max_batch_size=2, tensor_parallel=2))
         loading = asyncio.create_task(local.open().__aenter__())
-        await until(lambda: children(os.getpid()) != before, within_s=LONGEST_S)
-        loading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await loading
 
     asyncio.run(main())
-    wait_until(lambda: children(os.getpid()) == before)
+    assert len(parents) == 1
+    wait_until(lambda: not any(map(is_running, parents)))
 
 
 def test_a_model_that_cannot_be_split_is_refused_with_no_process_left(
