@@ -209,7 +209,7 @@ def judge(name: str, most: int, until_s: float) -> dict[str, Any]:
     """How many of at most `most` mutants of the module are killed, and which are not.
 
     until_s: when to stop, monotonic; `judged` is less than `drawn` then.
-    Raises RuntimeError with the log's end if mutmut fails.
+    Raises RuntimeError with the log's end if mutmut fails, or if it was ended too early last time.
     """
     folder = prepared(name)
     found = verdicts(folder)
@@ -217,6 +217,10 @@ def judge(name: str, most: int, until_s: float) -> dict[str, Any]:
         # It makes the mutants, and stops since none bears this name.
         run_mutmut(folder, "run", "none", until_s=until_s)
         found = verdicts(folder)
+    if not found:
+        # It was ended while it made them, and takes its half-made copy for a whole one.
+        shutil.rmtree(folder)
+        raise RuntimeError(f"no mutants of {name} were made: run this again")
     names = drawn(sorted(found), most)
     if waiting := [one for one in names if found[one] in _UNJUDGED]:
         run_mutmut(folder, "run", "--max-children", "1", *waiting, until_s=until_s)
