@@ -209,7 +209,8 @@ def judge(name: str, most: int, until_s: float) -> dict[str, Any]:
     """How many of at most `most` mutants of the module are killed, and which are not.
 
     until_s: when to stop, monotonic; `judged` is less than `drawn` then.
-    Raises RuntimeError with the log's end if mutmut fails, or if it was ended too early last time.
+    Raises RuntimeError with the log's end if mutmut fails, and also if an earlier call was ended
+    while mutmut made the mutants.
     """
     folder = prepared(name)
     found = verdicts(folder)
@@ -218,7 +219,7 @@ def judge(name: str, most: int, until_s: float) -> dict[str, Any]:
         run_mutmut(folder, "run", "none", until_s=until_s)
         found = verdicts(folder)
     if not found:
-        # It was ended while it made them, and takes its half-made copy for a whole one.
+        # mutmut was ended while it made them, and takes its half-made copy for a whole one.
         shutil.rmtree(folder)
         raise RuntimeError(f"no mutants of {name} were made: run this again")
     names = drawn(sorted(found), most)

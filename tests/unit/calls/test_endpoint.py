@@ -98,13 +98,6 @@ def test_half_a_login_in_the_url_is_refused_too(base_url: str) -> None:
     assert caught.value.what == "a base URL must not contain a user name or password"
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, math.inf, math.nan])
-def test_a_weight_is_a_number_above_0(weight: float) -> None:
-    with pytest.raises(ConfigError, match="weight must be a number above 0") as caught:
-        Endpoint(base_url="https://h/v1", weight=weight)
-    assert caught.value.hint == "remove the endpoint to send nothing to it"
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -169,7 +162,7 @@ def test_the_longest_reply_is_at_least_a_byte() -> None:
 def test_a_weight_is_a_finite_share(weight: float) -> None:
     with pytest.raises(ConfigError, match="weight must be a number above 0") as caught:
         Endpoint(base_url="https://h/v1", weight=weight)
-    assert "remove the endpoint" in caught.value.hint
+    assert caught.value.hint == "remove the endpoint to send nothing to it"
     assert Endpoint(base_url="https://h/v1", weight=0.01).weight == 0.01
 
 

@@ -110,8 +110,9 @@ def test_other_limits_are_refused_while_in_use(tmp_path: Path) -> None:
 
 
 def test_no_limit_cannot_be_shared(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no limit to share"):
+    with pytest.raises(ConfigError, match="no limit to share") as caught:
         open_ledger(str(tmp_path / "f"), Limits(), "e")
+    assert "--requests" in caught.value.hint
 
 
 @pytest.mark.parametrize(

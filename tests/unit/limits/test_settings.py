@@ -167,13 +167,6 @@ def test_as_many_calls_hold_a_connection_as_a_second_or_a_burst_may_send(
     assert Limits(requests=requests, profile=profile).ahead() == ahead
 
 
-def test_only_a_stated_limit_can_be_shared() -> None:
-    Limits(tokens="200k/60s").check_shared()
-    with pytest.raises(ConfigError, match="no limit to share") as caught:
-        Limits(concurrency=8).check_shared()
-    assert "--requests" in caught.value.hint
-
-
 def test_only_amounts_with_output_are_uncertain() -> None:
     spread = Spread(variance=9.0, third=1.0, most=20.0)
     cost = Cost(100, 50, spread)
