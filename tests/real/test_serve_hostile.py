@@ -790,7 +790,8 @@ def test_a_body_that_only_a_lenient_endpoint_can_read_is_not_sent(tmp_path: Path
         world = World(serve, sim, "")
         for body in bodies:
             answer = asyncio.run(once(world, request("POST", CHAT, body)))
-            assert (answer.status, b"read as JSON: 'utf-8' codec" in answer.body) == (400, True)
+            # The reason comes from msgspec, whose versions word it differently.
+            assert (answer.status, b"read as JSON: " in answer.body) == (400, True), answer.body
         assert sim.stats()["received"] == 0
 
 
