@@ -83,8 +83,11 @@ _COMMANDS = {
 }
 # What such a process may need besides: programs of the tests, and what is not Python.
 _BESIDES = ("src/*[!.][!p][!y]", "tests", "bench/peers", "examples/tiny-model", "pyproject.toml")
-# Files of tests count only for the campaign that runs them.
-_NO_TESTS = (
+# What people read and pages for a browser count for no campaign, files of tests only for the one
+# that runs them.
+_NOT_RUN = (
+    ":(exclude,glob)**/*.md",
+    ":(exclude,glob)src/**/page.html*",
     ":(exclude,glob)tests/**/test_*.py",
     ":(exclude)tests/cli/expected",
     ":(exclude)tests/patches",
@@ -286,7 +289,7 @@ def _paths_of(name: str) -> list[str]:
     modules = ["app", *commands] if commands else []
     scripts = [ROOT / _SCRIPTS[name], *(_CLI / f"{module}.py" for module in modules)]
     files = set[Path]().union(*map(files_of, scripts))
-    besides = [*_BESIDES, *_NO_TESTS] if commands else []
+    besides = [*_BESIDES, *_NOT_RUN] if commands else []
     return [*sorted(str(path.relative_to(ROOT)) for path in files), *besides]
 
 
