@@ -283,13 +283,14 @@ def holds(name: str) -> bool:
 
 def _paths_of(name: str) -> list[str]:
     """What the campaign runs, as git names it."""
-    if name == "mutants":
-        return ["bench/mutants.py", "src", *_BESIDES]
     commands = _COMMANDS.get(name, ())
     modules = ["app", *commands] if commands else []
     scripts = [ROOT / _SCRIPTS[name], *(_CLI / f"{module}.py" for module in modules)]
     files = set[Path]().union(*map(files_of, scripts))
     besides = [*_BESIDES, *_NOT_RUN] if commands else []
+    if name == "mutants":
+        files |= set[Path]().union(*map(mutants.files_that_judge, mutants.MODULES.values()))
+        besides = ["src/**.py"]
     return [*sorted(str(path.relative_to(ROOT)) for path in files), *besides]
 
 

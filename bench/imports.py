@@ -9,7 +9,7 @@ little. A script that starts `redline` in another process runs more than this fi
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -57,24 +57,28 @@ def _is_message(value: object) -> bool:
     return isinstance(value, str) and "\n" not in value and len(value.split()) >= 3
 
 
-def _imported(path: Path) -> Iterator[str]:
+@cache
+def _imported(path: Path) -> set[str]:
     """Dotted names of what a file imports, modules and what is taken from them."""
+    found = set[str]()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
 
 
-def _files(name: str) -> Iterator[Path]:
+@cache
+def _files(name: str) -> set[Path]:
     """The files of a module and of the packages that it lies in; none if it is not of here."""
-    parts = name.split(".")
+    parts, found = name.split("."), set[Path]()
     for base in _SEARCHED:
         for length in range(1, len(parts) + 1):
             path = base.joinpath(*parts[:length])
             door, module = path / "__init__.py", path.with_suffix(".py")
             if door.exists():
-                yield door
+                found.add(door)
             elif module.exists():
-                yield module
+                found.add(module)
+    return found

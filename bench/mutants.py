@@ -27,11 +27,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import record
-from imports import code_of
+from imports import code_of, files_of
 
 MOST = 300
 LEAST_KILLED = 0.9
@@ -241,16 +242,29 @@ def judge(name: str, most: int, until_s: float) -> dict[str, Any]:
 
 
 def version_of(module: Module) -> str:
-    """A name for all code that judges the module: src, its tests, and what tests share."""
+    """A name for all code that judges the module: src, its tests, and what they import."""
     digest = hashlib.blake2b(digest_size=8)
-    files = (path for part in ("src", "tests") for path in (record.ROOT / part).rglob("*.py"))
-    for file in sorted(files):
+    src = set((record.ROOT / "src").rglob("*.py"))
+    for file in sorted(src | files_that_judge(module)):
         name = file.relative_to(record.ROOT).as_posix()
-        is_test = file.name.startswith("test_")
-        if is_test and not any(f"{name}/".startswith(f"{test}/") for test in module.tests):
-            continue
-        digest.update(f"{name}\0{code_of(file.read_text(encoding='utf-8'))}".encode())
+        digest.update(f"{name}\0{_code(file)}".encode())
     return digest.hexdigest()
+
+
+@cache
+def _code(file: Path) -> str:
+    return code_of(file.read_text(encoding="utf-8"))
+
+
+def files_that_judge(module: Module) -> set[Path]:
+    """The files of the module's tests, what pytest loads with them, and what they import."""
+    found = set[Path]()
+    for name in module.tests:
+        path = record.ROOT / name
+        found |= set(path.rglob("*.py")) if path.is_dir() else {path}
+    beside = {folder / "conftest.py" for file in found for folder in file.parents}
+    found |= {file for file in beside if file.exists()}
+    return set[Path]().union(*map(files_of, found))
 
 
 def prepared(name: str) -> Path:
