@@ -213,8 +213,9 @@ def text_lines(prefix: str, text: str) -> Iterator[str]:
             value, end = None, 0
         if isinstance(value, dict):
             rest = neutral(line[end:].strip())
-            kind = value.get("event", value.get("at", "")) or ""
-            events[f"{kind} {rest}".strip()].add(value)
+            # In some files `at` names the moment, in others it is its time.
+            kind = next((value[k] for k in ("event", "at") if isinstance(value.get(k), str)), "")
+            events[f"{neutral(kind)} {rest}".strip()].add(value)
         else:
             others.add(f"{prefix}| {neutral(line)}".rstrip())
     for kind, shape in sorted(events.items()):

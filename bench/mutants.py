@@ -236,6 +236,7 @@ def judge(name: str, most: int, until_s: float) -> dict[str, Any]:
         "killed": len(ends) - len(survivors),
         "timed_out": sum(status in _TIMED_OUT for status in ends.values()),
         "unreached": sum(status in _UNREACHED for status in ends.values()),
+        "duration_s": round(sum(durations(folder).get(one, 0.0) for one in ends), 2),
         "tests": list(MODULES[name].tests),
         "survivors": changes(folder, survivors),
     }
@@ -316,6 +317,14 @@ def run_mutmut(folder: Path, *words: str, until_s: float) -> None:
     if process.returncode and "none" not in words:
         end = (folder / "mutmut.log").read_text("utf-8", "replace")[-3000:]
         raise RuntimeError(f"mutmut ended with {process.returncode}: {end}")
+
+
+def durations(folder: Path) -> dict[str, float]:
+    """Seconds that the tests of each mutant took, in this call or an earlier one."""
+    found = dict[str, float]()
+    for path in (folder / "mutants" / "src").rglob("*.meta"):
+        found.update(json.loads(path.read_bytes())["durations_by_key"])
+    return found
 
 
 def verdicts(folder: Path) -> dict[str, int | None]:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -41,6 +42,7 @@ from redline.engine.step import Core
 from redline.errors import ConfigError, NoEndpoint, Rejected, TimedOut
 from redline.serve import Serving, serving
 from redline.timeline import NAME, ServerUse, merged_use, read_timeline
+from support import server_fuzzing
 from support.engine_models import (
     VOCABULARY,
     Continuation,
@@ -50,6 +52,7 @@ from support.engine_models import (
     random_prompts,
     tokenizer_of,
 )
+from support.mutating import cut
 
 # A start imports torch and transformers, which takes minutes on a busy machine.
 LIMIT_S = 240.0
@@ -528,6 +531,44 @@ def test_the_command_answers_after_hostile_clients(
     assert program.returncode == 0, err
     # What it loads, and what it has room for.
     assert len(err.splitlines()) == 2, err
+
+
+@pytest.mark.slow
+def test_the_command_answers_after_requests_with_faults(
+    tmp_path: Path, folder: Path, said: list[Continuation]
+) -> None:
+    (tmp_path / "m").symlink_to(folder)
+    program = forked(str(tmp_path / "m"), "--dtype", "float32", "--max-batch-size", "4")
+    try:
+        assert program.stdout is not None
+        url = program.stdout.readline().strip()
+        asyncio.run(send_faulty(port_of(url), 400))
+        check_answers(url, folder, said[:3])
+        wait_until_idle(url, "m")
+        program.send_signal(signal.SIGINT)
+        _, err = program.communicate(timeout=LIMIT_S)
+    finally:
+        kill(program)
+    assert program.returncode == 0, err
+    assert len(err.splitlines()) == 2, err
+
+
+async def send_faulty(port: int, connections: int) -> None:
+    """Each is answered, if at all, and closed by the server."""
+    rng, answers = random.Random(1), Counter[bytes]()
+    for _ in range(connections):
+        requests, _ = server_fuzzing.faulty(rng)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(LIMIT_S):
+            with contextlib.suppress(ConnectionError):
+                writer.writelines(cut(rng, requests))
+                writer.write_eof()
+                answers[(await reader.read())[:13]] += 1
+        writer.close()
+    assert all(answer == b"" or answer.startswith(b"HTTP/1.1 ") for answer in answers), answers
+    assert b"HTTP/1.1 500 " not in answers, answers
+    assert answers[b"HTTP/1.1 400 "] > connections / 10
+    assert answers[b"HTTP/1.1 404 "] > connections / 10
 
 
 def check_answers(url: str, folder: Path, said: list[Continuation]) -> None:

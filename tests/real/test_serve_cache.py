@@ -96,4 +96,9 @@ def test_no_tenant_gets_the_answer_of_another(tmp_path: Path) -> None:
             both = [threads.submit(ask, serve, key) for key in keys.values()]
             assert [one.result()[0] for one in both] == [False, False]
             assert ask(serve, keys["one"])[0] is True
-        assert sim.stats()["received"] == 2
+            stored: Any = {"messages": [{"role": "user", "content": "of one"}]}
+            assert ask(serve, keys["one"], **stored)[0] is False
+            # A stored answer, too, is only for whom it was made.
+            assert ask(serve, keys["two"], **stored)[0] is False
+            assert ask(serve, keys["one"], **stored)[0] is True
+        assert sim.stats()["received"] == 4

@@ -11,7 +11,7 @@ from typing import Any
 
 import redline
 from redline.calls import Call, Chunk, Endpoint, Request, Retry, RetryPolicy
-from redline.calls.cost import NOTHING, Allowance, Metered, Prices, Spending
+from redline.calls.cost import NOTHING, Allowance, Metered, Price, Prices, Spending
 from redline.calls.wire import Timeouts
 from redline.events import RetryScheduled, RetryStarted
 from redline.limits import Limits
@@ -72,9 +72,10 @@ class Disturbed:
         ]
         self.pool = redline.Pool(endpoints)
         self._is_over = False
-        self.spending = Spending(Allowance(tokens=10**12))
+        self.spending = Spending(Allowance(tokens=10**12, picodollars=10**18))
         self.retries = Retries()
-        self.metered = Metered(self.pool, self.spending, Prices({}))
+        price = Price(input=10**6, cached_input=10**5, output=4 * 10**6)
+        self.metered = Metered(self.pool, self.spending, Prices({"m": price}))
         policy = RetryPolicy(base_s=0.02, cap_s=0.2, share=1.0)
         self.backend = Retry(self.metered, policy, listener=self.retries, seed=seed)
 
@@ -105,7 +106,7 @@ class Disturbed:
             assert isinstance(backend, redline.calls.HttpBackend)
             load = backend.load(now_s)
             holds(f"calls that come to {name}", member.in_flight + member.coming)
-            holds(f"calls at {name}", load.in_flight + load.waiting)
+            holds(f"calls at {name}", load.in_flight + load.waiting + load.queued)
             holds(f"tokens of calls at {name}", load.tokens_out)
             holds(f"slots of {name}", backend.slots.in_use + backend.slots.waiting)
             holds(f"calls ahead at {name}", backend.ahead.in_use + backend.ahead.waiting)
@@ -116,6 +117,16 @@ class Disturbed:
             words.append(f"reserved: {self.spending.reserved}")
         holds("calls that wait for the budget", self.metered.load(now_s).waiting)
         holds("retries that wait", self.retries.waiting)
+        return words
+
+    def held_back(self) -> list[str]:
+        """What holds back the next call at each endpoint, in words."""
+        now_s, words = asyncio.get_running_loop().time(), list[str]()
+        for member in self.pool.members:
+            load = member.backend.load(now_s)
+            later = max(load.parked_until_s, load.opens_s, load.next_s)
+            if later > now_s or load.room_s or load.binds:
+                words.append(f"the next call at {member.name} is held back: {load}")
         return words
 
     async def _work(self, numbers: Any) -> None:
@@ -176,6 +187,9 @@ async def disturbed(
               for _ in range(30))
         )  # fmt: skip
         await asyncio.sleep(0.05)
+    while world.held_back() and loop.time() < until_s:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    left += world.held_back()
     states = {member.health(loop.time()) for member in world.pool.members}
     left += [] if states == {Health.READY} else [f"states: {states}"]
     await world.backend.aclose()

@@ -37,6 +37,8 @@ class Shrunk(Fleet):
 async def shrink(folder: Path) -> tuple[int, Counter[str]]:
     """How many replicas a fleet has taken with calls in flight, and what became of all calls.
 
+    A call that was answered at its second attempt is "repeated": its first one was dropped.
+
     It grows under a high load, and shrinks under a low one that keeps each replica at work.
     """
     folder.mkdir(exist_ok=True)
@@ -60,7 +62,8 @@ async def shrink(folder: Path) -> tuple[int, Counter[str]]:
         while number < wanted:
             body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
             outcome = await backend.send(Request(body=body), Call())
-            outcomes[outcome.status if outcome.error is None else str(outcome.error)] += 1
+            ended = outcome.status if outcome.error is None else str(outcome.error)
+            outcomes["repeated" if outcome.is_success and outcome.attempts > 1 else ended] += 1
 
     try:
         async with asyncio.timeout(40), asyncio.TaskGroup() as tasks:
