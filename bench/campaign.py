@@ -290,7 +290,7 @@ def _paths_of(name: str) -> list[str]:
     besides = [*_BESIDES, *_NOT_RUN] if commands else []
     if name == "mutants":
         files |= set[Path]().union(*map(mutants.files_that_judge, mutants.MODULES.values()))
-        besides = ["src/**.py"]
+        besides = ["src", "tests/fixtures", *_NOT_RUN[:2]]
     return [*sorted(str(path.relative_to(ROOT)) for path in files), *besides]
 
 

@@ -213,7 +213,7 @@ def text_lines(prefix: str, text: str) -> Iterator[str]:
             value, end = None, 0
         if isinstance(value, dict):
             rest = neutral(line[end:].strip())
-            # In some files `at` names the moment, in others it is its time.
+            # `at` is the name of a moment in some files, and a time in others.
             kind = next((value[k] for k in ("event", "at") if isinstance(value.get(k), str)), "")
             events[f"{neutral(kind)} {rest}".strip()].add(value)
         else:

@@ -27,7 +27,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +45,8 @@ _SURVIVED = (0, 34)
 _UNREACHED = (5, 33)
 _TIMED_OUT = (24, 36, 152, 255, -24)
 _UNJUDGED = (None, 2)
+# Besides Python, what the tests of the modules read: prices and scripts for Redis, saved outputs.
+_READ, _DATA = ("src", "tests/fixtures"), (".json", ".jsonl", ".lua", ".py", ".toml")
 _COPIED = ("README.md", "docs", "examples", "pyproject.toml", "src", "tests")
 # A mutant that never ends is killed by the time of one test, which ends the process: otherwise
 # Hypothesis would repeat the example. All its tests together have 3 times what they took, and 30 s
@@ -228,6 +229,7 @@ def judge(name: str, most: int, until_s: float) -> dict[str, Any]:
         run_mutmut(folder, "run", "--max-children", "1", *waiting, until_s=until_s)
         found = verdicts(folder)
     ends = {one: found[one] for one in names if found[one] not in _UNJUDGED}
+    lasted_s = durations(folder)
     survivors = [one for one, status in ends.items() if status in (*_SURVIVED, *_UNREACHED)]
     return {
         "mutants": len(found),
@@ -236,25 +238,25 @@ def judge(name: str, most: int, until_s: float) -> dict[str, Any]:
         "killed": len(ends) - len(survivors),
         "timed_out": sum(status in _TIMED_OUT for status in ends.values()),
         "unreached": sum(status in _UNREACHED for status in ends.values()),
-        "duration_s": round(sum(durations(folder).get(one, 0.0) for one in ends), 2),
+        "duration_s": round(sum(lasted_s.get(one, 0.0) for one in ends), 2),
         "tests": list(MODULES[name].tests),
         "survivors": changes(folder, survivors),
     }
 
 
 def version_of(module: Module) -> str:
-    """A name for all code that judges the module: src, its tests, and what they import."""
+    """A name for all code that judges the module: src, its tests, and what these import and read.
+
+    Pages for a browser are left out.
+    """
     digest = hashlib.blake2b(digest_size=8)
-    src = set((record.ROOT / "src").rglob("*.py"))
-    for file in sorted(src | files_that_judge(module)):
+    data = {path for part in _READ for path in (record.ROOT / part).rglob("*.*")}
+    data = {path for path in data if path.suffix in _DATA}
+    for file in sorted(data | files_that_judge(module)):
+        text = file.read_text(encoding="utf-8")
         name = file.relative_to(record.ROOT).as_posix()
-        digest.update(f"{name}\0{_code(file)}".encode())
+        digest.update(f"{name}\0{code_of(text) if file.suffix == '.py' else text}".encode())
     return digest.hexdigest()
-
-
-@cache
-def _code(file: Path) -> str:
-    return code_of(file.read_text(encoding="utf-8"))
 
 
 def files_that_judge(module: Module) -> set[Path]:

@@ -2,7 +2,7 @@
 
 Each part has fleets of local processes, tests/support/shrinking.py's, that grow under a high load
 and shrink under a low one, until at least five replicas have been stopped that had calls in flight.
-Every call must be answered.
+Every call must be answered at its first attempt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def parts() -> Iterator[tuple[str, int, Work]]:
 
 
 def work(folder: Path) -> dict[str, Any]:
-    """What became of the calls of each fleet. Raises LostError if one was not answered."""
+    """What became of the calls of each fleet. Raises LostError if one was not answered at once."""
     fleets = list[dict[str, Any]]()
     while sum(fleet["stopped"] for fleet in fleets) < _STOPPED:
         stopped, outcomes = asyncio.run(shrink(folder / str(len(fleets))))
@@ -50,8 +50,8 @@ def work(folder: Path) -> dict[str, Any]:
 
 
 class LostError(AssertionError):
-    """Calls that were not answered; `found` keeps the figures for the record."""
+    """Calls that were not answered at once; `found` keeps the figures for the record."""
 
     def __init__(self, found: dict[str, Any]) -> None:
-        super().__init__(f"{found['answered']} of {found['calls']} calls answered")
+        super().__init__(f"{found['answered']} of {found['calls']} calls answered at once")
         self.found = found

@@ -13,13 +13,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import pytest
 
 from redline.calls import Reply
+from redline.httpserver import HttpBounds
 from redline.serve.http import Front
 from redline.sim import SimSettings
 from redline.sim.server import Sim
@@ -156,6 +157,66 @@ async def unread(port: int) -> None:
         assert (await client.answer()).status == 200
 
 
+METRICS = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+# What a late client sends at first, the bound on what it does not send, and what it goes on with.
+LATE = (
+    (b"G", "head_s", b""),
+    (b"POST /v1/cha", "head_s", b" "),
+    (GOOD[: GOOD.index(b"\r\nContent")], "head_s", b" "),
+    (HEAD % 100, "body_s", b" "),
+    (HEAD % 100 + b"{", "body_s", b""),
+)
+
+
+async def late(port: int) -> None:
+    """Clients that never end a head or a body, or read nothing, are cut off; others are answered.
+
+    That takes as long as `HttpBounds` says for a body.
+    """
+    clocks, loop = HttpBounds(), asyncio.get_running_loop()
+
+    async def never_ends(data: bytes, most_s: float, drop: bytes) -> None:
+        async with peer(port) as client, asyncio.timeout(most_s + 10):
+            began_s = loop.time()
+            await client.send(data)
+            dripping = asyncio.create_task(drip(client, drop))
+            found = await client.answer()
+            dripping.cancel()
+            assert (found.status, found.headers["connection"]) == (408, "close"), data
+            assert loop.time() - began_s > most_s - 1, data
+
+    async def drip(client: Peer, drop: bytes) -> None:
+        while drop:
+            await asyncio.sleep(3)
+            client.writer.write(drop)
+
+    async def reads_nothing() -> None:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", port))
+            began_s = loop.time()
+            async with asyncio.timeout(clocks.unread_s + 10):
+                with suppress(ConnectionError):
+                    while True:
+                        await loop.sock_sendall(client, METRICS * 100)
+            assert loop.time() - began_s > clocks.unread_s - 1
+
+    async def asks_on() -> None:
+        while True:
+            async with peer(port) as client, asyncio.timeout(30):
+                assert (await client.ask(GOOD)).status == 200
+            await asyncio.sleep(1)
+
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(asks_on())
+        waiting = [group.create_task(reads_nothing())]
+        for data, bound, drop in LATE:
+            waiting.append(group.create_task(never_ends(data, getattr(clocks, bound), drop)))
+        await asyncio.wait(waiting)
+        asking.cancel()
+
+
 async def settled(sim: Sim) -> dict[str, Any]:
     """The counters, once nothing is in flight."""
     while sim.stats()["in_flight"] or sim.connections:  # noqa: ASYNC110 - plain numbers
@@ -182,19 +243,35 @@ async def test_the_front_answers_after_hostile_clients() -> None:
                 await asyncio.sleep(0.002)
 
 
-def test_the_program_outlives_hostile_clients() -> None:
+@contextmanager
+def program() -> Iterator[int]:
+    """The port of a `redline sim`, which says no more than it should and ends as it should."""
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "NO_COLOR": "1"},
-    ) as program:
-        assert program.stdout is not None
-        url = program.stdout.readline().strip()
-        asyncio.run(attack(port_of(url)))
-        program.send_signal(signal.SIGINT)
-        _, err = program.communicate(timeout=20)
-    assert program.returncode == 0
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield port_of(process.stdout.readline().strip())
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 0
     # What is simulated, and what was seen: no warning and no traceback.
     assert len(err.splitlines()) == 2, err
+
+
+def test_the_program_outlives_hostile_clients() -> None:
+    with program() as port:
+        asyncio.run(attack(port))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_the_program_cuts_off_late_clients() -> None:
+    with program() as port:
+        asyncio.run(late(port))

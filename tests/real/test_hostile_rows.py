@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from real.test_hostile import ENDLESS, START
-from real.test_smuggled_answers import NEXT, REFUSED, TAKEN
+from real.test_smuggled_answers import NEXT, REFUSED, TAKEN, UNENDED
+from redline.calls.wire import MOST_HEADER_BYTES
 from support.answers import CHUNKED, CLOSE, RIGHT, WRONG, chunked, head, raw_deflate
 from support.forked import Command
 from support.raw_server import RawServer, Seen, answer, reset
@@ -36,6 +37,7 @@ class Case(NamedTuple):
 
     data, ending: as in RIGHT. block: what is sent again and again behind the data, each time after
     pause_s. body: of the answer, None if the row fails. kinds: those that its failure may have.
+    step: bytes sent at once; all if 0.
     """
 
     data: bytes
@@ -44,6 +46,7 @@ class Case(NamedTuple):
     kinds: tuple[str, ...] = ()
     block: bytes = b""
     pause_s: float = 0.0
+    step: int = 0
 
 
 def framed(body: bytes) -> dict[str, tuple[bytes, str]]:
@@ -100,6 +103,11 @@ def right() -> dict[str, Case]:
         if body:
             data, ending = framed(own)[name]
             found[row] = Case(data, ending, own)
+            for step in (1, 7):
+                row = f"right: {name}, in pieces of {step}"
+                own = json.dumps(row).encode()
+                data, ending = framed(own)[name]
+                found[row] = Case(data, ending, own, step=step)
         else:
             # Nothing is not JSON, and 304 is not an answer.
             kind = "rejected" if name == "304" else "bad_reply"
@@ -144,10 +152,27 @@ def endless() -> dict[str, Case]:
     slow = (START, START + b"X: ", head("Content-Length: 99999"), CLOSE, CHUNKED + b"fff\r\n")
     for number, start in enumerate(slow):
         found[f"slow: {number}"] = Case(start, "", kinds=("timed_out",), block=b"H", pause_s=0.01)
+    for name, data in UNENDED.items():
+        found[f"unended: {name}"] = Case(data + NEXT, "hold", kinds=("timed_out",))
+        found[f"unended and closed: {name}"] = Case(data + NEXT, "close", kinds=("disconnected",))
     return found | {"silent": Case(b"", "hold", kinds=("timed_out",))}
 
 
-CASES = right() | wrong() | smuggled() | endless()
+def long_headers() -> dict[str, Case]:
+    """Answers whose headers are nearly as long as they may be, and a little longer."""
+    row = "headers at their bound"
+    own = json.dumps(row).encode()
+    nearly, longer = (
+        head(f"X: {'a' * (MOST_HEADER_BYTES + more)}", f"Content-Length: {len(own)}") + own
+        for more in (-200, 200)
+    )
+    return {
+        row: Case(nearly, "keep", own),
+        "headers beyond their bound": Case(longer, "keep", kinds=("bad_reply",)),
+    }
+
+
+CASES = right() | wrong() | smuggled() | endless() | long_headers()
 
 
 async def serve(seen: Seen, writer: asyncio.StreamWriter) -> None:
@@ -157,8 +182,10 @@ async def serve(seen: Seen, writer: asyncio.StreamWriter) -> None:
     if case is None:
         writer.write(answer(row))
         return
-    writer.write(case.data)
-    await writer.drain()
+    for start in range(0, len(case.data), case.step or len(case.data) or 1):
+        writer.write(case.data[start : start + (case.step or len(case.data))])
+        await writer.drain()
+        await asyncio.sleep(0)
     while case.block:
         writer.write(case.block)
         await writer.drain()

@@ -37,7 +37,7 @@ class Shrunk(Fleet):
 async def shrink(folder: Path) -> tuple[int, Counter[str]]:
     """How many replicas a fleet has taken with calls in flight, and what became of all calls.
 
-    A call that was answered at its second attempt is "repeated": its first one was dropped.
+    A call that was answered at a later attempt is "repeated": an earlier one was dropped.
 
     It grows under a high load, and shrinks under a low one that keeps each replica at work.
     """

@@ -86,7 +86,7 @@ class ObjectReader:
         return b""
 
     def check_unchanged(self) -> None:
-        """Raises CorruptInput if the object has changed since it was opened."""
+        """Raises CorruptInput if the object has changed since it was opened, or cannot be read."""
         try:
             self._reopen()
         except StoreError as error:

@@ -80,13 +80,14 @@ _OWN = (
     ),
     whole(
         "prompt_tokens",
-        "Send synthetic prompts of about N tokens, no two alike. Default: 128, and --max-tokens "
-        "128. Not with --rows.",
+        "Send synthetic prompts of about N tokens, no two alike. Default: 128. With synthetic "
+        "prompts, --max-tokens is also 128 by default. Not with --rows.",
         most=_MOST_PROMPT_TOKENS,
     ),
     whole(
         "batch_size",
-        "Call the function with lists of at most N rows; it returns a list of the same length.",
+        "If TARGET is a function, call it with lists of at most N rows; it must return a list of "
+        "the same length.",
     ),
     switch("no_stream", "Ask for whole answers instead of streams."),
     flag(

@@ -43,7 +43,10 @@ class Computer(Protocol):
         """
 
     def watch(self, told: Callable[[RedlineError], None]) -> None:
-        """Registers `told`, which is called, perhaps in another thread, if the computer fails."""
+        """Registers `told`, which is called, perhaps in another thread, if another process ends.
+
+        A failure in this process surfaces only in a step.
+        """
 
     def close(self) -> None:
         """Stops computing and ends the computer's other processes, if any."""

@@ -252,15 +252,15 @@ class Options:
     )
     base_url: str | None = _of_each(
         "URL",
-        "URL of the server, ending in /v1 as in the openai SDK. Default: $OPENAI_BASE_URL, "
-        "otherwise OpenAI.",
+        "URL of the server, usually ending in /v1, as in the openai SDK. Default: "
+        "$OPENAI_BASE_URL, otherwise OpenAI.",
         python="endpoint",
     )
     api_key: str | None = _of_each(
         "NAME",
         "Name of the variable that holds the API key, in the environment or in .env. Default: "
         "OPENAI_API_KEY, sent only to OpenAI, to this machine and, if no other endpoint is named, "
-        "to the OPENAI_BASE_URL that is set beside it.",
+        "to an OPENAI_BASE_URL set in the same place.",
         key="api_key_env",
     )
     headers: Mapping[str, str] | None = _flag(
