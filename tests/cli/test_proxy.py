@@ -112,7 +112,8 @@ def test_a_proxy_is_not_shown_the_key_of_a_plain_http_endpoint(
     assert told.err == (
         "error: the proxy would read the API key, because http://h.invalid/v1 is not https\n"
         f"where: {where}\n\n"
-        "hint: use https, or reach the endpoint without a proxy: NO_PROXY=h.invalid\n"
+        "hint: use https, or reach the endpoint without a proxy: leave out --proxy, and set "
+        "NO_PROXY=h.invalid\n"
     )
 
 

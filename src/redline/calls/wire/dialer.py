@@ -176,7 +176,10 @@ class Dialer:
         hint = CHECK if is_proxy else ""
         if isinstance(error, ssl.SSLCertVerificationError):
             whose, where = ("proxy", SETTINGS) if is_proxy else ("server", "the base URL")
-            hint = f"the {whose}'s certificate is not trusted: check {where}"
+            hint = (
+                f"the {whose}'s certificate is not trusted: check {where}, or set SSL_CERT_FILE to "
+                "the file of its CA"
+            )
         elif isinstance(error, ssl.SSLError) and is_proxy:
             hint = "write its URL with http://, which most proxies need even for https endpoints"
         elif isinstance(error, ssl.SSLError):

@@ -246,7 +246,8 @@ def proxy_of(endpoint: Endpoint) -> str | None:
         raise ConfigError(
             f"the proxy would read the API key, because {endpoint.base_url} is not https",
             where=origin or "--proxy",
-            hint=f"use https, or reach the endpoint without a proxy: NO_PROXY={parts.hostname}",
+            hint="use https, or reach the endpoint without a proxy: leave out --proxy, and set "
+            f"NO_PROXY={parts.hostname}",
         )
     return proxy
 

@@ -125,7 +125,10 @@ class Connect(asyncio.Protocol):
         if status in (401, 407):
             # tinyproxy answers a wrong password with 401.
             return unauthorized(status, self._offers, proxy)
-        around = f"or reach the endpoint without a proxy: NO_PROXY={target.host}"
+        around = (
+            "or reach the endpoint without a proxy: leave out --proxy, and set "
+            f"NO_PROXY={target.host}"
+        )
         if status == 403:
             what, hint = "does not allow", f"ask its operator to allow {target}, {around}"
         elif status >= 500 and status not in (501, 505):

@@ -104,7 +104,7 @@ def _end(found: Replay) -> Iterator[str]:
         gain = f"{best.gain:.1%} ± {best.error:.1%}"
         yield f"recommended: {best.better}, whose {what} is {gain} below {best.worse}'s"
     elif not found.reliable:
-        yield "no recommendation: the trace says too little about the servers"
+        yield "no recommendation: the calls are too few, or the model does not fit the servers"
     else:
         yield f"no strategy has a {what} below {best.worse}'s by more than the noise"
 

@@ -516,7 +516,8 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
     if is_anew:
         raise ConfigError(
             f"{what}, and would be lost",
-            hint="cancel them first: run with --via live and without --restart",
+            hint="cancel them first: run with --via live and without --restart; if the results "
+            "file was removed, first restore it or create an empty one",
         )
     if not job.via:
         raise ConfigError(

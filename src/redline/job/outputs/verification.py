@@ -84,7 +84,11 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
         manifest = _without_folder(output, is_input_named=rows is not None)
     rows = rows if rows is not None else manifest.input
     if not rows or (rows == manifest.input and "\ufffd" in rows and not os.path.exists(rows)):
-        made = f"from a file whose name is not UTF-8: {rows}" if rows else "without an input file"
+        made = (
+            f"from a file whose name is not UTF-8: {rows}"
+            if rows
+            else "without an input file, or from a URL that is not recorded"
+        )
         hint = "pass the input with --input, if it is in a file"
         raise ConfigError(f"{output.path} was made {made}", hint=hint)
     verification = Verification()

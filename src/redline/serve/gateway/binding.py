@@ -83,7 +83,7 @@ def binding_of(facts: Facts) -> Binding:
     if until_s > facts.now_s:
         return Binding(
             cause="parked",
-            sentence=f"Every endpoint has asked the gateway to wait; the first is available "
+            sentence="Every working endpoint has asked the gateway to wait; the first is available "
             f"again in {duration(until_s - facts.now_s)}. {_waiting(facts)}",
             advice="Another endpoint or key would take these calls now.",
         )

@@ -261,7 +261,7 @@ class TenantLimits:
             yield self._because(what, self._call_s / max(1, self.in_flight))
         else:
             wait_s = (money.day + 1) * DAY_S - self._wall_s()
-            what = f"it has spent its limit of {limit} (UTC)"
+            what = f"the rest of its limit of {limit} (UTC) does not cover the call"
             yield self._because(what, max(0.0, wait_s), "insufficient_quota")
 
     def _can_pay(self, picodollars: int | None) -> bool:

@@ -230,7 +230,8 @@ def test_money_of_a_day() -> None:
     assert told.refusal().headers == {"retry-after": "1"}
     call.settle(2.0, 0, 3 * DOLLAR // 2)
     told = refused(limits, 2.0, 0, 1)
-    assert told.what == "Tenant acme: it has spent its limit of $2.00 a day (UTC)."
+    what = "the rest of its limit of $2.00 a day (UTC) does not cover the call"
+    assert told.what == f"Tenant acme: {what}."
     assert told.retry_after_s == pytest.approx(600.0)
     refusal = told.refusal()
     assert refusal.headers == {"retry-after": "600", "x-should-retry": "false"}
