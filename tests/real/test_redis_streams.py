@@ -492,7 +492,7 @@ def test_a_redis_that_is_not_there_or_holds_something_else_is_told(world: World)
     with pytest.raises(redline.ConfigError, match="does not answer: "):
         world.run(answer, url="redis://127.0.0.1:1/0/tickets?group=g")
     world.redis.set("tickets", "text")
-    with pytest.raises(redline.ConfigError, match="refuses a command: WRONGTYPE"):
+    with pytest.raises(redline.ConfigError, match="refuses: WRONGTYPE"):
         world.run(answer)
 
 

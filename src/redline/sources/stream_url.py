@@ -121,7 +121,7 @@ def _options(parts: SplitResult, shown: str) -> dict[str, str]:
         if key not in known:
             raise ConfigError(
                 f"unknown option of {shown}: {key}",
-                hint=nearest(key, known) or f"known options: {', '.join(_OPTIONS)}",
+                hint=nearest(key, known) or f"known are {', '.join(_OPTIONS)}",
             )
     return options
 

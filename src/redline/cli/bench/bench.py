@@ -80,7 +80,7 @@ _OWN = (
     ),
     whole(
         "prompt_tokens",
-        "Send synthetic prompts of about N tokens, no two alike. Default: 128. With synthetic "
+        "Send different synthetic prompts of about N tokens. Default: 128. With synthetic "
         "prompts, --max-tokens is also 128 by default. Not with --rows.",
         most=_MOST_PROMPT_TOKENS,
     ),

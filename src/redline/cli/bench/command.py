@@ -220,10 +220,7 @@ def _usual_concurrency(target: Target, kind: str) -> int:
 def users(text: str, flag: str) -> int:
     """Reads the number of users."""
     if text == AUTO:
-        raise ConfigError(
-            "-c takes a number of users, not auto",
-            hint="use --find-concurrency to find the best number",
-        )
+        raise ConfigError("-c takes a number of users, not auto", hint="--find-concurrency")
     return values.whole(text, flag, 1, MAX_CONCURRENCY)
 
 

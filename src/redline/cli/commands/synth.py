@@ -190,7 +190,7 @@ def _lines(path: str) -> list[str]:
         return Path(path).read_text("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         what = f"--vary cannot read {path}: {reason_of(error)}"
-        raise ConfigError(what, hint="NAME=@FILE takes the lines of FILE") from error
+        raise ConfigError(what, hint="NAME=@FILE") from error
 
 
 def _base(path: str | None) -> list[dict[str, Any]]:

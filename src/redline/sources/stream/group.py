@@ -228,9 +228,7 @@ class Group:
             except (RedisError, OSError) as error:
                 is_away = isinstance(error, (Unreachable, Late, ReadOnlyError, OSError))
                 if not is_away or isinstance(error, AuthenticationError):
-                    raise ConfigError(
-                        f"{self._url.name} refuses a command: {_said(error)}"
-                    ) from error
+                    raise ConfigError(f"{self._url.name} refuses: {_said(error)}") from error
                 if SYSTEM.now_s() + wait_s > ends_s:
                     raise Away(
                         f"{self._url.name} does not answer: {_said(error)}",
