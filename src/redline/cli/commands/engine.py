@@ -40,7 +40,8 @@ PARAMS = (
     choice(
         "launcher",
         _LAUNCHERS,
-        "Server to start: redline (the default), or vllm with the same settings, if installed.",
+        "Server to start: redline (the default), or vllm, if installed, which takes none of "
+        "--threads, --max-wait-time, --max-cache-tokens and --max-waiting.",
     ),
 )
 
