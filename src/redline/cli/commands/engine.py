@@ -40,7 +40,8 @@ PARAMS = (
     choice(
         "launcher",
         _LAUNCHERS,
-        "Server to start: redline (the default), or vllm with the same settings, if installed.",
+        "Server to start: redline (the default), or vllm, if installed, which takes none of "
+        "--threads, --max-wait-time, --max-cache-tokens and --max-waiting.",
     ),
 )
 
@@ -59,8 +60,9 @@ def engine(ctx: Context, model: str) -> int:
         redline run tickets.jsonl --prompt 'Classify: {{ text }}' \\
             --endpoint engine:models/tiny
 
-    Exit status: 0 ended by Ctrl-C; 1 the engine failed; 2 bad usage or settings; 3 a defect in
-    redline; 130 ended by Ctrl-C while the model was loading or by a second Ctrl-C; 143 by SIGTERM.
+    Exit status: 0 ended by Ctrl-C or SIGTERM; 1 the engine failed; 2 bad usage or settings; 3 a
+    defect in redline. If the signal came while the model was loading, or was the second one: 130
+    for Ctrl-C, 143 for SIGTERM.
     """
     try:
         return _serve(ctx, model)

@@ -78,9 +78,9 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
 
         redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
 
-    A TOML file describes any other evaluation: prompt, gold (the column of the right answer) and
-    metric (number, choice, exact, regex, json or judge), and optionally system, pattern, fields,
-    letters, judge, shots, shots_file, params and name.
+    A TOML file describes any other evaluation: prompt, and optionally gold (the column of the right
+    answer, by default answer), metric (exact by default, or number, choice, regex, json or judge),
+    system, pattern, fields, letters, judge, shots, shots_file, params and name.
 
         redline eval --task capitals.toml --data capitals.csv
 

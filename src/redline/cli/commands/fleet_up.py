@@ -45,7 +45,7 @@ def fleet_up(ctx: Context, file: str) -> int:
 
     docs/fleet.md explains the file.
 
-    Exit status: 0 ended by Ctrl-C; 1 the fleet failed; 2 bad usage or settings; 3 a defect in
+    Exit status: 0 ended by a signal; 1 the fleet failed; 2 bad usage or settings; 3 a defect in
     redline; 130 ended by a second Ctrl-C, 143 by a second SIGTERM.
     """
     # Imported here, because the flags need no server.

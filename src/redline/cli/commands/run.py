@@ -29,9 +29,9 @@ PARAMS = (
         "INPUT",
         "A .jsonl, .csv, .tsv or .parquet file (text may be .gz or .zst), or its URL, such as "
         "s3://bucket/rows.jsonl; a dataset folder (Hugging Face datasets); - for stdin; or a "
-        "stream: redis://host:6379/0/tickets?group=labels. With --prompt or --body, a row may have "
-        "any columns; otherwise it must have messages, prompt or input, or url and body (OpenAI "
-        "Batch).",
+        "stream: redis://host:6379/0/tickets?group=labels. With --prompt or --body, or with a "
+        "--url that takes plain JSON, a row may have any columns; otherwise it must have messages, "
+        "prompt or input, or url and body (OpenAI Batch).",
     ),
     *_FLAGS,
 )

@@ -57,7 +57,7 @@ _OWN = (
     flag(
         "first_seed",
         "N|off",
-        "The seed of text n is N + n. Default: 0; off sends no seeds.",
+        "The first request for text n has the seed N + n. Default: 0; off sends no seeds.",
         read=_first_seed,
     ),
     whole("min_chars", "Replace texts shorter than N characters.", most=_MOST_CHARS),

@@ -73,7 +73,8 @@ PARAMS = (
         "rows",
         "INPUT",
         "Rows as for `redline run`. Without --prompt, rows with messages, prompt or input are sent "
-        "as by `redline run`; in other rows, the column named text is tagged, or the only column.",
+        "as by `redline run`; in other rows, the column named text is tagged, or the only column "
+        "besides custom_id and the gold column.",
     ),
     *_OWN,
     # Tagging sets the other flags itself, or does not use them.

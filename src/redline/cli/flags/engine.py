@@ -66,7 +66,9 @@ ENGINE_FLAGS = (
         "small cache holds fewer sequences. Default: enough for --max-batch-size.",
     ),
     _number(
-        "max_waiting", "Maximum requests in the queue; further ones get HTTP 503. Default: 1024."
+        "max_waiting",
+        "Maximum sequences in the queue, one per answer; requests that do not fit get HTTP 503. "
+        "Default: 1024.",
     ),
     switch(
         "no_prefix_reuse",
@@ -83,8 +85,7 @@ ENGINE_FLAGS = (
     ),
     switch(
         "lookup",
-        "Prompt lookup: draft the tokens that followed the previous occurrence of the latest "
-        "tokens.",
+        "Prompt lookup: draft the tokens that followed an earlier occurrence of the latest tokens.",
         field="has_lookup",
     ),
     _number(
@@ -94,7 +95,8 @@ ENGINE_FLAGS = (
     choice(
         "dtype",
         DTYPES,
-        "Data type: auto (the default: the model's own), float32, bfloat16 or float16.",
+        "Data type: auto (the default: the model's own, but float32 for float16 on a CPU), "
+        "float32, bfloat16 or float16.",
         section="Processes",
     ),
     _number("threads", "PyTorch threads in each process. Default: 1."),

@@ -57,7 +57,7 @@ class Keywords(TypedDict, total=False):
         tpm: Tokens per minute at each endpoint, input and output together; also as text: "200k".
         concurrency: Maximum requests in flight, at all endpoints together, 1 to 100,000; "auto"
             searches for the best number for each server. Default: 64 per endpoint, or more if a
-            request limit needs it.
+            request limit needs it; with a rate of "auto", "auto".
         rate: Which limits to keep: "stated" (the default: those that are set), or "auto" (which
             also finds limits that are not set, from the server's headers or by a search).
         cache: Cache answers, and reuse them for identical requests: True, a folder, or a Cache.

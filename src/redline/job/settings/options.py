@@ -292,7 +292,8 @@ class Options:
     concurrency: int | str | None = _of_each(
         "N|auto",
         "Maximum requests in flight, at all endpoints together; auto searches for the best "
-        "number for each server. Default: 64 per endpoint, or more if a request limit needs it.",
+        "number for each server. Default: 64 per endpoint, or more if a request limit needs it; "
+        "with --rate auto, auto.",
         read=partial(values.whole_or, word=AUTO, least=1, most=MAX_CONCURRENCY),
         short="-c",
     )

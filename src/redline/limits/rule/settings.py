@@ -40,10 +40,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     requests, tokens, input_tokens, output_tokens: rates such as `Rate(500, 60.0)`, or text such as
     "500/60s"; one rate or a sequence of rates. `tokens` counts input and output together.
     concurrency: the most calls in flight, 1 to 100,000; "auto" searches for the number that is best
-    for the server; None means 64, or as many as the request rate needs if an answer takes 30 s, at
-    most 1,000.
-    rate: "stated" keeps to the rates above; "auto" follows the server's headers, or searches for
-    the limit if there are none; without a `concurrency`, it searches for that as well.
+    for the server; None means 64, or up to 1,000 if the request rate needs more when answers take
+    30 s.
+    rate: "stated" keeps to the rates above; "auto" also keeps to the limits in the server's
+    headers, or searches for a request limit if they state none; without a `concurrency`, it
+    searches for that as well.
     profile: the server's algorithm; `any` is safe for all of them, see docs/limits.md.
     headroom: the share of each rate that may be used, above 0 and at most 1.
     guard_s: the seconds added to each window against jitter, 0 to 10; None to measure the jitter.

@@ -47,7 +47,7 @@ class SyncLimiter:
         tokens: of the input, or of input and output together; 0 or more. output_tokens: of the
         output alone; 0 if included in `tokens`. priority: lower goes first. Entering raises
         OverLimit if the call could never be granted, and ConfigError if a token limit would count a
-        negative amount. Tokens that are not a finite number raise ConfigError at once.
+        negative amount, or if a number of tokens is not finite.
         """
         grant = self.acquire(stated_cost(tokens, output_tokens), priority)
         try:
