@@ -252,7 +252,7 @@ def _about_rows(seen: _Seen) -> Iterator[Family]:
         found = {"hit": use.hits, "shared": use.shared, "miss": use.misses, "passed": use.passed}
         yield counter(
             "redline_cache_lookups",
-            "Rows looked up in the answer cache.",
+            "Rows by the result of their lookup in the answer cache.",
             _kinds({}, found),
             "{row}",
         )

@@ -1,4 +1,4 @@
-"""Feeds rows to the workers: reads one batch ahead in a thread, and skips rows already done."""
+"""Feeds rows to the workers: reads ahead in a thread, and skips rows already done."""
 
 from __future__ import annotations
 

@@ -35,8 +35,9 @@ _TOLERANCE = 1.08
 _LEAST_CALLS = 30
 # The pace is measured over this many calls before a refusal.
 _PACE_CALLS = 10
-# Shares of the fastest rate that explains all verdicts: a rate over a usual window that is at least
-# this fast is chosen instead, and among these rates a round one that is at least this fast.
+# A rate over a usual window is chosen if it reaches the first share of the fastest rate that
+# explains all verdicts; among these rates, a round one if it reaches the second share of the
+# fastest of them.
 _USUAL_SHARE, _ROUND_SHARE = 0.7, 0.88
 # Bounds on memory and on the work of one decision.
 _MOST_CALLS, _MOST_REFUSALS = 65_536, 48

@@ -32,8 +32,9 @@ _ASKED_FOR_USAGE = frozenset({chat.API.path, completions.API.path})
 class Relay(Door):
     """A server that forwards calls, in an `async with` block or from `start` to `aclose`.
 
-    Bodies reach `backend` unchanged, an endpoint's answers and refusals reach the client unchanged,
-    and streams are forwarded as they arrive. Messages are translated. pages, routes: see Door.
+    Bodies reach `backend` unchanged, except that streams ask for usage; an endpoint's answers and
+    refusals reach the client unchanged, and streams are forwarded as they arrive. Messages are
+    translated. pages, routes: see Door.
     trouble: returns why no call can be answered, now or later; None if calls can be answered.
     """
 
