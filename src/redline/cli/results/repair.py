@@ -22,9 +22,10 @@ def repair(ctx: Context, results: str) -> None:
     """Clean OUT and its failures file: move aside every line that a run would refuse.
 
     These are lines that are damaged or cut short, lines that redline did not write, and, for a row
-    with several lines of the same content in OUT, all but the first. They are moved to a file beside
-    the original, such as labels.damaged-1.jsonl; all other lines stay, byte for byte. Then run the
-    original command again: rows that no longer have a line are sent again, and may be billed again.
+    with several lines of the same content in OUT, all but the first. They are moved to a file
+    beside the original, such as labels.damaged-1.jsonl; all other lines stay, byte for byte. Then
+    run the original command again: rows that no longer have a line are sent again, and may be
+    billed again.
 
         redline repair labels.jsonl
 
