@@ -74,7 +74,8 @@ def check_begin(fd: int, path: Path) -> bool:
         return False
     if not any(_records([line + end], path)):
         raise ConfigError(
-            f"{path} is not a trace", hint="pass a file written by redline run --trace"
+            f"{path} is not a trace",
+            hint="pass a file written by redline run --trace, or a new file to record one",
         )
     return True
 

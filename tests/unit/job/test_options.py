@@ -168,11 +168,11 @@ def test_a_list_of_one_endpoint_is_bounded_like_any_list(
 @pytest.mark.parametrize(
     ("endpoints", "options", "what"),
     [
-        (["http://a.example/v1", "sim"], {}, "sim is started for one run"),
+        (["http://a.example/v1", "sim"], {}, "sim cannot be one of several endpoints"),
         (
             ["http://a.example/v1", LocalEngine(EngineSettings(model="tiny"))],
             {},
-            "engine:tiny is started for one run",
+            "engine:tiny cannot be one of several endpoints",
         ),
         (Pool(["http://a.example/v1"]), {}, "several endpoints are a list here, not a Pool"),
         ([], {}, "endpoint is an empty list"),

@@ -47,7 +47,7 @@ PARAMS = (
 
 
 def engine(ctx: Context, model: str) -> int:
-    """Serve a local causal language model with the OpenAI API.
+    """Serve a local causal language model through an OpenAI-compatible API.
 
     Continuous batching: a request can join or leave the batch at any token. The base URL is the
     first line on stdout. Ctrl-C ends the server. GET /metrics shows its state, under vLLM's

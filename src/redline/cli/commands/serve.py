@@ -131,7 +131,7 @@ _FIELDS = (
 
 
 def serve(ctx: Context) -> int:
-    r"""Serve endpoints behind one address with the OpenAI API.
+    r"""Serve many endpoints behind one OpenAI-compatible address.
 
     Each call goes to the endpoint that can answer it first, within each endpoint's limits. If a
     server dies, calls that it had not begun to answer are sent to another. The base URL is the

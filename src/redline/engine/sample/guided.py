@@ -45,7 +45,7 @@ class Guide:
         self.ended: str | Rejected | None = None
 
     def fitting(self, drafted: list[int]) -> int:
-        """Returns how many of the drafted tokens are allowed, one after the other."""
+        """Returns how many drafted tokens are allowed before the first that is not."""
         fitting: int = self._matcher.validate_tokens(drafted)
         return fitting
 

@@ -148,7 +148,7 @@ def _within(endpoint: Endpoint, most: int | str | None) -> Endpoint:
 def no_embedded(name: str) -> ConfigError:
     """Returns the error for an embedded server that is chosen as one of several endpoints."""
     return ConfigError(
-        f"{name} is started for one run, so it cannot be one of several endpoints",
+        f"{name} cannot be one of several endpoints: a run that starts it uses no other",
         hint="start it as a separate server (redline sim, redline engine), and pass its URL",
     )
 
