@@ -82,15 +82,14 @@ _COMMANDS = {
     "vllm-launcher": ("commands/engine",),
 }
 # What such a process may need besides: programs of the tests, and what is not Python.
-_BESIDES = ("src/*[!.][!p][!y]", "tests", "bench/peers", "examples/tiny-model", "pyproject.toml")
+_PROGRAMS = ("tests/crash", "tests/support/*_server.py", "tests/support/*_worker.py", "bench/peers")
+_BESIDES = ("src/*[!.][!p][!y]", *_PROGRAMS, "examples/tiny-model", "pyproject.toml")
 # What people read and pages for a browser count for no campaign, files of tests only for the one
 # that runs them.
 _NOT_RUN = (
     ":(exclude,glob)**/*.md",
     ":(exclude,glob)src/**/page.html*",
     ":(exclude,glob)tests/**/test_*.py",
-    ":(exclude)tests/cli/expected",
-    ":(exclude)tests/patches",
 )
 _PACKAGES = ("redline", "httptools", "msgspec", "uvloop")
 
