@@ -18,7 +18,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -509,21 +509,15 @@ def test_the_command_serves_until_it_is_interrupted(
     assert "sequences of 512 tokens at once" in err
 
 
-@pytest.mark.slow
-def test_the_command_answers_after_hostile_clients(
-    tmp_path: Path, folder: Path, said: list[Continuation]
-) -> None:
-    # They ask for a model of this name.
+@contextmanager
+def served_by_command(tmp_path: Path, folder: Path) -> Iterator[str]:
+    """The URL of a `redline engine`, which ends as it should and says no more than it should."""
+    # Clients ask for a model of this name.
     (tmp_path / "m").symlink_to(folder)
     program = forked(str(tmp_path / "m"), "--dtype", "float32", "--max-batch-size", "4")
     try:
         assert program.stdout is not None
-        url = program.stdout.readline().strip()
-        check_answers(url, folder, said[:3])
-        asyncio.run(attack(port_of(url)))
-        check_answers(url, folder, said[3:6])
-        # Requests of clients that have left are given up.
-        wait_until_idle(url, "m")
+        yield program.stdout.readline().strip()
         program.send_signal(signal.SIGINT)
         _, err = program.communicate(timeout=LIMIT_S)
     finally:
@@ -534,43 +528,35 @@ def test_the_command_answers_after_hostile_clients(
 
 
 @pytest.mark.slow
+def test_the_command_answers_after_hostile_clients(
+    tmp_path: Path, folder: Path, said: list[Continuation]
+) -> None:
+    with served_by_command(tmp_path, folder) as url:
+        check_answers(url, folder, said[:3])
+        asyncio.run(attack(port_of(url)))
+        check_answers(url, folder, said[3:6])
+        # Requests of clients that have left are given up.
+        wait_until_idle(url, "m")
+
+
+@pytest.mark.slow
 def test_the_command_cuts_off_late_clients(
     tmp_path: Path, folder: Path, said: list[Continuation]
 ) -> None:
-    (tmp_path / "m").symlink_to(folder)
-    program = forked(str(tmp_path / "m"), "--dtype", "float32", "--max-batch-size", "4")
-    try:
-        assert program.stdout is not None
-        url = program.stdout.readline().strip()
+    with served_by_command(tmp_path, folder) as url:
         check_answers(url, folder, said[:3])
         asyncio.run(late(port_of(url)))
         check_answers(url, folder, said[3:6])
-        program.send_signal(signal.SIGINT)
-        _, err = program.communicate(timeout=LIMIT_S)
-    finally:
-        kill(program)
-    assert program.returncode == 0, err
-    assert len(err.splitlines()) == 2, err
 
 
 @pytest.mark.slow
 def test_the_command_answers_after_requests_with_faults(
     tmp_path: Path, folder: Path, said: list[Continuation]
 ) -> None:
-    (tmp_path / "m").symlink_to(folder)
-    program = forked(str(tmp_path / "m"), "--dtype", "float32", "--max-batch-size", "4")
-    try:
-        assert program.stdout is not None
-        url = program.stdout.readline().strip()
+    with served_by_command(tmp_path, folder) as url:
         asyncio.run(send_faulty(port_of(url), 400))
         check_answers(url, folder, said[:3])
         wait_until_idle(url, "m")
-        program.send_signal(signal.SIGINT)
-        _, err = program.communicate(timeout=LIMIT_S)
-    finally:
-        kill(program)
-    assert program.returncode == 0, err
-    assert len(err.splitlines()) == 2, err
 
 
 async def send_faulty(port: int, connections: int) -> None:
