@@ -230,7 +230,7 @@ async def test_each_row_gets_its_own_answer_or_one_failure(tmp_path: Path) -> No
         assert error["kind"] in case.kinds, (row, error)
         assert 0 < len(error["message"]) < 300, (row, error)
         assert error["message"].isprintable(), (row, error)
-    total = f"{len(rows)} rows = {len(done)} succeeded + {len(failed)} failed + 0 unfinished"
+    total = f"{len(rows):,} rows = {len(done)} succeeded + {len(failed)} failed + 0 unfinished"
     assert total in err
     assert "Traceback" not in err
 
