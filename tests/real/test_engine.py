@@ -527,41 +527,9 @@ def served_by_command(tmp_path: Path, folder: Path) -> Iterator[str]:
     assert len(err.splitlines()) == 2, err
 
 
-@pytest.mark.slow
-def test_the_command_answers_after_hostile_clients(
-    tmp_path: Path, folder: Path, said: list[Continuation]
-) -> None:
-    with served_by_command(tmp_path, folder) as url:
-        check_answers(url, folder, said[:3])
-        asyncio.run(attack(port_of(url)))
-        check_answers(url, folder, said[3:6])
-        # Requests of clients that have left are given up.
-        wait_until_idle(url, "m")
-
-
-@pytest.mark.slow
-def test_the_command_cuts_off_late_clients(
-    tmp_path: Path, folder: Path, said: list[Continuation]
-) -> None:
-    with served_by_command(tmp_path, folder) as url:
-        check_answers(url, folder, said[:3])
-        asyncio.run(late(port_of(url)))
-        check_answers(url, folder, said[3:6])
-
-
-@pytest.mark.slow
-def test_the_command_answers_after_requests_with_faults(
-    tmp_path: Path, folder: Path, said: list[Continuation]
-) -> None:
-    with served_by_command(tmp_path, folder) as url:
-        asyncio.run(send_faulty(port_of(url), 400))
-        check_answers(url, folder, said[:3])
-        wait_until_idle(url, "m")
-
-
-async def send_faulty(port: int, connections: int) -> None:
-    """Each is answered, if at all, and closed by the server."""
-    rng, answers = random.Random(1), Counter[bytes]()
+async def send_faulty(port: int) -> None:
+    """Sends requests with faults: the server answers each, if at all, and closes its connection."""
+    rng, answers, connections = random.Random(1), Counter[bytes](), 400
     for _ in range(connections):
         requests, _ = server_fuzzing.faulty(rng)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -578,6 +546,22 @@ async def send_faulty(port: int, connections: int) -> None:
     assert all(answer == b"" or answer.startswith(b"HTTP/1.1 ") for answer in answers), answers
     assert answers[b"HTTP/1.1 400 "] > connections / 10
     assert answers[b"HTTP/1.1 404 "] > connections / 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("meet", [attack, late, send_faulty], ids=["attack", "late", "faulty"])
+def test_the_command_answers_after_hostile_clients(
+    tmp_path: Path,
+    folder: Path,
+    said: list[Continuation],
+    meet: Callable[[int], Coroutine[Any, Any, None]],
+) -> None:
+    with served_by_command(tmp_path, folder) as url:
+        check_answers(url, folder, said[:3])
+        asyncio.run(meet(port_of(url)))
+        check_answers(url, folder, said[3:6])
+        # Requests of clients that have left are given up.
+        wait_until_idle(url, "m")
 
 
 def check_answers(url: str, folder: Path, said: list[Continuation]) -> None:
