@@ -81,25 +81,22 @@ async def streamed(
     return "".join(chunk.text for chunk in chunks), error
 
 
+# Streams of "Hello" that are whole.
+WHOLES = {
+    "bom": BOM + WHOLE,
+    "cr": WHOLE.replace(b"\n", b"\r"),
+    "crlf": WHOLE.replace(b"\n", b"\r\n"),
+    "more after the end": WHOLE + events(part("EXTRA")),
+    "an error after it": WHOLE + events(b'{"error": {"message": "too late"}}'),
+    "integer": WHOLE.replace(b'"stop"', b"1"),
+    "nan": WHOLE.replace(b'{"model"', b'{"x": NaN, "model"'),
+    "heartbeats": WHOLE.replace(b"\n\n", b"\n\ndata: \n\n: still here\n\n"),
+    "spaces around the end": WHOLE.replace(b"[DONE]", b" [DONE] "),
+}
+
+
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-@pytest.mark.parametrize(
-    "data",
-    [
-        BOM + WHOLE,
-        WHOLE.replace(b"\n", b"\r"),
-        WHOLE.replace(b"\n", b"\r\n"),
-        WHOLE + events(part("EXTRA")),
-        WHOLE + events(b'{"error": {"message": "too late"}}'),
-        WHOLE.replace(b'"stop"', b"1"),
-        WHOLE.replace(b'{"model"', b'{"x": NaN, "model"'),
-        WHOLE.replace(b"\n\n", b"\n\ndata: \n\n: still here\n\n"),
-        WHOLE.replace(b"[DONE]", b" [DONE] "),
-    ],
-    ids=[
-        *("bom", "cr", "crlf", "more after the end", "an error after it", "integer", "nan"),
-        *("heartbeats", "spaces around the end"),
-    ],
-)
+@pytest.mark.parametrize("data", WHOLES.values(), ids=WHOLES)
 async def test_a_whole_stream_is_read(data: bytes, size: int) -> None:
     assert await streamed(data, size) == ("Hello", None)
 
@@ -173,23 +170,26 @@ async def test_an_event_that_is_nested_deeply_is_read_or_an_error(depth: int, va
     assert error is None or isinstance(error, redline.errors.BadReply)
 
 
-@pytest.mark.parametrize(
-    ("data", "what"),
-    [
-        (b'event: error\ndata: {"message": "died"}\n\n', "died"),
-        (b"event: error\ndata: died\n\n", "died"),
-        (b"event:error\ndata:\n\n", "broke off with an error"),
-        (events(b'{"type": "error", "message": "died", "code": null}'), "died"),
-        (events(b'{"error": {"message": "died", "code": 502}}'), "HTTP 502: died"),
-        (events(part("", "error")), "choice 0 broke off with finish_reason `error`"),
-        (events(part("lo", "network_error")), "network_error"),
-        (events(part("lo", "insufficient_system_resource")), "insufficient_system_resource"),
-        (events(part("", error={"code": 502, "message": "died"})), "HTTP 502: died"),
-        (events(part("", error={"code": 502, "message": "died \ud800"})), "HTTP 502: died"),
-        (events(b'{"error": {"message": "died", "code": 502, "x": NaN}}'), "HTTP 502: died"),
-    ],
-)
-@pytest.mark.parametrize("end", [events(DONE), events(END, DONE), b""])
+# What comes behind HALF, and what its error says.
+BROKEN = [
+    (b'event: error\ndata: {"message": "died"}\n\n', "died"),
+    (b"event: error\ndata: died\n\n", "died"),
+    (b"event:error\ndata:\n\n", "broke off with an error"),
+    (events(b'{"type": "error", "message": "died", "code": null}'), "died"),
+    (events(b'{"error": {"message": "died", "code": 502}}'), "HTTP 502: died"),
+    (events(part("", "error")), "choice 0 broke off with finish_reason `error`"),
+    (events(part("lo", "network_error")), "network_error"),
+    (events(part("lo", "insufficient_system_resource")), "insufficient_system_resource"),
+    (events(part("", error={"code": 502, "message": "died"})), "HTTP 502: died"),
+    (events(part("", error={"code": 502, "message": "died \ud800"})), "HTTP 502: died"),
+    (events(b'{"error": {"message": "died", "code": 502, "x": NaN}}'), "HTTP 502: died"),
+]
+# What may come behind that.
+ENDS = (events(DONE), events(END, DONE), b"")
+
+
+@pytest.mark.parametrize(("data", "what"), BROKEN)
+@pytest.mark.parametrize("end", ENDS)
 async def test_half_a_stream_is_an_error(data: bytes, what: str, end: bytes) -> None:
     text, error = await streamed(HALF + data + end, 11)
     assert text == "Hel"
