@@ -58,4 +58,5 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ending(self) -> str:
+        """The part of `path` after `/v1`."""
         return self.path.removeprefix("/v1")

@@ -164,6 +164,7 @@ class Batch(msgspec.Struct):
 
     @property
     def problems(self) -> list[Problem]:
+        """The reasons why the batch failed; one without code and line if they cannot be parsed."""
         found = self.errors.get("data") if isinstance(self.errors, dict) else self.errors
         try:
             return msgspec.convert(found or [], list[Problem])

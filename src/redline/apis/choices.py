@@ -203,7 +203,9 @@ P = TypeVar("P", bound=_Part)
 
 
 def in_order(found: list[P], asked: int | None, name: str) -> list[P]:
-    """Returns the parts of an answer by index. Raises BadReply if they are not those requested.
+    """Returns the parts of an answer in the order of their indices.
+
+    Raises BadReply unless they are exactly the requested parts.
 
     asked: the number of requested parts; None if it is unknown, and then nothing is checked. name:
     the word for a part in an error, such as `choice`.

@@ -4,7 +4,7 @@
   NaN, Infinity, 1e999          become null
   half of a surrogate pair      becomes U+FFFD
 
-This takes ten times as long as msgspec, so it is used only for data that msgspec has refused.
+These readers take ten times as long as msgspec, so they get only data that msgspec has refused.
 """
 
 from __future__ import annotations

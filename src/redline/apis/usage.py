@@ -90,10 +90,12 @@ class Usage(NamedTuple):
 
     @property
     def tokens(self) -> int:
+        """All tokens of the call."""
         return self.input + self.cached + self.written + self.output
 
     @property
     def input_tokens(self) -> int:
+        """The tokens of the prompt, including those read from the cache or written to it."""
         return self.tokens - self.output
 
 

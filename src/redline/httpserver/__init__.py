@@ -1,4 +1,4 @@
-"""The HTTP/1.1 server of `sim` and `serve`: one handler, a bound on everything, no framework."""
+"""Serves HTTP/1.1 for all of redline's servers: one handler, and bounds on all sizes and waits."""
 
 from redline.httpserver.bounds import HttpBounds
 from redline.httpserver.exchange import BodyError, ClientGoneError, Exchange, State

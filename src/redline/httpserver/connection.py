@@ -1,4 +1,4 @@
-"""Serve one connection: llhttp parses its requests, which are answered in order.
+"""Serves one connection: llhttp parses its requests, which are answered in order.
 
 state      from                         until
 idle       the connection, a response   a head begins to arrive; after idle_s, the connection closes
@@ -96,6 +96,7 @@ class Service:
             connection.check(now_s)
 
     def leave(self, connection: Connection) -> None:
+        """Forgets a connection that has ended."""
         self.connections.discard(connection)
         if not self.connections:
             self._emptied.set()
@@ -328,7 +329,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _is_wanted(self) -> bool:
-        """Whether the response is a stream, and other requests need the memory that it holds."""
+        """Whether the response is a stream, and other requests wait for what it holds."""
         exchange = self._current
         return exchange is not None and exchange.state is State.STREAMING and exchange.is_wanted()
 

@@ -1,4 +1,4 @@
-"""Present one request and its response to a handler.
+"""Presents one request and its response to a handler.
 
 state      from                        the handler may
 WAITING    the request                 `respond`, or `begin` a stream
@@ -339,10 +339,10 @@ class Exchange:
             await self._channel.drained()
 
     def holds(self, is_wanted: Callable[[], bool]) -> None:
-        """Notes that the response holds a resource, such as memory, until its end.
+        """Notes that the response holds a resource, such as a slot, until its end.
 
-        is_wanted: returns whether other requests wait for the resource now; while they do, a slow
-        client has only `wanted_s` of HttpBounds to read.
+        is_wanted: returns whether other requests wait for the resource now; while they do, the slow
+        client of a stream has only `wanted_s` of HttpBounds to read.
         """
         self.is_wanted = is_wanted
 

@@ -1,4 +1,4 @@
-"""Read uploads: the parts of a multipart/form-data body (RFC 7578)."""
+"""Reads uploads: the parts of a multipart/form-data body (RFC 7578)."""
 
 from __future__ import annotations
 

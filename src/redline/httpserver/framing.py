@@ -1,4 +1,4 @@
-"""Check a request's head where llhttp does not, so that all servers and proxies read it alike.
+"""Checks a request's head where llhttp does not, so that all servers and proxies read it alike.
 
 llhttp itself refuses Content-Length together with Transfer-Encoding, repeated or malformed lengths,
 obsolete line folding, bare CR and LF, whitespace before a colon, control characters and malformed

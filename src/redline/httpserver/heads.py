@@ -1,4 +1,4 @@
-"""Make the heads of responses from parts that are encoded only once."""
+"""Makes the heads of responses from parts that are encoded only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recognize requests whose head repeats an earlier one byte for byte, apart from the body length.
+"""Recognizes requests whose head repeats an earlier one exactly, apart from the body's length.
 
 Most clients send the same head with each request of a connection. Parsing the same head again would
 have the same result, so it is compared instead. The head of a request without a body, such as a

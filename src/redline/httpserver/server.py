@@ -1,4 +1,4 @@
-"""Run an HTTP server on its own address.
+"""Runs an HTTP server on its own address.
 
 state     from            a new request                     a request being answered
 open      start           is answered                       continues until its client leaves
