@@ -135,7 +135,7 @@ class BatchApi:
         return max(error.retry_after_s or 0.0, self._retry.pause_s(attempt))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Returns the result of `ask`; repeats it after a Retryable error while retries remain."""
+        """Returns the result of `ask`; after a Retryable error, retries up to max_retries times."""
         attempt = 0
         while True:
             try:

@@ -2,8 +2,8 @@
 
   failure                              counts against        waits
   429                                  10 x max_retries      Retry-After above 0, or back-off
-  no connection (endpoint down)        nothing; see outage   the endpoint's pause, and up to 1 s
-  a 200 that cannot be read            2                     back-off
+  no connection (endpoint down)        nothing               the endpoint's pause, and up to 1 s
+  a 200 that cannot be read            2, and max_retries    back-off
   any other Retryable                  max_retries           the longer of Retry-After and back-off
 
 A back-off also waits until the retry budget allows the retry. If `Call.avoid` contains the failed

@@ -119,7 +119,10 @@ class Limiter(RateLimiter):
         return [(line.kind, line.stated, line.window.used(now_s)) for line in self.rules.lines]
 
     def park(self, until_s: float) -> bool:
-        """Gives no grants before `until_s` (monotonic); returns whether that is a later time."""
+        """Gives no grants before `until_s` (monotonic).
+
+        Returns False if an earlier call set this time or a later one.
+        """
         self._free = None
         return super().park(until_s)
 

@@ -124,7 +124,10 @@ class RateLimiter(ABC):
         """
 
     def park(self, until_s: float) -> bool:
-        """Gives no grants before `until_s` (monotonic); False if `park` set a later time before."""
+        """Gives no grants before `until_s` (monotonic).
+
+        Returns False, and changes nothing, if an earlier call set this time or a later one.
+        """
         if until_s <= self._parked_until_s:
             return False
         self._parked_until_s = until_s
