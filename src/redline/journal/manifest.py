@@ -43,7 +43,7 @@ def path_of(output: Output) -> Path:
 
 
 def make(rows: object, settings: dict[str, Any]) -> Manifest:
-    """Makes the manifest of a new run over `rows`; empty `settings` are left out.
+    """Makes the manifest of a new run over `rows`; settings with an empty value are left out.
 
     Raises ConfigError for a setting that is not UTF-8.
     """

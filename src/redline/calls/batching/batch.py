@@ -6,7 +6,7 @@ an answer that cannot be split         BadReply for all
 400, 413, 422 or OverLimit, or a       the batch is split into halves, each sent by itself, until
 function that raises                   each member at fault is alone and gets the error
 any other error                        all get the error, since no single member is to blame
-a member's own `on_write` refuses      that member gets the error; the others are sent again
+a member's own `on_write` refuses      that member gets the error; the others are sent without it
 
 A batch of n members makes at most 2n - 1 calls for its answers, and at most 1 + 2 log2(n) if one of
 them is at fault. Its calls follow one another, so a batch never has more than one in flight.
@@ -26,8 +26,8 @@ from redline.clock import Clock
 from redline.errors import BudgetSpent, CallError, NoEndpoint, OverLimit, Rejected
 from redline.waist import Call, Outcome, failed
 
-# Statuses that blame the items; None is for errors without a status. 401, 403 and 404 concern the
-# key and the model, which all members have in common.
+# Statuses of calls that may have failed because of their items; None is for errors without a
+# status. 401, 403 and 404 concern the key and the model, which all members have in common.
 _OF_ITEMS = frozenset({400, 413, 422, None})
 
 
@@ -91,7 +91,8 @@ class Batch:
             try:
                 left.extend(await self._ask(members))
             except (SystemExit, KeyboardInterrupt) as error:
-                # Raised in this task, an exit would end the event loop before reaching any caller.
+                # If this task raised an exit, it would end the event loop before the exit reached
+                # any caller.
                 for member in members:
                     if not member.answer.done():
                         member.answer.set_exception(error)

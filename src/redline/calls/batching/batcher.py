@@ -163,11 +163,11 @@ class DynamicBatcher:
             self._leave(member)
 
     async def send_all(self, requests: Sequence[Request], calls: Sequence[Call]) -> list[Outcome]:
-        """Answers requests that are useful only together; each must be one item for a function.
+        """Answers requests that are useful only together, by calls of the batcher's function.
 
-        Returns their outcomes in order, up to the first failure; later requests are cancelled.
-        Queues none of them and raises RateLimited if the queue has no room for all, or TimedOut if
-        the deadline of the first call has passed.
+        The body of each request is one item. Returns their outcomes in order, up to the first
+        failure; later requests are cancelled. Queues none of them and raises RateLimited if the
+        queue has no room for all, or TimedOut if the deadline of the first call has passed.
         """
         if self._is_closed:
             return [ended_early()]

@@ -49,7 +49,7 @@ class _Items(msgspec.Struct, frozen=True):
 
 
 class ListFunction:
-    """Calls `function(items, **options)`. A plain function runs in `executor`.
+    """A backend that calls `function(items, **options)`; a plain function runs in `executor`.
 
     executor: None to start `threads` threads for it. call_s: the timeout of one call, in seconds.
     """

@@ -72,9 +72,9 @@ _NONE_FOR_ALL = _Found(b"", "shared")
 class Cached(Around):
     """A backend that caches answers. It is the outermost one: a hit uses no attempt and no limit.
 
-    identity: the identity of the endpoints, see key.py. use: counts requests as in the table above.
-    ttl_s: seconds after which a stored answer is no longer used; with 0, stored answers are never
-    used, only replaced, and only calls in flight share an answer.
+    identity: the identity of the endpoints, see key.py. use: counts requests as in this module's
+    table. ttl_s: seconds after which a stored answer is no longer used; with 0, stored answers are
+    never used, only replaced, and only calls in flight share an answer.
     """
 
     def __init__(
@@ -108,7 +108,8 @@ class Cached(Around):
                 # Shielded: cancelling a task also cancels the future that it waits for.
                 found = await call.in_time(asyncio.shield(flight), self._clock, MORE_TIME)
                 if found is _NONE_FOR_ALL:
-                    # One at a time, each would begin to queue only after the one before has failed.
+                    # If they took turns, each would begin to queue only after the previous one had
+                    # failed.
                     return (await self._ask(key, request, call))[0]
                 if found is not None and (outcome := _again(request, found.value)) is not None:
                     self._use.count(found.how)

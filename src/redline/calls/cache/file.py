@@ -57,7 +57,7 @@ class Files:
         return self.folder / f"answers-v1.{number}.sqlite3"
 
     def give_up(self, number: int, error: sqlite3.Error) -> bool:
-        """Switches from the damaged file `number` to the next one; False after 3 such files."""
+        """Switches from the damaged file `number` to the next; returns False after 3 such files."""
         with self._lock:
             if self.number != number:
                 return True
@@ -114,7 +114,7 @@ class Database:
                     return otherwise
 
     async def run(self, work: Callable[[sqlite3.Connection], T], otherwise: T, what: str) -> T:
-        """Runs `do` in the thread and returns its result; any other exception is noted as well."""
+        """Runs `do` in the thread; returns its result, or `otherwise` after any exception."""
         loop = asyncio.get_running_loop()
         running = loop.run_in_executor(self._thread, self.do, work, otherwise, what)
         await asyncio.wait([running])

@@ -2,9 +2,9 @@
 
 Two requests have the same key if everything that determines the answer is equal: the endpoints, the
 method, the path, the JSON of the body in any order of its keys (1 and 1.0 differ), the output path,
-the headers, and the tenant. Credentials are left out: some expire after an hour, and the next ones
-get the same answers. If two accounts get different answers from the same address, each needs a
-cache folder of its own.
+the headers, and the tenant. Headers that identify a single request are left out. So are
+credentials: some expire after an hour, and the next ones get the same answers. If two accounts get
+different answers from the same address, each needs a cache folder of its own.
 """
 
 from __future__ import annotations

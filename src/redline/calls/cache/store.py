@@ -9,7 +9,7 @@
   failures     if the disk is full or unreachable, nothing is stored or found, and a note says so
 
 Only `AnswerStore.open` blocks the event loop. A lookup takes 10 us if the file is in memory, but an
-unknown time if it is not, so it runs in a thread.
+unknown time if it is not, so lookups run in a thread.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _MOST_IN_ONE_QUERY = 128
 class Cache(msgspec.Struct, frozen=True):
     """The settings of the answer cache.
 
-    folder: None for redline/answers in XDG_CACHE_HOME, otherwise in ~/.cache. max_bytes: the
-    largest size of the file in the folder, at least 1,000,000, 1 GB by default; the least recently
-    used answers are deleted first. includes_sampled: also store answers that were sampled at
-    random, so that identical requests get the same answer. Raises ConfigError if max_bytes is too
-    small.
+    folder: None for redline/answers in $XDG_CACHE_HOME, or in ~/.cache if that is not set.
+    max_bytes: the largest size of the file in the folder, at least 1,000,000, 1 GB by default; the
+    least recently used answers are deleted first. includes_sampled: also store answers that were
+    sampled at random, so that identical requests get the same answer. Raises ConfigError if
+    max_bytes is too small.
     """
 
     folder: str | os.PathLike[str] | None = None

@@ -1,9 +1,9 @@
 """Calls the Batch API in OpenAI's form: uploads files, creates batches, downloads results.
 
 Providers count these requests separately from requests to models, so the endpoint's limits do not
-apply. They are retried like a row's requests, except the deletion of a file and the creation of a
-batch. If the response to a creation is lost, the batch may exist, and a second batch would cost as
-much again, so the caller looks for the batch before creating another.
+apply. All but the deletion of a file and the creation of a batch are retried like a row's requests.
+If the response to a creation is lost, the batch may exist, and a second batch would cost as much
+again, so the caller looks for the batch before creating another.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class BatchApi:
         return page.data, page.has_more
 
     async def download(self, file_id: str, path: Path) -> None:
-        """Downloads the file to `path`, replacing its contents. Also raises OSError."""
+        """Downloads the file to `path`, replacing its contents; may raise OSError as well."""
         await self._patiently(partial(self._download, file_id, path))
 
     async def _download(self, file_id: str, path: Path) -> None:
@@ -131,11 +131,11 @@ class BatchApi:
         await self._asked(self._small, request, dict)
 
     def pause_s(self, attempt: int, error: Retryable) -> float:
-        """Returns the seconds to wait after a failed attempt. attempt: counted from 0."""
+        """Returns the seconds to wait after the failed attempt with this number, counted from 0."""
         return max(error.retry_after_s or 0.0, self._retry.pause_s(attempt))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Returns the result of `ask`; repeats it after a Retryable error while retries remain."""
+        """Returns the result of `ask`; after a Retryable error, retries up to max_retries times."""
         attempt = 0
         while True:
             try:

@@ -14,7 +14,7 @@ from redline.waist import Around, Backend, Call, Load, Outcome, Request, Sink, f
 
 
 class Bounded(Around):
-    """A backend with at most `most` calls at once; others wait by priority, then arrival."""
+    """A backend with at most `most` calls at once; others wait, by priority, then by arrival."""
 
     def __init__(self, backend: Backend, most: int, clock: Clock = SYSTEM) -> None:
         super().__init__(backend)

@@ -51,11 +51,12 @@ class FunctionBackend:
 
     If the function raises a CallError, this error determines whether the row is retried. A
     TimeoutError or ConnectionError is retried. Any other exception rejects the row and is quoted in
-    the outcome's error. If it returns an Outcome, an error in it counts as raised. If it blocks the
-    event loop, the loop still gets a turn between the calls.
+    the outcome's error. If the function returns an Outcome, an error in it counts as raised. If the
+    function blocks the event loop, the loop still gets turns between the calls.
 
     timeout_s: the timeout of one call, above 0 and at most 86,400 s. shared: the limiter, and the
     store of its sends. before_write: called before each call begins. attempts: counts the attempts.
+    Raises ConfigError for a timeout out of range, for token limits and for the limit `auto`.
     """
 
     def __init__(

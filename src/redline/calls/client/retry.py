@@ -2,13 +2,14 @@
 
   failure                              counts against        waits
   429                                  10 x max_retries      Retry-After above 0, or back-off
-  no connection (endpoint down)        nothing; see outage   the endpoint's pause, and up to 1 s
-  a 200 that cannot be read            2                     back-off
+  no connection (endpoint down)        nothing               the endpoint's pause, and up to 1 s
+  a 200 that cannot be read            2, and max_retries    back-off
   any other Retryable                  max_retries           the longer of Retry-After and back-off
 
-If `Call.avoid` contains the failed endpoint, another endpoint of the pool works. After a 429, and
-after the first two failures of any kind, the call then waits only until the retry budget allows a
-retry.
+A back-off also waits until the retry budget allows the retry. If `Call.avoid` contains the failed
+endpoint, another endpoint of the pool is available. After a 429, and after the first two failures
+of any kind, the call then waits for the retry budget alone. A row whose last five failures are the
+same 5xx, while other rows succeed, is not retried.
 
 Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015): uniform in
 0..min(cap, base 2^k). A waiting row holds no slot, no connection and no tokens.
@@ -51,13 +52,14 @@ from redline.waist import (
 )
 
 _BAD_REPLY_RETRIES = 2
-# If all endpoints of a pool fail for a moment, a row must not use up its retries in that moment.
+# Only the first two failures are retried without back-off: if all endpoints of a pool fail for a
+# moment, a row must not use up its retries in that moment.
 _FAILOVERS = 2
 # A 429 says that the endpoint is full, not that the row is bad.
 _RATE_LIMITED_FACTOR = 10
-# A row is to blame if its last five failures are the same 5xx, while at least 20 attempts of other
-# rows succeed, and at least nine in ten of their attempts. At a fault rate of 5 %, this happens by
-# chance to one row in three million.
+# A row is to blame if its last five failures are the same 5xx, and since its first failure at least
+# 20 attempts of other rows, and nine in ten of their attempts, have succeeded. At a fault rate of
+# 5 %, this happens by chance to one row in three million.
 _SAME_FAULT_MOST = 5
 _NEIGHBOURS_LEAST = 20
 _NEIGHBOURS_SHARE = 0.9
@@ -71,7 +73,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     failure; above 0 and at most 86,400 s. A back-off is uniform in 0..min(cap_s, base_s 2^k) after
     k retries (full jitter: Brooker, AWS Architecture Blog, 2015). share: the most retries as a
     share of first attempts, 0..1, in addition to `floor_per_s` retries per second, above 0 and at
-    most 86,400; further retries wait. Raises ConfigError for a value out of range.
+    most 86,400; further retries wait. Retries after a failed connection, or after a 429 with a
+    Retry-After, do not count in it. Raises ConfigError for a value out of range.
     """
 
     max_retries: int = 8
@@ -125,7 +128,7 @@ class RetryBudget:
         return max(0.0, -self._balance) / self._policy.floor_per_s
 
     def take(self, now_s: float, calls: int) -> bool:
-        """Takes one retry if it is already earned; False if it is not. calls: as for `spend_s`."""
+        """Takes one retry if it is earned; returns whether it was. calls: as for `spend_s`."""
         if not self.spend_s(now_s, calls):
             return True
         self._balance += 1
@@ -136,7 +139,9 @@ class _History(msgspec.Struct):
     """The failures of one row so far.
 
     since: how many attempts of all rows had succeeded, and how many had failed, before the row's
-    first failure.
+    first failure. blamed, limited, outages: its failed attempts that count against `max_retries`,
+    its 429s, and its failed connections. fault, fault_count: the status of its last failure if that
+    was a 5xx, and how many times in succession it has had this status.
     """
 
     since: tuple[int, int]

@@ -9,13 +9,13 @@ from redline.process import ends_task
 def call_error_of(
     error: BaseException, label: str, *, after_s: float | None = None, what: str = "raised"
 ) -> CallError | None:
-    """Returns the CallError for an exception of a user's function; None to raise it unchanged.
+    """Returns the CallError for an exception of a user's function; None if it is kept as it is.
 
-    A CallError, this task's cancellation and the end of the process are raised unchanged.
-    TimeoutError and ConnectionError become retryable errors. Any other exception rejects the call,
-    so that a defect in the function fails only its row.
-    after_s: the timeout in seconds of a TimeoutError, None if unknown. what: `raised` or
-    `returned`.
+    A CallError, this task's cancellation and the end of the process are kept: the caller raises
+    them. TimeoutError and ConnectionError become retryable errors. Any other exception rejects the
+    call, so that a defect in the function fails only its row.
+    after_s: the timeout in seconds of a TimeoutError, None if unknown. what: the message's verb,
+    `raised` or `returned`.
     """
     said = f"{type(error).__name__}: {error}"
     match error:

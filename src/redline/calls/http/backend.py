@@ -203,7 +203,8 @@ class HttpBackend:
 
     shared: the parts shared with other backends; a shared intake must accept the longest answer of
     this endpoint. before_write: called before a request gets its send time and is written, unless
-    the outbox is shared. attempts: counts the attempts. on_room: see Member.
+    the outbox is shared. attempts: counts the attempts. on_room: called when the endpoint may take
+    more calls.
     """
 
     def __init__(

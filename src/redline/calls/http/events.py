@@ -113,7 +113,8 @@ class StreamReader:
 
     asked: the request's body, which determines the number of choices. mask: hides secrets in
     errors. on_done: called at the event that ends the answer, such as `[DONE]`. first_s: when the
-    first chunk was passed on; None until then. is_done: whether that event has arrived.
+    first chunk was passed on; None until then. is_done: whether the event that ends the answer has
+    arrived.
     """
 
     def __init__(
@@ -231,7 +232,7 @@ class StreamReader:
                     failure = error
                     break
                 if not has_event:
-                    # `_judged` depends on it if the next event is an error.
+                    # `_judged` reads `committed` if the next event is an error.
                     has_event = self._call.committed = True
             passed.append(raw)
         held = self._held = b"".join(passed)

@@ -76,7 +76,7 @@ class Deadline:
             self._set_timer()
 
     def leave(self) -> None:
-        """Stops the clock, and its timer, so that it can be freed."""
+        """Stops the clock and cancels its timer, which would keep the clock from being freed."""
         self.when_s = self._timer_s = math.inf
         if self._timer is not None:
             self._timer.cancel()

@@ -75,7 +75,7 @@ class Collector:
         self._label = "" if job.endpoint is None else job.endpoint.label
 
     def leave_rest(self) -> None:
-        """From now on, leaves rows without an outcome to be sent live."""
+        """Makes `collect` leave rows without an outcome to be sent live, from now on."""
         self.is_leaving = True
 
     def has_result(self, key: int, mark: int) -> bool:

@@ -69,7 +69,8 @@ class Bill:
         self._by_replies = 0
         self._replies = 0
         # False once a reply has no price or no usage, since the total cost is then unknown. Always
-        # False for an embedded server, which is free, and a user's function, which has no tokens.
+        # False for an embedded server, which is free, and for a user's function, which has no
+        # tokens.
         self._is_known = job.call is None and job.embedded is None
         self.reads_replies = self._is_known and self._allowance.picodollars is None
 

@@ -239,10 +239,10 @@ def _item_of_row(node: nodes.Node) -> str | None:
 
 
 def _unbound(tree: nodes.Template) -> list[str]:
-    """Renames each name that Jinja binds, where it can only be a column; returns the old names.
+    """Renames each name that Jinja binds, if it can only be a column; returns the old names.
 
-    `self` is always one. `loop` is one where it is printed: a loop's attributes can be read, and
-    the loop can be passed on, but it cannot be printed.
+    `self` can only be a column. `loop` can only be one if it is printed: a loop's attributes can
+    be read, and the loop can be passed on, but it cannot be printed.
     """
     printed = [_filtered(node) for output in tree.find_all(nodes.Output) for node in output.nodes]
     found = set()

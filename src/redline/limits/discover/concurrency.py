@@ -13,7 +13,7 @@ does not show this: a batching server gets slower with every call but still does
 latency), so that long answers are not mistaken for queueing.
 
   state      limit              leaves the state
-  climbing   up by 1 an answer  at the level before the server stopped answering, to standing
+  climbing   up 1 per answer    at the level before the server stopped answering, to standing
   standing   the level          after its rounds of rest, to trying
   trying     level * or / step  won: the level moves, the same direction is tried again, to trying
                                 lost: back to the level, the other direction next, to standing

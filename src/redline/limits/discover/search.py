@@ -35,8 +35,8 @@ _SHORTEST_ROUND_S, _ROUND_TRIPS = 0.25, 2.0
 _MOST_PROBES = 8
 _SHORTEST_REST_S, _LONGEST_REST_S, _REST_GROWTH = 0.05, 3600.0, 1.4
 # An overload counts as a refusal while at least half of the last _OVERLOADS verdicts are overloads.
-# With a threshold of 3 in 10, a server that fails a tenth of its calls at random was left at a
-# thirtieth of its rate.
+# With a threshold of 3 in 10, the search kept a server that fails a tenth of its calls at random at
+# a thirtieth of its rate.
 _OVERLOADS = 20
 
 

@@ -1,8 +1,8 @@
 """Keeps to a rate that was found, and tries a higher one now and then.
 
   state     sends                        on refusals
-  held      the rate                     two far apart trim the rate; 3 of 10 calls stop it for a
-                                         moment, and end it if that happens again
+  held      the rate                     two far apart trim the rate; 3 of 10 calls stop all sends
+                                         for a moment; if that happens again, the rate is given up
   climbing  1, 3, 7, 15, ... steps more  ends the climb; the level before, if any, is watched
   watched   what a climb has gained      takes back half of the gain
 

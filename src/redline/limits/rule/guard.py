@@ -1,14 +1,14 @@
 """Measures the guard: how late a request may reach the server's limiter, relative to the fastest.
 
-A reply proves something about its request. Let m be the shortest time from the write of a request
-to the first byte of its answer. If a reply took t, its request reached the server at most t - m
-later than the fastest request would have, whatever took the time. So, for a window W:
+A reply shows by how much its request was late at most. Let m be the shortest time from the write of
+a request to the first byte of its answer. If a reply took t, its request reached the server at most
+t - m later than the fastest request would have, wherever the time was spent. So, for a window W:
 
   a send counts for W + (t - m) once it has its reply, and until then for W + guard;
   if nearly all replies take at most the prior longer than the fastest one, their spread bounds the
   jitter, and the guard follows it; otherwise the time went into generating the replies, which says
   nothing about the network, and the guard stays at the prior;
-  handshakes, and replies whose processing time the server reports, show the network alone;
+  handshakes, and replies whose processing time the server reports, show the network's delay alone;
   timers that fire late show the lag of the event loop. This is jitter too, but a send may make up
   for the lateness of the previous send, so the lag adds to the guard without slowing the pace.
 

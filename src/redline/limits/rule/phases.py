@@ -1,8 +1,8 @@
-"""Bounds what a sliding-window counter may read of our sends, wherever its windows begin.
+"""Bounds what a server's sliding-window counter reads of our sends, wherever its windows begin.
 
-Such a counter weights the previous window by the share of it that is still in view. Let A(s, t) be
-the amount that was sent after s and up to t. If the counter's current window began at p = t - uW,
-it reads
+Such a counter weights the previous window by the share of it that is still in view. Let W be the
+window's length, N the limit's count, and A(s, t) the amount that was sent after s and up to t. If
+the counter's current window began at p = t - uW, it reads
 
     (1 - u) A(p - W, p) + A(p, t)  =  u A(p, t) + (1 - u) A(p - W, t)  <=  N.
 
@@ -13,8 +13,9 @@ r t - A(0, t) be the amount not used so far, at the even rate r = N / W. Then th
 
 The largest right-hand side, without r g, is called the floor. For u = 0 and u = 1, the condition is
 that of a moving window. Sends at N / (W + g) raise D by r g in each W + g, so they are always
-allowed. What was lost a moment ago (small u) may be caught up, with hardly any effect on the
-counter. A pace alone could not allow this, except by always keeping free what it might catch up.
+allowed. Sends that were missed a moment ago (small u) may be made up for, with hardly any effect on
+the counter. A pace alone could not allow this, except by always keeping room for what it might have
+to make up for.
 
 The past is kept in steps of W / 512, each with its amount and the highest D in it. The floor is
 recomputed every W / 128, and whenever that much of the limit has been given back. It is never below

@@ -73,7 +73,7 @@ class Rate(msgspec.Struct, frozen=True):
 def parse_count(text: str, what: str = "count") -> int:
     """Parses a whole number from 1 to 10^12, such as `500`, `200k` or `1.5m`.
 
-    what: the name of the number in the error. Raises ConfigError for anything else.
+    what: the name of the number in the error. Raises ConfigError for any other text.
     """
     value = _amount(text)
     if value is None:
@@ -92,7 +92,8 @@ def rate_per(value: str | float, window_s: float, what: str = "rate") -> Rate:
     """Returns the Rate of a short form such as `--rpm 500`: `value` per `window_s`.
 
     value: a number above 0, or text as for `parse_count`. A fraction is not rounded, but stretches
-    the window: 2.5 per second becomes 3 in 1.2 s. Raises ConfigError, which names `what`.
+    the window: 2.5 per second becomes 3 in 1.2 s. Raises ConfigError, which names `what`, for any
+    other value.
     """
     text = format(Decimal(repr(float(value))), "f") if isinstance(value, float) else str(value)
     amount = _amount(text)
@@ -114,7 +115,8 @@ def _amount(text: str) -> Decimal | None:
 def parse_rate(text: str, what: str = "rate") -> Rate:
     """Parses a Rate such as `2/1s`, `500/60s`, `200k/min` or `5/s`.
 
-    what: the name of the rate in the error. Raises ConfigError, which shows the right form.
+    what: the name of the rate in the error. Raises ConfigError, which shows the right form, for any
+    other text.
     """
     match = _RATE.fullmatch(text)
     if match is None:

@@ -1,4 +1,4 @@
-"""Combines all rate limits of one endpoint: a call books all of them or none. Synchronous."""
+"""Combines all rate limits of one endpoint: a call books in all of them or in none. Never waits."""
 
 from __future__ import annotations
 

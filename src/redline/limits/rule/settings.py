@@ -163,7 +163,7 @@ def soon(rate: Rate, profile: str, lead_s: float) -> float:
 def last_send_s(before: float, rate: Rate, limits: Limits) -> float:
     """Returns the seconds until one more may be sent, after `before` requests or tokens.
 
-    The guard is the one that `limits` sets, otherwise the first one, before any measurement.
+    The guard is the one that `limits` sets, otherwise the one assumed before any measurement.
     """
     guard_s = FIRST_GUARD_S if limits.guard_s is None else limits.guard_s
     shape = shape_of(rate, "requests", limits.profile, guard_s)

@@ -41,7 +41,7 @@ from redline.limits.rule.rate import Rate
 from redline.limits.rule.shape import BURST_SHARE, Shape, paid_at_s, refund_s, shape_of
 from redline.structs import mutable
 
-# Sums of floats differ in the last bits; a shorter wait counts as 0.
+# Sums of floats are inexact in the last bits; a wait shorter than this counts as 0.
 _EPSILON_S = 1e-9
 # Sends within this share of a window have one record, with the time of the last send. This bounds
 # the memory for a limit such as ten million per day, and costs 0.02 % of the rate.
@@ -490,7 +490,7 @@ class Window:
         """Counts `amount` as used by another client at `now_s`; nothing if it is 0 or less.
 
         is_paid: it was used earlier, and the pace has already waited for it: it fills the window
-        from `now_s` on, but does not delay the next send. Without effect in a bucket.
+        from `now_s` on, but does not delay the next send. In a bucket, is_paid has no effect.
         """
         if amount > 0:
             full_at_s = self._full_at_s

@@ -149,7 +149,7 @@ class SharedLimiter(RateLimiter):
 
     @property
     def next_s(self) -> float:
-        """The time (monotonic) of the next grant to a queued caller; -inf if none waits."""
+        """The later of the park's end and the next grant to a waiting caller; -inf without both."""
         due_s = -math.inf
         if self.waiting:
             due_s = self._slots[0].at_s if self._slots else self._first_s
@@ -164,7 +164,7 @@ class SharedLimiter(RateLimiter):
         return list(self._rated) if self.waiting else []
 
     def park(self, until_s: float) -> bool:
-        """Gives no grants before `until_s` (monotonic); returns whether the park ends later now.
+        """Gives no grants before `until_s` (monotonic); returns whether that is a later time.
 
         Other processes learn of the park with their next lease.
         """
@@ -175,7 +175,7 @@ class SharedLimiter(RateLimiter):
         return True
 
     def accepted(self, now_s: float) -> bool:
-        """Counts an answer that is not a 429; if False, `answered` must be called instead."""
+        """Counts an answer that is not a 429; False if `answered` must be called in its place."""
         return self._pressure.accepted(now_s)
 
     def answered(self, now_s: float, *, is_limited: bool) -> None:

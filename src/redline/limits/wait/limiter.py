@@ -28,9 +28,9 @@ _NOTHING = Cost()
 class Limiter(RateLimiter):
     """Applies the rates of `limits`, but not its concurrency (see Slots) or `share`.
 
-    limits: a Limits, or the request limit alone, such as "2/1s". clock: in virtual time, a
-    VirtualClock of the loop. For one event loop; for threads, use SyncLimiter. Raises ConfigError
-    for a text that is not a rate.
+    limits: a Limits, or the request limit alone, such as "2/1s". clock: the system's by default; in
+    a loop with virtual time, its VirtualClock. For one event loop; for threads, use SyncLimiter.
+    Raises ConfigError for a text that is not a rate.
 
         async with limiter(tokens=900) as grant:
             reply = await call()
@@ -119,7 +119,10 @@ class Limiter(RateLimiter):
         return [(line.kind, line.stated, line.window.used(now_s)) for line in self.rules.lines]
 
     def park(self, until_s: float) -> bool:
-        """Gives no grants before `until_s` (monotonic); returns whether the park ends later now."""
+        """Gives no grants before `until_s` (monotonic).
+
+        Returns False if an earlier call set this time or a later one.
+        """
         self._free = None
         return super().park(until_s)
 
@@ -197,7 +200,7 @@ class Limiter(RateLimiter):
 
     @property
     def is_searched(self) -> bool:
-        """Whether a request rate is being searched for, until a header states a request limit."""
+        """Whether a request rate is being searched for; a limit in a header ends the search."""
         return self.rules.is_searched
 
     def search(self, rates: Sequence[Rate]) -> None:
@@ -227,7 +230,7 @@ class Limiter(RateLimiter):
         return [line.user for line in lines if line.kind == "requests" and line.user is not None]
 
     def refresh(self) -> None:
-        """Decides again which callers may go, after a change of the rules.
+        """Checks again which waiting callers get a grant, after a change of the rules.
 
         Callers whose calls can never be granted under the new rules get OverLimit.
         """

@@ -30,7 +30,7 @@ class RateLimiter(ABC):
     is_unlimited: no limit is set, and no answer can set one: answers need not be reported.
     is_shared: other processes share the limits, so their calls may park this limiter.
     counts_tokens: a token limit is set, so estimates matter.
-    shook_hands: records the seconds that a connection to the endpoint took.
+    shook_hands: records the seconds that a connection to the endpoint took to open.
     most: returns the largest amount of a kind that one call could ever be granted; inf if nothing
     limits it. check: raises OverLimit for a cost that could never be granted. fits: returns whether
     a cost could ever be granted under the counts that headers state now.
@@ -102,12 +102,12 @@ class RateLimiter(ABC):
 
     @property
     def parked_until_s(self) -> float:
-        """No grants are given before this time (monotonic); -inf if it was never parked."""
+        """The time (monotonic) before which no grants are given; -inf before the first `park`."""
         return self._parked_until_s
 
     @property
     def next_s(self) -> float:
-        """The time (monotonic) of the next grant to a queued caller; -inf if none waits."""
+        """The later of the park's end and the next grant to a waiting caller; -inf without both."""
         due_s = -math.inf if self._timer is None else self._due_s
         return max(self._parked_until_s, due_s)
 
@@ -124,7 +124,10 @@ class RateLimiter(ABC):
         """
 
     def park(self, until_s: float) -> bool:
-        """Gives no grants before `until_s` (monotonic); returns whether the park ends later now."""
+        """Gives no grants before `until_s` (monotonic).
+
+        Returns False, and changes nothing, if an earlier call set this time or a later one.
+        """
         if until_s <= self._parked_until_s:
             return False
         self._parked_until_s = until_s
@@ -139,7 +142,7 @@ class RateLimiter(ABC):
 
     @property
     def is_searched(self) -> bool:
-        """Whether a request rate is being searched for, until a header states a request limit."""
+        """Whether a request rate is being searched for; a limit in a header ends the search."""
         return False
 
     def search(self, rates: Sequence[Rate]) -> None:  # noqa: B027

@@ -39,7 +39,7 @@ class Slots:
         return self.in_use + coming < self.count
 
     def want(self) -> None:
-        """Records, for other processes that share the slots, that calls wait elsewhere for one."""
+        """Records, for processes that share the slots, that calls outside this queue need one."""
 
     def tell(self, on_room: Callable[[], None]) -> None:
         """Registers `on_room`, which is called when slots become free without `release`."""
