@@ -21,7 +21,7 @@ from redline.errors import JournalError
 _AGAIN = "then run the same command again to continue"
 _FULL = f"make room on that disk, {_AGAIN}"
 GONE = (
-    "its folder does not exist: if it was moved, the same command continues there; "
+    "its folder does not exist: if it was moved, pass the new path with -o to continue; "
     "otherwise choose another -o"
 )
 _HINTS = {
