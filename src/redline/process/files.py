@@ -51,7 +51,7 @@ class LockedFile:
         return True
 
     def is_at(self, path: Path) -> bool:
-        """Whether this is still the file at `path`. Raises OSError."""
+        """Whether this is still the file at `path`. Raises OSError if `path` cannot be examined."""
         try:
             return os.path.samestat(os.fstat(self.fd), path.stat())
         except (FileNotFoundError, NotADirectoryError):
@@ -178,7 +178,7 @@ def free_name(path: Path, word: str) -> Path:
 def make_like(path: Path, model: Path) -> None:
     """Creates an empty file with the permissions of `model`, unless there is a file at `path`.
 
-    Raises JournalError.
+    Raises JournalError if the file cannot be created.
     """
     with telling(path):
         if not path.exists():

@@ -166,7 +166,7 @@ def _check(figures: Figures) -> None:
 
 
 def _bench(folder: Path, targets: list[str], options: Flags, flags: Flags) -> _Bench:
-    """Returns the benchmark that the flags describe. Raises ConfigError."""
+    """Returns the benchmark that the flags describe. Raises ConfigError if one is invalid."""
     kinds = [name for name in _KINDS if name in options]
     if len(kinds) > 1:
         names = " and ".join(map(flag_of, kinds))
