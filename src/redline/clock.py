@@ -13,7 +13,7 @@ class Clock(Protocol):
         """Returns monotonic seconds from an arbitrary zero."""
 
     def wall_s(self) -> float:
-        """Returns the seconds since 1970-01-01 UTC. They jump when the clock is set."""
+        """Returns the seconds since 1970-01-01 UTC, which jump when the clock is set."""
 
 
 class SystemClock:

@@ -1,30 +1,32 @@
 """Defines all errors, as a tree grouped by what to do about an error.
 
 RedlineError
-  ConfigError            fix the settings, then run again
-  CallError              one attempt of one call failed
+  ConfigError            fix the settings or the input, then run again
+  CallError              an attempt at a call failed, or the call cannot be sent
     Withdrawn            a pool took the call back before it was written
     Retryable            the same call may succeed later
       RateLimited        429: wait `retry_after_s`, or back off
       TimedOut           a timeout expired; `phase` says which
       ServerFailed       408, 409, 425, 5xx, or an answer that the server marks as broken off
       Disconnected       the connection was refused, reset or closed early
-      BadReply           a 200 whose body cannot be read; final after two retries
+      BadReply           a response that cannot be read; final after two retries
     Final                the same call will never succeed
-      Rejected           400, 403, 404, 413, 422, or rejected by a function or --fail-on
+      Rejected           any other 3xx or 4xx, or rejected by a function or by --fail-on
         BadRow           the row cannot be read, or no request can be made from it; nothing was sent
         BadTemplate      a template fails on the row; nothing was sent
-      OverLimit          the call is larger than one of the limits can ever grant
+      OverLimit          the call needs more than one of the limits ever allows
       Refused            401: the key is not accepted; stops the run
       Unpaid             no credit, or a spend limit is reached; stops the run
       BudgetSpent        the run's own budget is spent; stops the run
       Unpriced           no price is known, so the budget cannot be enforced; stops the run
-  NoEndpoint             every endpoint is down, or the shared limits cannot be reached
+  NoEndpoint             no endpoint works, or the shared limits cannot be used; stops the run
   TooManyFailures        the share of failed rows has reached --stop-at-error-rate
   WaitTooLong            the next call would wait longer than --longest-wait
   JournalError           the results file cannot be trusted or written
 
-Every error says what happened, where, and what to do about it.
+If a provider's own error code contradicts the status, the code decides; see `apis.errors.status`.
+
+Every error says what happened, and most errors also say where, and what to do about it.
 """
 
 from __future__ import annotations
@@ -73,7 +75,11 @@ def _rebuild(
 
 
 class ConfigError(RedlineError):
-    """The settings cannot work. Nothing was sent, unless they made all of the first rows fail."""
+    """The settings or the input cannot be used.
+
+    Most such errors occur before anything is sent. Some end a run that has begun, for example if
+    the first rows all fail, or if the input breaks off.
+    """
 
 
 class JournalError(RedlineError):
@@ -81,7 +87,7 @@ class JournalError(RedlineError):
 
 
 class NoEndpoint(RedlineError):
-    """No call can be sent: every endpoint is down, or the shared limits cannot be reached."""
+    """No call can be sent: no endpoint works, or the shared limits cannot be used."""
 
     stops_run = True
 
@@ -91,7 +97,7 @@ class TooManyFailures(RedlineError):
 
 
 class WaitTooLong(RedlineError):
-    """No call can be sent for `wait_s` seconds, longer than the run may wait (`--longest-wait`)."""
+    """No call can be sent for `wait_s` seconds, more than the run may wait (`--longest-wait`)."""
 
     def __init__(self, what: str, *, wait_s: float, where: str = "", hint: str = "") -> None:
         super().__init__(what, where=where, hint=hint)
@@ -99,7 +105,10 @@ class WaitTooLong(RedlineError):
 
 
 class CallError(RedlineError):
-    """One attempt failed. status: the HTTP status of the response; None if there was none."""
+    """An attempt at a call failed, or the call cannot be sent.
+
+    status: the HTTP status of the response; None if there was none.
+    """
 
     _body: bytes | Callable[[], bytes] = b""
     # False if a full queue refused the call, or if the call waited in a queue for too long.
@@ -175,7 +184,7 @@ class Disconnected(Retryable):
 
 
 class BadReply(Retryable):
-    """A successful response that cannot be read: not JSON, or not in the API's format."""
+    """A response that cannot be read: not valid HTTP, not JSON, or not in the API's format."""
 
 
 class TimedOut(Retryable):
@@ -220,7 +229,7 @@ class BadTemplate(Rejected):
 
 
 class OverLimit(Final):
-    """The call is larger than one of the limits can ever grant."""
+    """The call needs more than one of the limits ever allows."""
 
 
 class Refused(Final):

@@ -11,7 +11,7 @@ _MOST_MEMBERS = 1024
 
 
 class BadCompressionError(ValueError):
-    """The compressed data is damaged, or other bytes follow it."""
+    """The compressed data is damaged, or other bytes follow it, or it has too many gzip members."""
 
 
 class Inflate:
@@ -36,7 +36,8 @@ class Inflate:
         """Returns the decompressed bytes of `data`, at most `most_bytes` (1 or more).
 
         Bytes beyond `most_bytes` are dropped: the caller must refuse such a body. Raises
-        BadCompressionError if the data is damaged or other bytes follow it.
+        BadCompressionError if the data is damaged, if other bytes follow it, or if it has more than
+        1,024 gzip members.
         """
         if self._decoder is None:
             data = self._first + data

@@ -134,7 +134,7 @@ def test_a_body_template_that_makes_no_json_fails_its_row(cli: Cli, rows: Rows) 
     told = cli("run", rows({"text": "a b"}), *SIM, "--url", "/ask", "--body", '{"q": {{ text }}}')
     assert told.status == 1
     assert told.err.startswith("failed: the body template does not produce JSON: ")
-    assert "write values with the json filter, for instance {{ text | json }}" in told.err
+    assert "write values with the json filter, for example {{ text | json }}" in told.err
 
 
 def test_the_row_itself_is_the_body_of_a_plain_endpoint(cli: Cli, rows: Rows, odd: Any) -> None:

@@ -62,7 +62,7 @@ MISTAKES = [
     (["--guard", "20"], "--guard must be 0 s or more and at most 10 s, not 20",
      "", "for example 500ms"),
     (["--share", "x.limits", "--dry-run"], "there is no limit to share",
-     "", "set one, for instance with --requests 500/60s"),
+     "", "set one, for example with --requests 500/60s"),
     (["--timeout", "abc"], "--timeout is not a time: abc", "", TIMES),
     (["--timeout", "0"], "--timeout must be above 0 s and at most 24 h, not 0", "", TIMES),
     (["--connect-timeout", "2d"],

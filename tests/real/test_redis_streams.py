@@ -198,7 +198,7 @@ def test_what_a_dead_consumer_may_have_written_is_left_to_it_or_claimed_by_wish(
     report = world.run(answer, url=world.url(idle="100ms"))
     assert report.stopped is not None
     assert report.stopped.what.startswith("2 messages of redis://127.0.0.1")
-    assert "are held by dead, which ended after it began" in report.stopped.what
+    assert "are held by the consumer dead, which ended after it began" in report.stopped.what
     assert world.outcomes() == Counter(set(sent) - set(marked))
     report = world.run(answer, url=world.url(idle="100ms", orphans="claim"))
     assert (report.succeeded, report.is_complete) == (2, True)

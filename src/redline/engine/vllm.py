@@ -93,7 +93,7 @@ def command(settings: EngineSettings, host: str, port: int) -> list[str]:
     defaults = EngineSettings(model=settings.model)
     for name, flag in _OWN_SETTINGS.items():
         if getattr(settings, name) != getattr(defaults, name):
-            raise ConfigError(f"vLLM has no setting like {flag}", hint="leave it out")
+            raise ConfigError(f"vLLM has no counterpart of {flag}", hint="leave it out")
     flags: dict[str, object] = {
         "served-model-name": settings.name,
         "host": host,

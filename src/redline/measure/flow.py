@@ -78,7 +78,11 @@ class Flow:
 
 
 def rate(flow: Flow, begin_s: float, end_s: float, call_s: float = 0.0) -> Rate:
-    """Returns the rate from begin_s to end_s, rounded to slices. call_s: a call's mean duration."""
+    """Returns the rate from begin_s to end_s, rounded to slices.
+
+    call_s: a call's mean duration in seconds; 0 if unknown. The rate's error is None if the window
+    is shorter than ten such calls, or has too few calls.
+    """
     # Extends the slices to the end of the window, because time after the latest call counts too.
     flow.add(end_s, end_s, 0.0)
     slices, width_s = flow.slices(), flow.width_s

@@ -49,7 +49,8 @@ class Load:
     requests: the requests in order; the load ends when they run out. tally: records each call.
     watch: observes this process during the load. begun_s: when the load began, monotonic.
     in_flight: the number of calls in flight. stopped: the error that ended the load because every
-    other call would meet it too; None without such an error.
+    other call would meet it too; None without such an error, or if a budget was spent after a
+    success.
     """
 
     def __init__(

@@ -83,7 +83,8 @@ async def swept(what: Measuring, plan: Plan, requests: Iterator[Any]) -> AsyncIt
     """Measures closed loops of 1, 2, 4, ... users, up to the plan's concurrency.
 
     Each level takes the plan's duration; `most` applies to all levels together. The sweep ends when
-    throughput stops rising, when the requests are used up, or after a level that ended early.
+    throughput stops rising, when `most` requests have been made, or after a level that ended early
+    or at which most requests failed.
     """
     done, left = list[Figures](), plan.most
     for level in levels(plan.concurrency):

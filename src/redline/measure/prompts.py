@@ -1,4 +1,7 @@
-"""Generates meaningless prompts of a given length; hardly any of 8 or more tokens begin alike."""
+"""Generates meaningless prompts of a given length.
+
+Two prompts of 8 or more tokens practically never begin alike.
+"""
 
 from __future__ import annotations
 

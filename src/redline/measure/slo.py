@@ -30,7 +30,10 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 def parse_objectives(text: str) -> tuple[Objective, ...]:
-    """Parses objectives such as `ttft<500ms,latency<3s`. Raises ConfigError."""
+    """Parses objectives such as `ttft<500ms,latency<3s`; a bound without a unit is in seconds.
+
+    Raises ConfigError for an unknown figure, for a bound of 0, and for text in another form.
+    """
     found = list[Objective]()
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _ONE.fullmatch(part)

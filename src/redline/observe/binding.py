@@ -51,8 +51,9 @@ _CPU, _LAG_S = 0.9, 0.05
 # How near another limit must come to the strictest one to count as nearly as strict: in the number
 # of samples in which it held calls back, or in its used share.
 _NEAR_HELD, _NEAR_USED = 0.75, 0.95
-# A limit has capacity to spare if less than this share of it is used, it has room for this many
-# calls, and few calls wait for it (this share of the slots) with nearly all slots taken.
+# A limit has capacity to spare if less than _MOST_SPARE of it is used, and it has room for at least
+# _LEAST_SPARE requests or tokens, while calls in flight or waiting for a limit take at least _FULL
+# of the slots, and those that wait take less than _FEW_WAITING.
 _MOST_SPARE, _LEAST_SPARE, _FEW_WAITING, _FULL = 0.9, 3, 0.25, 0.9
 # A latency is taken from about this many answers: from the window in question, and from as many of
 # the windows around it as needed.
@@ -123,7 +124,7 @@ def current(windows: Sequence[Window]) -> Binding | None:
 
 
 def recent(windows: Sequence[Window]) -> list[Window]:
-    """Returns the windows that `current` needs of a running run, so that older ones can be dropped.
+    """Returns the windows that `current` needs during a run, so that older ones can be dropped.
 
     These are the latest windows, and those with the run's first calls, which show how long an
     answer takes while the endpoint has no other calls of the run. Their number is bounded.
@@ -216,11 +217,14 @@ class _Run:
                 return f"{times} {self._times(later, q)}"
         other = self._without_gain(_level_of(self._windows[index].in_flight))
         if other is not None:
-            return f"{math.exp(_LEVEL * other):,.0f} bring as many answers a second"
+            return f"{math.exp(_LEVEL * other):,.0f} calls in flight bring as many answers a second"
         return None
 
     def _without_gain(self, level: int) -> int | None:
-        """Returns a level whose similar rate shows that calls queue; None if there is none."""
+        """Returns a clearly different level with about the same rate; None if there is none.
+
+        Such a level shows that calls queue at the endpoint.
+        """
         if level not in self._sums:
             return None
         for other in sorted(self._sums, key=lambda one: -abs(one - level)):

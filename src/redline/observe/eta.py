@@ -3,8 +3,9 @@
 The remaining rows are assumed to finish at the rate of the last half of the run, which ignores a
 slow start and averages out chance. Rows often finish in waves, for example when a limit is used up
 and then free again, or when calls were sent together; the rate is averaged over such waves. Long
-standstills, in which the endpoint asked redline to wait or was down, are left out. During a
-standstill, the estimate keeps the value that it had when the standstill began.
+standstills, in which the process was stopped, or the endpoint was down, failed or asked redline to
+wait, are left out. During a standstill, the estimate keeps the value that it had when the
+standstill began.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Estimate(NamedTuple):
     """The estimated end of a run.
 
     eta_s: seconds from the end of the last window; None while unknown. is_on_hold: the run is at a
-    standstill, and the estimate dates from when it began.
+    standstill, and the estimate dates from the beginning of the standstill.
     """
 
     eta_s: float | None

@@ -4,7 +4,7 @@ The rate of answers is the minimum of what each constraint allows:
 
 limits        what each rate limit allows; for a limit that binds, the observed rate
 endpoint      its rate with all slots in use, from the curve fitted to all observed levels
-client        the rate at which its event loop would be busy all of the time
+client        the rate at which its event loop would be busy for 95 % of the time
 input, disk   the observed rate, if one of them binds
 
 A different setting moves one constraint, and then the next one binds. Nothing is predicted for more
@@ -248,7 +248,10 @@ def scores_of(runs: Sequence[RunHistory]) -> list[Score]:
 
 
 def measured_per_s(run: RunHistory) -> float | None:
-    """Returns a run's answers per second while it was steady; None if that lasted below 3 s."""
+    """Returns a run's answers per second while it was steady.
+
+    None if it was steady for less than 3 s, or had too few answers in that time.
+    """
     found = steady(run.windows)
     level = level_of(found)
     if level is None or sum(one.span_s for one in found) < _LEAST_S:
@@ -273,7 +276,7 @@ def gain_text(prediction: Prediction) -> str:
 
 
 def advice(found: Sequence[Prediction]) -> list[tuple[str, str]]:
-    """Returns (changes, effect) in words; changes with the same effect are joined with `or`."""
+    """Returns pairs of changes and their effect, in words; `or` joins changes with one effect."""
     changes = defaultdict[str, list[str]](list)
     for prediction in found:
         changes[gain_text(prediction)].append(prediction.change)
@@ -281,7 +284,7 @@ def advice(found: Sequence[Prediction]) -> list[tuple[str, str]]:
 
 
 def best_of(found: Sequence[Prediction]) -> Prediction | None:
-    """Returns the change with the largest gain; None if no change is likely to bring a gain."""
+    """Returns the change with the largest gain; None unless its lower bound is a gain above 5 %."""
     known = [one for one in found if not one.unknown]
     best = max(known, key=lambda one: one.likely_per_s, default=None)
     is_gain = best is not None and best.low_per_s > best.before_per_s * (1 + _NO_GAIN)

@@ -65,7 +65,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     still to be processed.
     Of the last ten recorded seconds, or of the whole latest run if it has ended: rows_per_s,
     tokens_per_s, in_flight, slots, waiting, retrying, parked_s, limits; likewise, of the last
-    minute, latency_p50_s and latency_p95_s, None without answers. eta_s: None while unknown.
+    minute, latency_p50_s and latency_p95_s, None without answers. eta_s: None if unknown, or if the
+    job is not running.
     helps: the predicted effects of other settings, from all runs; helps_unknown: the reason if
     there are none. scores: how well the predictions for runs came true.
     """

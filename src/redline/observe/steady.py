@@ -14,8 +14,8 @@ import msgspec
 
 from redline.timeline import Sketch, Window, errors_of, merged
 
-# A window is steady if the calls in flight stayed within this factor of its own for a time before
-# it: for this quantile of its latencies, but at least _LEAST_S.
+# A window is steady if, for a time before it, the number of calls in flight stayed within this
+# factor of the window's own. The time is this quantile of its latencies, but at least _LEAST_S.
 _SAME = math.log(1.25)
 _MOST_CALLS = 0.9
 _LEAST_S = 1.0

@@ -21,7 +21,7 @@ from redline.errors import JournalError
 _AGAIN = "then run the same command again to continue"
 _FULL = f"make room on that disk, {_AGAIN}"
 GONE = (
-    "its folder does not exist: if it was moved, the same command continues there; "
+    "its folder does not exist: if it was moved, pass the new path with -o to continue; "
     "otherwise choose another -o"
 )
 _HINTS = {
@@ -51,7 +51,7 @@ class LockedFile:
         return True
 
     def is_at(self, path: Path) -> bool:
-        """Whether this is still the file at `path`. Raises OSError."""
+        """Whether this is still the file at `path`. Raises OSError if `path` cannot be examined."""
         try:
             return os.path.samestat(os.fstat(self.fd), path.stat())
         except (FileNotFoundError, NotADirectoryError):
@@ -178,7 +178,7 @@ def free_name(path: Path, word: str) -> Path:
 def make_like(path: Path, model: Path) -> None:
     """Creates an empty file with the permissions of `model`, unless there is a file at `path`.
 
-    Raises JournalError.
+    Raises JournalError if the file cannot be created.
     """
     with telling(path):
         if not path.exists():

@@ -43,7 +43,7 @@ def end_at_once(number: int) -> None:
 
 
 def end_at_second(stop: asyncio.Event) -> None:
-    """Makes Ctrl-C or SIGTERM set the event, and a second one end the process at once."""
+    """Makes Ctrl-C or SIGTERM set the event, and a second signal end the process at once."""
 
     def close(_: int) -> None:
         on_signals(end_at_once)
@@ -53,7 +53,7 @@ def end_at_second(stop: asyncio.Event) -> None:
 
 
 def run_until_told(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
-    """Runs `main` and returns its result; Ctrl-C or SIGTERM sets its event."""
+    """Runs `main` and returns its result; Ctrl-C or SIGTERM sets the event that `main` gets."""
 
     async def told() -> T:
         stop = asyncio.Event()

@@ -59,6 +59,7 @@ class DaemonThreads(ThreadPoolExecutor):
         self._is_shut = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Runs `fn` in a thread, and returns its future. Raises RuntimeError after `shutdown`."""
         future: Future[T] = Future()
         with self._turn:
             if self._is_shut:

@@ -32,7 +32,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_tokens on arrival without a refund, or prompt and answer without max_tokens;
         `answered`: the prompt on arrival, the answer when it ends.
     jitter_s: each request is delayed by 0 to this many seconds before the limits are checked.
-    concurrency: requests served at once; others wait in order of arrival. None for no cap.
+    concurrency: requests served at once; others wait in order of arrival. None for no limit.
     latency: seconds before the first byte. per_token_s: further seconds per completion token.
     faults: the share of admitted requests that fails, by kind.
     headers: the style of limit headers. `none` and `gemini` send neither limit headers nor
@@ -82,7 +82,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.concurrency is not None and self.concurrency < 1:
             raise ConfigError(
                 f"concurrency must be at least 1, not {self.concurrency}",
-                hint="leave it out for no cap",
+                hint="leave it out for no limit",
             )
         if not 0 <= self.per_token_s <= MAX_PER_TOKEN_S:
             raise ConfigError(

@@ -39,7 +39,7 @@ from redline.waist import Attempt
 # per call low, and few enough that their attempts, with errors and quoted texts, need little
 # memory.
 ENOUGH_CALLS = 64
-# At most this many calls of a sample are recorded: enough for the quantiles of a second.
+# On average, at most this many calls per sample are recorded: enough for a second's quantiles.
 RECORDED_CALLS = 100
 _LONGEST_ERROR = 300
 _SENT_AND_COMPLETE = attrgetter("sent_s"), attrgetter("complete_s")
@@ -81,8 +81,9 @@ class Sample(msgspec.Struct, kw_only=True):
 
     held: what holds the next call back; None if unknown. limits: the names of the rate limits that
     hold it back. in_flight: requests on the wire. in_hand: rows that have begun and have no outcome
-    yet. slots: maximum calls in flight. waiting: calls that wait for a grant.
-    retrying: rows that wait for a retry. lag_s: how late the sample was taken.
+    yet. slots: maximum calls in flight. waiting: calls that wait for a grant. retrying: rows that
+    wait for a retry. is_feed_empty: workers wait for a row. is_journal_full: too much is not
+    durable yet. lag_s: how late the sample was taken, in seconds.
     """
 
     held: Holder | None

@@ -24,8 +24,8 @@ class Records(Generic[RecordT]):
     """Iterates over the records in the lines of a file; skips records of unknown kinds.
 
     decode: decodes a line of a known kind. said: the beginning of the message about a newer
-    version, such as `t is a trace of`. damaged: the number of lines so far that are not valid
-    records or come before the first run. is_cut: whether the last line is incomplete.
+    version, such as `calls.trace is a trace of`. damaged: the number of lines so far that are not
+    valid records or come before the first run. is_cut: whether the last line is incomplete.
 
     Iteration raises ConfigError for a run with a version above `newest`.
     """

@@ -22,7 +22,7 @@ _MICROS = 1e6
 
 
 class Recorder(Around):
-    """A backend that records the calls of another backend in `file`, every second and in a thread.
+    """A backend that records the calls of another one; a thread writes them to `file` every second.
 
     began: the record of the run's start. If the file can no longer be written, calls continue
     unrecorded, and `failure` is the error. `aclose` writes the remaining records; the caller closes

@@ -76,7 +76,8 @@ class CallEnded(
     """One call, with its retries, and with times in seconds since the run began.
 
     arrived_s: when the call was made. done_s: when it ended. outcome: `succeeded`, the kind of its
-    error, or `cancelled`. input_tokens, output_tokens: from the answer's usage; None if unknown.
+    error, or `cancelled`. priority: calls with a lower number were sent first. input_tokens,
+    output_tokens: from the answer's usage; None if unknown.
     blocks: hashes of the prefixes of its prompt, see `prefixes_of`. tried: its attempts, oldest
     first, at most 32.
     """

@@ -1,9 +1,9 @@
 """Summarizes many durations in a few numbers: sketches that give quantiles and can be merged.
 
-A bucket holds the values between two powers of GAMMA, so any quantile has a relative error of at
-most ERROR, even after merges: Masson, Rim and Lee, DDSketch: A Fast and Fully-Mergeable Quantile
-Sketch with Relative-Error Guarantees, VLDB 2019. Their implementation keeps the counts in an object
-of its own; here they are a tuple, which is written to a JSON line unchanged.
+A bucket holds the values between two powers of GAMMA, so any quantile above LEAST_S has a relative
+error of at most ERROR, even after merges: Masson, Rim and Lee, DDSketch: A Fast and Fully-Mergeable
+Quantile Sketch with Relative-Error Guarantees, VLDB 2019. Their implementation keeps the counts in
+an object of its own; here they are a tuple, which is written to a JSON line unchanged.
 """
 
 from __future__ import annotations

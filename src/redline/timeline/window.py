@@ -1,7 +1,7 @@
 """Defines the structs of a timeline, and merges windows into longer ones.
 
 The state of a run is sampled ten times per second, and each second of samples becomes a Window.
-Everything that users see of a run is computed from windows.
+The status, reports, alerts and predictions of a run are computed from windows.
 
 What holds the next call back in a sample (`Window.held` counts the samples for each):
 
@@ -52,8 +52,8 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt (the `before` function, the template, the cache) and after the last one (`after`, until
     the outcome is taken). In each attempt: queue_s, the wait for room in the budget or for one of
     several endpoints; slot_s, the wait for a slot; connect_s; grant_s, the wait for the limits'
-    grant, including the wait for its turn to get ready; send_s, from the grant to the write, which
-    comes at the end of the event loop's turn, after results are written; first_byte_s;
+    grant, including the wait until the call may get ready for it; send_s, from the grant to the
+    write, which comes at the end of the event loop's turn, after results are written; first_byte_s;
     first_token_s, for a streamed answer; answer_s, until the answer is read and parsed. Between
     attempts: backoff_s. unattributed_s: the time from the call's beginning to its outcome that
     belongs to no other phase. After the outcome: durable_s, until the row's line is on disk.
@@ -189,12 +189,12 @@ class Window(
     failed: rows that became durable. input_tokens, output_tokens: of the answers.
 
     Means over the samples: in_flight, requests on the wire; in_hand, rows that have begun and have
-    no outcome yet; slots, maximum calls in flight; waiting, calls that wait for a
-    grant; retrying, rows that wait for a retry. feed_empty: the share of samples in which workers
-    waited for a row. journal_full: the share of samples in which too much was not durable yet.
+    no outcome yet; slots, maximum calls in flight; waiting, calls that wait for a grant; retrying,
+    rows that wait for a retry. feed_empty: the share of samples in which workers waited for a row.
+    journal_full: the share of samples in which too much was not durable yet.
     held: the number of samples by what held the next call back. limits: the rate limits, at most
     MOST_LIMITS, those that held most often first. endpoints: if there are several, at most
-    MOST_ENDPOINTS. parked_s: how long the endpoint may not be called, at the end of the window.
+    MOST_ENDPOINTS. parked_s: for how many seconds after the window the endpoint may not be called.
 
     lag_s: the longest delay of a sample; late_s: the sum of the samples' delays. busy: the share of
     the time in which the event loop's thread ran, or was ready to run while others had the CPU.

@@ -1,4 +1,4 @@
-"""Defines the protocol of backends, where a call goes in and an outcome comes out."""
+"""Defines the protocol of backends, each of which turns a call into an outcome."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ class Call(msgspec.Struct, kw_only=True):
             raise TimedOut("row", hint=hint) from None
 
     def let_go(self) -> None:
-        """Releases the memory held for a long answer, once it is dropped or its reader owns it."""
+        """Releases the memory held for a long answer that was dropped, or that its reader owns."""
         if self.held is not None:
             self.held.release()
             self.held = None

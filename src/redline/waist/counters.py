@@ -18,9 +18,9 @@ class Attempts:
 
     attempts: all of them. in_flight, most_in_flight: those that have not ended, now and at most.
     input_tokens, output_tokens: of the replies, according to their usage. retries: attempts of a
-    request that was written before and failed. failovers: those retries
-    whose request another endpoint may have billed. errors: the number of failed attempts by the
-    error's kind, including `cancelled`. ended_s: the monotonic time when an attempt last ended.
+    request that was written before and failed. failovers: those retries whose request another
+    endpoint may have billed. errors: the number of failed attempts by the error's kind, including
+    `cancelled`. ended_s: the monotonic time when an attempt last ended; -inf if none has.
     longest_s: the duration of the longest attempt in seconds. failures_in_a_row: the number of
     failures of the endpoint since it last worked; failing_since_s: the monotonic time when the
     first of these failures occurred, inf if there is none.

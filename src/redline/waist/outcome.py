@@ -32,7 +32,8 @@ class Reply(msgspec.Struct, kw_only=True):
     headers: the HTTP response's headers, keyed by lower-case name; do not change them. Empty if
     there was no response.
     request_id: the response's `x-request-id`; without one, the `id` in its body, or None.
-    usage: as the endpoint sent it. input_tokens, output_tokens: read from usage, None if unknown.
+    usage, model: as the endpoint sent them; None if it sent none. input_tokens, output_tokens: read
+    from usage, None if unknown.
     body: the bytes of the response; status: its HTTP status.
     """
 

@@ -598,7 +598,7 @@ def test_a_folder_that_is_moved_keeps_its_lines_and_the_error_says_so(output: Ou
     assert isinstance(play.error, ResultsLost)
     assert play.acknowledged == [1, 2]
     assert play.error.saved == f"2 lines in {moved / output.path.name}"
-    assert "the same command continues there" in play.error.hint
+    assert "pass the new path with -o to continue" in play.error.hint
     assert rows_of(moved / output.path.name) == [1, 2]
 
 

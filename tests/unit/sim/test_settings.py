@@ -23,7 +23,7 @@ from redline.sim import SimSettings, Uniform, parse_faults
         ({"jitter_s": float("nan")}, "0.05 is a slow network"),
         ({"port": 65536}, "0 picks one"),
         ({"port": -1}, "0 picks one"),
-        ({"concurrency": 0}, "leave it out for no cap"),
+        ({"concurrency": 0}, "leave it out for no limit"),
         ({"per_token_s": -0.1}, "0.02 is 50 tokens a second"),
         ({"per_token_s": float("nan")}, "0.02 is 50 tokens a second"),
         ({"api_key": " "}, "leave it out to require none"),

@@ -113,7 +113,8 @@ def _synthetic(
 ) -> Asked:
     """Returns requests with synthetic prompts of `tokens` tokens or, if given, of recorded sizes.
 
-    sizes: the input and output tokens of recorded calls, each None if unknown.
+    sizes: the input and output tokens of recorded calls, each None if unknown. Raises ConfigError
+    if no request can be made from a synthetic prompt.
     """
     bound, prompts = _Bound(target), Prompts(seed)
     renderer = Renderer(bound.prompting)

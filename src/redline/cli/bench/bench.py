@@ -24,8 +24,8 @@ _OWN = (
     flag(
         "warm_up",
         "TIME",
-        "Leave this first part of the duration out of the figures, while caches fill and servers "
-        "compile. Default: 0s.",
+        "Leave out of the figures this first part of the duration, in which caches fill and "
+        "servers compile. Default: 0s.",
         field="warm_up_s",
         read=partial(values.duration, may_be_0=True),
     ),

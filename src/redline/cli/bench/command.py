@@ -166,7 +166,7 @@ def _check(figures: Figures) -> None:
 
 
 def _bench(folder: Path, targets: list[str], options: Flags, flags: Flags) -> _Bench:
-    """Returns the benchmark that the flags describe. Raises ConfigError."""
+    """Returns the benchmark that the flags describe. Raises ConfigError if one is invalid."""
     kinds = [name for name in _KINDS if name in options]
     if len(kinds) > 1:
         names = " and ".join(map(flag_of, kinds))
@@ -218,14 +218,14 @@ def _usual_concurrency(target: Target, kind: str) -> int:
 
 
 def users(text: str, flag: str) -> int:
-    """Reads the number of users."""
+    """Returns the number of users, 1 to 100,000. Raises ConfigError for any other text."""
     if text == AUTO:
         raise ConfigError("-c takes a number of users, not auto", hint="--find-concurrency")
     return values.whole(text, flag, 1, MAX_CONCURRENCY)
 
 
 def rate_per_s(text: str, flag: str) -> float:
-    """Reads `20`, `2.5` or `90/60s` as requests per second."""
+    """Reads `20`, `2.5` or `90/60s` as requests per second. Raises ConfigError for other text."""
     text = text.strip()
     try:
         per_s = float(text)

@@ -13,7 +13,7 @@ _TICK_S, _CALM_S = 0.5, 10.0
 
 
 class Progress:
-    """Shows a line on stderr, redrawn twice per second on a terminal and otherwise every 10 s."""
+    """Shows a line on stderr: redrawn twice per second on a terminal, otherwise one every 10 s."""
 
     def __init__(self, *, is_shown: bool) -> None:
         self.is_shown = is_shown

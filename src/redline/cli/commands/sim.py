@@ -66,8 +66,8 @@ PARAMS = (
         "charge",
         CHARGES,
         "Which tokens count, and when: actual (the default: prompt and answer, on arrival), "
-        "reserved (prompt and max_tokens, on arrival, never given back), or answered (the prompt "
-        "on arrival, the answer when it ends).",
+        "reserved (prompt and max_tokens, on arrival, without a refund; without max_tokens, like "
+        "actual), or answered (the prompt on arrival, the answer when it ends).",
     ),
     whole("concurrency", "Maximum requests served at once; others wait. Default: no limit."),
     choice(

@@ -172,7 +172,9 @@ def _variations(given: Flags) -> Variations:
 def _varied(text: str) -> tuple[str, list[Any]]:
     """Parses `NAME=A,B,C` or `NAME=@FILE`; returns the column and its values.
 
-    The values are the words between commas, or the lines of the file.
+    The values are the words between commas, or the lines of the file. Raises ConfigError if the
+    text has another form, if the file cannot be read, or if a value for temperature or top_p is not
+    a number.
     """
     name, equals, listed = text.partition("=")
     name = name.strip()

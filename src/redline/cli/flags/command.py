@@ -161,5 +161,5 @@ def stated(ctx: Context) -> dict[str, Any]:
 
 
 def read_flags(ctx: Context, params: Iterable[Word | Option]) -> dict[str, Any]:
-    """Returns the values that the given flags set, by field. Raises ConfigError."""
+    """Returns the values that the given flags set, by field. Raises ConfigError for a bad value."""
     return read((each for each in params if isinstance(each, Option)), stated(ctx))

@@ -81,7 +81,10 @@ def show(ctx: Context, results: str) -> None:
 
 
 def _selection(given: Mapping[str, Any]) -> Selection | None:
-    """Returns the requested selection of rows; None for the numbers of all rows."""
+    """Returns the requested selection of rows; None for the numbers of all rows.
+
+    Raises ConfigError for flags that cannot be combined.
+    """
     for name in ("failed", "cut", "sample", "seed"):
         if "row" in given and name in given:
             raise ConfigError(f"--row and --{name} cannot be combined", hint="leave one out")

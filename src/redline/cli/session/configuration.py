@@ -162,7 +162,10 @@ def _where(table: str, file: str) -> str:
 
 
 def _dotenv(path: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Returns the variables in the file, and notes on its lines that cannot be parsed."""
+    """Returns the variables in the file, and notes on its lines that cannot be parsed.
+
+    Both are empty if there is no file. Raises ConfigError if it cannot be read.
+    """
     if not path.exists() or path.is_dir():
         return {}, ()
     # Imported here: most folders have no `.env` file.

@@ -294,7 +294,7 @@ def _servers(chosen: Flags, configuration: Configuration) -> list[_Server]:
 
 
 def _server(name: str, configuration: Configuration) -> _Server:
-    """Returns the server that --endpoint names."""
+    """Returns the server that --endpoint names. Raises ConfigError if no server has this name."""
     if name == SIM:
         return _Server(origin="--endpoint", embedded=SIM)
     if name.startswith(_ENGINE):

@@ -12,7 +12,7 @@ _COLUMNS = 80
 
 
 class StatusLine:
-    """Shows a line on stderr. is_live: redraws it in place; otherwise each change is a new line."""
+    """Shows a line on stderr. is_live: redraws it in place; otherwise writes each text below it."""
 
     def __init__(self) -> None:
         self._stream = lasting(sys.stderr)

@@ -139,7 +139,7 @@ def load_shard(
     for path, buffer in model.named_buffers():
         if buffer.is_meta:
             kind = source.config.model_type
-            what = f"{source.name} ({kind}) computes {path}, so it cannot be split"
+            what = f"{source.name} ({kind}) computes {path} when it is built, so it cannot be split"
             raise ConfigError(what, hint="run it in one process")
     model.eval().requires_grad_(requires_grad=False)
     if part.stages > 1:

@@ -17,7 +17,7 @@ from redline.errors import RedlineError, Rejected
 
 _STATUS_FAILED = 500
 _NO_NUMBERS = (
-    "the model's output for this request is not a number: its weights may be broken, or "
+    "the model's logits for this request are not numbers: its weights may be broken, or its values "
     "too large for its dtype; try float32"
 )
 

@@ -165,7 +165,10 @@ def _check(output: Output) -> None:
     path = output.path
     if manifests.path_of(output).exists() or has_sound_line(path):
         return
-    hint = f"redline wrote none of its lines, and there is no {manifests.path_of(output)}"
+    hint = (
+        f"redline wrote none of its lines, and there is no {manifests.path_of(output)}: pass the "
+        "file that the run was given with -o"
+    )
     with path.open("rb") as file:
         if file.read(4).startswith(_PACKED):
             hint = "it is compressed: unpack it first"

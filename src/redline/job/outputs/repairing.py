@@ -54,7 +54,8 @@ def repair(output: Output) -> list[Repair]:
     if not manifests.path_of(output).exists() and not has_sound_line(output.path):
         raise ConfigError(
             f"{output.path} is not a results file of redline",
-            hint=f"redline wrote none of its lines, and there is no {manifests.path_of(output)}",
+            hint=f"redline wrote none of its lines, and there is no {manifests.path_of(output)}: "
+            "pass the file that the run was given with -o",
         )
     with OutputLock(output):
         repairs = [_repaired(output.path, is_unique=True)]

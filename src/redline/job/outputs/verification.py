@@ -109,7 +109,8 @@ def _without_folder(output: Output, *, is_input_named: bool) -> manifests.Manife
     missing = manifests.path_of(output)
     if not output.path.exists() or not has_sound_line(output.path):
         raise ConfigError(
-            f"{output.path} is not a results file of redline", hint=f"there is no {missing}"
+            f"{output.path} is not a results file of redline",
+            hint=f"there is no {missing}: pass the file that the run was given with -o",
         )
     if not is_input_named:
         raise ConfigError(

@@ -178,7 +178,7 @@ class Renderer:
             )
         raise BadRow(
             f"the row has no `messages`, `prompt` or `input`; the row's columns are: {listed(row)}",
-            hint="pass --prompt to turn a row into a prompt, for instance "
+            hint="pass --prompt to turn a row into a prompt, for example "
             "--prompt 'Classify: {{ text }}'",
         )
 
@@ -211,7 +211,7 @@ class Renderer:
         except msgspec.DecodeError as error:
             raise BadTemplate(
                 f"the body template does not produce JSON: {error}",
-                hint="write values with the json filter, for instance {{ text | json }}",
+                hint="write values with the json filter, for example {{ text | json }}",
             ) from error
         return {**self._defaults, **body} if isinstance(body, dict) else body
 

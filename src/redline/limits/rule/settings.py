@@ -91,7 +91,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         if self.share and self.rate == AUTO:
             raise ConfigError(
                 "limits that are searched for cannot be shared",
-                hint="set the limits, for instance with --requests 500/60s, or leave out --share",
+                hint="set the limits, for example with --requests 500/60s, or leave out --share",
             )
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """Raises ConfigError if there is no limit that processes could share."""
         if not any(map(self.rates, KINDS)):
             raise ConfigError(
-                "there is no limit to share", hint="set one, for instance with --requests 500/60s"
+                "there is no limit to share", hint="set one, for example with --requests 500/60s"
             )
 
     @property

@@ -221,9 +221,10 @@ class StreamRows(AsyncRows):
             name = self.name
             are = counted(left.orphans, f"message of {name} is", f"messages of {name} are")
             raise ConfigError(
-                f"{are} held by {whose}, which ended after it began to write their outcomes",
-                hint="start it again, with its own -o: it acknowledges the messages in its file. "
-                "If that file is lost, add orphans=claim to the URL to request them again",
+                f"{are} held by the consumer {whose}, which ended after it began to write their "
+                "outcomes",
+                hint="run its command again, with its own -o: it acknowledges the messages in its "
+                "file. If that file is lost, add orphans=claim to the URL to request them again",
             )
         return not left.pending
 
