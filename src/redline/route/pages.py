@@ -11,7 +11,7 @@ from redline.route.metrics_page import ServerFigures, read_metrics
 
 METRICS = "/metrics"
 HEALTH = "/health"
-# Read instead, if the server has no health page.
+# This page is read if the server has no health page.
 MODELS = "/v1/models"
 # A page takes milliseconds; a server that is too busy to respond in time is asked again soon.
 TIMEOUT_S = 2.0
