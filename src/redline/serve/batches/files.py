@@ -79,7 +79,7 @@ class Files:
         return file
 
     async def show(self, _: Exchange, tenant: str, file_id: str) -> FileObject:
-        """Returns the file's description. Raises Refusal."""
+        """Returns the file's description. Raises Refusal if this tenant has no such file."""
         return self.get(tenant, file_id).shown()
 
     async def upload(self, exchange: Exchange, tenant: str) -> FileObject:
@@ -139,12 +139,15 @@ class Files:
         )
 
     async def delete(self, _: Exchange, tenant: str, file_id: str) -> object:
-        """Deletes a file, and returns the response. Raises Refusal."""
+        """Deletes a file, and returns the response. Raises Refusal if there is no such file."""
         await self._disk.whole(self._remove(self.get(tenant, file_id)))
         return deleted_object(file_id)
 
     async def listed(self, exchange: Exchange, tenant: str) -> object:
-        """Returns one page of the tenant's files, usually the newest first. Raises Refusal."""
+        """Returns one page of the tenant's files, by default the newest first.
+
+        Raises Refusal if the query is not valid.
+        """
         query, now_s = query_of(exchange), self._clock.wall_s()
         purpose = query.get("purpose")
         files = self._shelf.of(tenant)
@@ -159,7 +162,10 @@ class Files:
         )
 
     async def send(self, exchange: Exchange, tenant: str, file_id: str) -> None:
-        """Sends the content of a file, as fast as the client reads. Raises Refusal."""
+        """Sends the content of a file, as fast as the client reads.
+
+        Raises Refusal if this tenant has no such file.
+        """
         reading = _Reading(self.path_of(self.get(tenant, file_id).id))
         try:
             data = await self._reader.do(reading.next)

@@ -1,4 +1,4 @@
-"""Serve the dashboard: a page that receives the state of its gateway twice a second.
+"""Serves the dashboard: a page that receives the state of its gateway twice a second.
 
 path       response
 /          the complete page, which loads nothing else

@@ -1,4 +1,4 @@
-"""Serve a fleet behind one URL: a front passes calls to as many replicas as the load needs.
+"""Serves a fleet behind one URL: a front passes calls to as many replicas as the load needs.
 
 state     from             a call
 serving   the start        is passed to a replica, or waits until one is ready

@@ -1,4 +1,4 @@
-"""Read the settings of a fleet from a file such as fleet.toml."""
+"""Reads the settings of a fleet from a file such as fleet.toml."""
 
 from __future__ import annotations
 
@@ -51,7 +51,11 @@ class _Top(msgspec.Struct, kw_only=True):
 
 
 class FrontSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the fleet listens. drain_s: seconds that calls in flight get at shutdown."""
+    """The address at which the fleet listens. port: 0 for a free one.
+
+    drain_s: seconds that calls in flight get at shutdown, above 0 and at most 86,400. Raises
+    ConfigError for a value out of range.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -116,7 +120,7 @@ def read_fleet(path: Path) -> FleetSettings:
 
 
 def front_of(path: Path) -> FrontSettings:
-    """Returns where the fleet that a file describes listens. Raises ConfigError."""
+    """Returns the address of the fleet that a file describes. Raises ConfigError."""
     return _front(_top(path), path.name)
 
 

@@ -103,7 +103,7 @@ def shortened(text: str) -> str:
 
 
 def busy(message: str, code: str, *, wait_s: float | None = None) -> Refusal:
-    """Returns a refusal with 503: the client may retry soon, after `wait_s` if that is known."""
+    """Returns a refusal with 503. wait_s: seconds until a retry may succeed; None if unknown."""
     return Refusal(message, status=503, code=code, headers=come_back(wait_s))
 
 

@@ -1,4 +1,4 @@
-"""Find the tenant of a request by its key."""
+"""Finds the tenant of a request by its key."""
 
 from __future__ import annotations
 

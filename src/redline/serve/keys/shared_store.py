@@ -1,4 +1,4 @@
-"""Count usage against tenants' limits, shared by the workers of a gateway.
+"""Counts usage against tenants' limits, shared by the workers of a gateway.
 
 part             kept as                                  if a worker is lost
 calls in flight  a count for each worker                  its calls are no longer in flight
@@ -228,7 +228,10 @@ class SharedStore:
         return SharedMoney(self._table, f"tenant/{tenant}/money", self._worker)
 
     def window(self, tenant: str, kind: str, rate: Rate, older: object) -> SharedWindow:
-        """Returns a window. kind: `requests` or `tokens`. older: a window to take counts from."""
+        """Returns a window. kind: `requests` or `tokens`.
+
+        older: the window whose counts the new one takes over; not used if it is no SharedWindow.
+        """
         name = f"tenant/{tenant}/{kind}/{rate.window_s:.15g}"
         with self._table:
             window = SharedWindow(self._table, name, rate)

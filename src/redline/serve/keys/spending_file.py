@@ -1,4 +1,4 @@
-"""Save what tenants have spent today, for the next process, and share it with other processes.
+"""Saves what tenants have spent today, for the next process and for other running processes.
 
 The file is beside the key file, or in the state folder:
 
