@@ -162,7 +162,7 @@ class Breaker:
         is_down: no connection could be made; this alone degrades the endpoint.
         """
         if self.state is Health.DEGRADED:
-            # Not counted: the tries of an endpoint that is down would excuse failures elsewhere.
+            # Not counted: failed tries of a degraded endpoint would excuse failures of the others.
             if self._ended(epoch):
                 self.failing_s = now_s - self._degraded_s
             return False
@@ -260,7 +260,7 @@ def usual_share(others: Iterable[Breaker]) -> float:
         counted = min(breaker.failures, BAD_FACTOR * answers)
         calls += answers + counted
         failures += counted
-    # Two calls with the usual share are added: a single failure elsewhere does not prove an outage.
+    # Two calls with the usual share are added, since one failure does not prove a general outage.
     return min(MOST_SHARE, max(USUAL_SHARE, (failures + 2 * USUAL_SHARE) / (calls + 2)))
 
 

@@ -87,7 +87,7 @@ class _Page:
         )
 
     async def read(self) -> bytes:
-        """Returns the page's bytes. Raises CallError or NoEndpoint."""
+        """Returns the page's bytes. Raises CallError or NoEndpoint if the request fails."""
         found = bytearray()
 
         async def take(chunk: bytes) -> None:

@@ -163,7 +163,10 @@ class EngineBackend:
         )
 
     def _read(self, request: Request) -> tuple[Asked, list[Guide | None]]:
-        """Returns the parsed request and the guide of each choice, if any. Raises Rejected."""
+        """Returns the parsed request and the guide of each choice, if any.
+
+        Raises Rejected if the request is not valid, or asks for too many answers.
+        """
         speaker = self._speaker
         asked = read_request(
             request.url,

@@ -242,7 +242,7 @@ class Admission:
         return True
 
     def add(self, line: Line, waiter: Waiter, until_s: float, now_s: float) -> None:
-        """Queues a call, unless it would wait in vain. Raises QueueFull or Overloaded.
+        """Queues a call. Raises QueueFull, or Overloaded if the call would start too late.
 
         until_s: the latest time at which the call may start, in monotonic seconds.
         """

@@ -51,7 +51,10 @@ class Files:
         self._coming: dict[str, list[int]] = defaultdict(list)
 
     def load(self) -> None:
-        """Reads the records, and removes files without a record. Blocks. Raises JournalError."""
+        """Reads the records, and removes files without a record. Blocks.
+
+        Raises JournalError for a record that cannot be read or a file that cannot be removed.
+        """
         names = self._shelf.load()
         known = {file.id for file in self._shelf.all()}
         for name in names:
@@ -83,9 +86,10 @@ class Files:
         return self.get(tenant, file_id).shown()
 
     async def upload(self, exchange: Exchange, tenant: str) -> FileObject:
-        """Stores an upload, and returns the file's description once it is durable. Raises Refusal.
+        """Stores an upload, and returns the file's description once it is durable.
 
-        Raises JournalError or OSError if the disk fails.
+        Raises Refusal for an invalid upload, or one beyond the tenant's quota; JournalError or
+        OSError if the disk fails.
         """
         settings, coming = self._settings, self._coming[tenant]
         if len(coming) >= settings.tenant_uploads:
@@ -181,7 +185,7 @@ class Files:
             self._reader.later(reading.close)
 
     async def sweep(self) -> None:
-        """Removes expired files. Raises JournalError."""
+        """Removes expired files. Raises JournalError or OSError if the disk fails."""
         now_s = self._clock.wall_s()
         for file in [file for file in self._shelf.all() if file.expires_s <= now_s]:
             await self._remove(file)

@@ -79,7 +79,10 @@ class Upload(msgspec.Struct, eq=False):
             self._path.unlink(missing_ok=True)
 
     async def _take(self, part: FormPart, data: bytes) -> None:
-        """Takes the next piece of the form's file. Raises Refusal."""
+        """Takes the next piece of the form's file.
+
+        Raises Refusal if the file is too large, or if the form has another file.
+        """
         self._part = self._part or part
         if part.name != "file" or part is not self._part:
             raise Refusal("The form must have one file, named 'file'.", param="file")

@@ -167,7 +167,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Creates the state folder if it does not exist. Raises ConfigError."""
+    """Creates the state folder if it does not exist. Raises ConfigError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
