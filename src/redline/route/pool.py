@@ -611,7 +611,8 @@ class Pool:
     def _close(self, member: PoolMember, now_s: float) -> None:
         """Gives the endpoint no calls until it may have room again.
 
-        It may when one of its calls ends, its backend reports room, or `closed_until_s` is reached.
+        It may have room when one of its calls ends, when its backend reports room, and at the time
+        `closed_until_s`.
         """
         self._drop(member)
         if 0 < member.steady <= member.in_flight:

@@ -175,7 +175,7 @@ def _endpoint(stated: dict[str, Any]) -> Endpoint:
     options = dataclasses.replace(
         options_in(stated, shown=str),
         base_url=_ANY_URL,
-        # Without api_key_env, no key: a provider's key must not be sent to the user's own server.
+        # Without api_key_env, no key is sent: the user's own server must not get a provider's key.
         api_key="" if variable is None else key_in(variable, "api_key_env", os.environ),
         headers=stated.get("headers"),
     )

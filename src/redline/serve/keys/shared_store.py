@@ -17,7 +17,8 @@ from redline.limits.shared import SharedFlights
 from redline.process import SharedTable
 from redline.serve.keys.window import EXACT, GiveBack
 
-# EXACT records, then one for each EXACT-th of the window; further amounts share the last record.
+# EXACT records, then one for each part of the window of length 1/EXACT; further amounts share the
+# last record.
 _RECORDS = 2 * EXACT + 8
 _HEAD, _TAIL, _USED, _IS_CHANGING, _FIRST = 0, 1, 2, 3, 4
 _FIRST_S, _LAST_S, _LEFT, _RECORD_WORDS = 0, 1, 2, 3
