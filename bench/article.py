@@ -1,16 +1,17 @@
-"""The articles' comparison: four clients against `GET /chat`, 2 a second, 2 to 5 s an answer.
+"""The comparison of the articles: four clients of `GET /chat`, 2 per second, 2 to 5 s per answer.
 
     python bench/article.py [--runs 10] [--calls 20] [--clients redline,threads,gather,bucket]
 
-Each round gives every client the same calls against the same server, whose latencies come from
-the round's seed in the order of arrival; the order of the clients turns by one each round. Time is
-taken from the first send to the last answer. For redline it is worked out from both sides: the last
-answer cannot have come later than its arrival at the server plus the latency that redline itself
-measured, nor the first send have been earlier than its arrival minus all that the way there and
-back took.
+Each round gives every client the same calls against the same server. The server draws its latencies
+from the round's seed, in the order of arrival; the order of the clients rotates by one per round.
+The time is from the first send to the last answer. For redline, it is an upper bound, calculated
+from the records of both sides: an answer arrived no later than its request reached the server plus
+the latency that redline measured, and the first send was no earlier than its arrival minus the
+whole round trip.
 
 The bar for redline with --profile fixed: no 429, and an end within 0.2 s of
-`max over i of floor(i/2) (1 s + guard) + latency_i`, by the server's own stamps.
+`max over i of floor(i/2) (1 s + guard) + latency_i`, by the server's timestamps. Exits with
+status 1 if redline misses the bar.
 """
 
 from __future__ import annotations

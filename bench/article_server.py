@@ -1,8 +1,8 @@
-"""The articles' endpoint: FastAPI and slowapi, `GET /chat` at 2 a second, asleep for 2 to 5 s.
+"""The endpoint of the articles: FastAPI, slowapi, `GET /chat` at 2 per second, 2 to 5 s per answer.
 
-It answers a JSON string. For the benchmark it stamps each request on the monotonic clock, which all
-processes of a machine share: POST /bench/begin?seed=N forgets the stamps, GET /bench/stamps shows
-them. The URL is the first line on stdout.
+It answers with a JSON string. For the benchmark, it records a timestamp of each request on the
+monotonic clock, which all processes of a machine share: POST /bench/begin?seed=N deletes the
+timestamps, and GET /bench/stamps returns them. The first line on stdout is the URL.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""Does the timeline of a job say what was planted in it?
+"""Checks whether the timeline of a job names the causes that were planted in the job.
 
     python bench/binds.py [--seeds 5] [--no-relax] [NAME ...]
     python bench/binds.py --apart
 
-Runs the scenarios of tests/support/bottlenecks.py and prints for each the share of its seconds that
-are named by the planted cause, and what the others were taken for. Seeds are derived from the hash
-of the last commit that changed code. Scenarios whose answers take 30 s leave the machine idle and
-run beside the others. Each label is confirmed by another run without its cause, which has to send
-at least a fifth more requests while the label holds, unless --no-relax leaves that out. Left out
-are the 2 s after a change, the start among them, and instead of them one p95 latency, if that is
-longer, where the cause lies in the endpoint.
+Runs the scenarios of tests/support/bottlenecks.py. For each of them, prints the share of its
+seconds for which the timeline names the planted cause, and what it named in the other seconds.
+Seeds are derived from the hash of the last commit that changed code. Scenarios whose answers take
+30 s leave the machine idle, and run at the same time as the others. Each label is confirmed by
+another run without its cause, which must send at least a fifth more requests while the label
+applies; --no-relax omits these runs. The 2 s after the start and after each change are not counted;
+if the cause is in the endpoint, one p95 latency is not counted instead, if that is longer.
 
-Status 1 unless 95 % of all seconds are right and 90 % in each scenario, all seeds together and each
-label is confirmed. The least share of a single run is only printed.
+Exits with status 1 unless 95 % of all seconds are right, 90 % in each scenario (over all seeds),
+and each label is confirmed. The lowest share of a single run is printed, but has no bar.
 
---apart runs the scenarios of tests/support/bottlenecks_apart.py once with the first seed, and adds
-what came of it to the record, where later runs leave it: nothing is tuned by them.
+--apart runs the scenarios of tests/support/bottlenecks_apart.py once, with the first seed, and adds
+the results to the record, where later runs keep them: these scenarios are never used for tuning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The campaign of budgets: 50 runs with random latencies, faults and kills, in parts of ten.
 
-Each is tests/crash/spending.py's: what the server bills at the hardest is never above what is
-counted, and that never above the budget; of a budget that ended its run at least 95 % is counted.
+Each run is one of tests/crash/spending.py. The highest amount that the server may bill is never
+above the amount that redline has counted, and that amount is never above the budget. In a run that
+the budget ended, redline has counted at least 95 % of the budget.
 """
 
 from __future__ import annotations

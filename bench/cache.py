@@ -1,11 +1,11 @@
-"""What the cache costs and spares: the same run without it, with all misses, and with all hits.
+"""What the cache costs and saves: the same run without it, with misses only, and with hits only.
 
     python bench/cache.py [--rounds 5] [--rows 20000]
 
-CPU seconds per 1,000 rows, all threads of the process, and rows a second of wall time, of
-`rows.jsonl` with prompts of 1 KB at temperature 0, interleaved, with the journal. `off` has no
-cache, `miss` an empty one, `hit` one that holds every answer. The server is a `redline sim`, which
-takes most of the other core; `hit` does not ask it.
+Measures CPU seconds per 1,000 rows, in all threads of the process, and rows per second of wall
+time. The rows of `rows.jsonl` have prompts of 1 KB and temperature 0, and the journal is on; the
+three kinds of runs alternate. `off` has no cache, `miss` an empty one, and `hit` one that has every
+answer. The server is a `redline sim`, which uses most of the other core; `hit` sends it no request.
 """
 
 from __future__ import annotations

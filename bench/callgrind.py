@@ -1,7 +1,8 @@
 """Machine instructions by C function, counted by valgrind's tool callgrind.
 
-The same program on the same input takes nearly the same number each time, whatever else the machine
-does, so that small differences show. It runs about fifty times slower meanwhile.
+The same program with the same input takes nearly the same number of instructions each time,
+whatever else the machine does, so small differences are visible. The program runs about fifty times
+slower while they are counted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Long tests, resumable: bench/campaign.py NAME --minutes N; without a name, which are to be run.
+"""Long tests that can be resumed: bench/campaign.py NAME --minutes N; without a name, lists them.
 
-A campaign is a list of parts. Each part's figures are saved as it ends, so that a campaign which
-was cut short goes on at the next part; it begins anew if it was finished, or if the code that it
-runs has changed since; comments, docstrings and messages do not count. The record is
-bench/results/NAME.json. Exit status 0 once every part has passed, 1 if one has failed, 3 if the
-minutes were over first.
+A campaign is a list of parts. The figures of each part are saved when it ends, so an interrupted
+campaign continues with the next part. It starts again if it was finished, or if the code that it
+runs has changed since; changes of comments, docstrings and messages do not count. The record is
+bench/results/NAME.json. The exit status is 0 if every part has passed, 1 if one has failed, and 3
+if the minutes were over first. The list says for each campaign whether it has passed on this code;
+its status is 1 if any has not.
 """
 
 from __future__ import annotations

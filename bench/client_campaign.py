@@ -1,9 +1,10 @@
 """Other clients of the OpenAI API against `redline serve`: litellm, langchain-openai, instructor.
 
-Each has a virtual environment of its own, with its newest version. It makes a call, reads a stream,
-has a tool called or an answer of a schema, and is refused with a wrong key as it knows it from
-OpenAI. Two simulated providers are behind the gateway, and COPIES of each client run at a time, so
-that both are used. What each got, and what the providers have counted, must agree.
+Each client has a virtual environment of its own, with its newest version. It makes a call, reads a
+stream, gets a tool call or an answer that follows a schema, and uses a wrong key, which must be
+refused with the error that it knows from OpenAI. The gateway has two simulated providers, and
+COPIES of each client run at the same time, so that both providers are used. The answers that the
+clients got and the requests that the providers counted must agree.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How much code there is in src/redline: python bench/code_size.py [COMMIT ...] [--files FOLDER].
+"""The size of the code in src/redline: python bench/code_size.py [COMMIT ...] [--files FOLDER].
 
-Python tokens by folder, of each commit; `.` is this checkout, and the default. Comments,
-docstrings, line ends and indentation are not counted, so that neither wrapping nor documenting
-changes the count. A plain string is one token, however long: to catch code that hides in regular
-expressions, `chars` counts the characters of the same tokens. Compare counts of one Python version
-only: 3.12 and later split f-strings into parts. With --files, the files of one folder, such as
-`tasks/answers`. It leaves no record.
+Counts Python tokens by folder, for each commit; `.` is this checkout, which is the default.
+Comments, docstrings, line ends and indentation are not counted, so neither wrapping nor
+documentation changes the count. A plain string is one token of any length; `chars`, the number of
+characters in the same tokens, shows code that is hidden in regular expressions. Compare counts only
+if they come from the same Python version: 3.12 and later split f-strings into parts. --files counts
+the files of one folder, such as `tasks/answers`. Writes no record.
 """
 
 from __future__ import annotations

@@ -2,15 +2,16 @@
 
     python bench/concurrency.py [--seeds 5] [--servers PART;...] [--clients knee,aimd,...]
 
-Every server is simulated event by event in virtual time; a client with endless rows keeps as many
-calls in flight as its limit says. Each seed runs all clients against the same server in turn, and
-beside them the best fixed concurrency, found by a sweep, and the knee: the least fixed concurrency
-that does 98 % of the best work. Figures are taken in the second half of a run.
+Every server is simulated event by event in virtual time. A client, which never runs out of rows,
+keeps as many calls in flight as its limit allows. With each seed, all clients run against the same
+server in turn. They are compared with the best fixed concurrency, which a sweep finds, and with the
+knee: the lowest fixed concurrency with 98 % of the best throughput. Figures are measured in the
+second half of a run.
 
-The bar for redline, in the mean over the seeds and on every server of the issue: at least 95 % of
-the best work, a latency of at most 1.5 times that at the knee, less than 1 % refused, and a limit
-whose coefficient of variation is below 15 % while the server stays as it is. The servers under
-`HARDER` are shown beside them and have no bar.
+The bar for redline, as a mean over the seeds and on every server that is not in `HARDER`: at least
+95 % of the best throughput, a latency of at most 1.5 times that at the knee, less than 1 % refused,
+and a limit whose coefficient of variation is below 15 % while the server does not change. The
+servers in `HARDER` are shown as well, but have no bar. Exits with status 1 if the bar is missed.
 """
 
 from __future__ import annotations

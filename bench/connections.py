@@ -1,13 +1,13 @@
-"""10,000 connections at once: what each costs, and that none is left behind.
+"""10,000 connections at once: the cost of each, and whether any is left open.
 
     python bench/connections.py [--connections 10000] [--rows 20000] [--latency 20]
 
-A run of `redline.run` against a `redline sim` in a process of its own, whose answers take `latency`
-seconds, so that every connection is wanted at once. Before it, a run of a few calls makes what any
-run makes. The client's memory and open files are read ten times a second (proc(5)), and by itself
-before and after the run. Status 1 where a row is missing, where there were more or fewer in flight
-than asked for, or where files stay open. The server may see somewhat fewer at once: what is written
-waits in its sockets.
+Runs `redline.run` against a `redline sim` in another process, whose answers take `latency` seconds,
+so that all connections are needed at once. A run of a few calls comes first, to create what every
+run creates. The client's memory and open files are read ten times a second (proc(5)), and by the
+client itself before and after the run. Exits with status 1 if a row is missing, if the calls in
+flight were more or fewer than requested, or if files remain open. The server may count somewhat
+fewer calls at once, since some written requests are still in its sockets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Those whose speed bench/engine.py compares: each takes jobs and returns their tokens."""
+"""The programs whose speed bench/engine.py compares: each takes jobs and returns their tokens."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""How deep each folder of src/redline is: python bench/depth.py.
+"""The depth of each folder of src/redline: python bench/depth.py.
 
-Of each folder: the longest chain of modules of which each imports the next, first among the modules
-that lie in the folder itself, at most MOST_LEVELS, then among all below it, with its lines of code
-without docstrings, comments and blank lines. Lazy and type-only imports count as others do. Modules
-that import each other in a ring count once each, in braces.
+For each folder: the longest chain of modules in which each imports the next. It is given first for
+the modules in the folder itself, where it may have at most MOST_LEVELS modules, and then for all
+modules below the folder, with their lines of code without docstrings, comments and blank lines.
+Lazy and type-only imports count like others. Modules that import each other in a cycle count once
+each, and are shown in braces.
 """
 
 from __future__ import annotations

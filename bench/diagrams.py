@@ -1,11 +1,11 @@
 """The diagrams of docs/architecture.md, drawn from the source.
 
     python bench/diagrams.py            draws them
-    python bench/diagrams.py --check    says whether those in docs/pictures are up to date
+    python bench/diagrams.py --check    reports whether those in docs/pictures are up to date
 
-layers.svg   the folders of src/redline in the order of LAYERS, and which of them import which.
-call.svg     the functions that a row passes, in the order in which they are called.
-batch.svg    the states of a part of a batch job, from the table that heads the ledger's module.
+layers.svg   the folders of src/redline in the order of LAYERS, and which of them import which
+call.svg     the functions that a row passes through, in the order in which they are called
+batch.svg    the states of a part of a batch job, from the table in the ledger's docstring
 """
 
 from __future__ import annotations

@@ -1,27 +1,29 @@
-"""The local engine against transformers on one CPU thread, and what its speculation brings.
+"""The local engine and transformers, compared on one CPU thread, and the gain of speculation.
 
     python bench/engine.py [--dtype bfloat16] [--rounds 5] [--pairs 15] [--quick]
                            [--models build/engine-models]
 
-Tokens a second of a target of 32 million parameters, greedy. Prompts are the beginnings of
-documents that neither model was trained on. All have one dtype, one thread, a KV cache and
-a warm-up, and take their turns within each round, so that a ratio compares the same minutes:
+Measures tokens per second of a target with 32 million parameters, with greedy decoding. Prompts are
+the beginnings of documents that neither model was trained on. All programs have the same dtype, one
+thread, a KV cache and a warm-up. They take turns within each round, so a ratio compares runs that
+are only minutes apart:
 
-  sequential   transformers' generate, a prompt at a time
-  static N     generate with N prompts of one length at a time, until the longest of N is done
+  sequential   transformers' generate, one prompt at a time
+  static N     generate with N prompts of the same length at a time, until the longest of N is done
   continuous   transformers' continuous batching, kept running, with as many requests at once
   engine N     redline's core with N slots, without a server
 
-`equal` has one output length for all, `varied` lengths from 8 to 128 drawn evenly. Speculation is
-measured in pairs: the same prompts with and without drafts, and with a draft model that was never
-trained, at each batch size; each of a pair is run in several pieces, in turns. The draft length is
-as the engine chooses it, from what it has learned in the runs before, as in a server that has been
-up for a minute. Where its gain must not fall below a bar, the bound is the lower end of a one-sided
+`equal` has one output length for all prompts; `varied` has lengths from 8 to 128, drawn uniformly.
+Speculation is measured in pairs at each batch size: the same prompts with and without drafts, and
+with a draft model that was never trained. The two runs of a pair are split into pieces, which
+alternate. The engine chooses the draft length from what it has learned in earlier runs, like a
+server that has run for a minute. If a gain has a bar, its bound is the lower end of a one-sided
 95 % interval for the mean of the logarithms (Student's t). A decode step is compared with the
-model's linear layers alone, as the engine has them, on as many rows. Ratios are told twice, of
-seconds and of the process's CPU seconds.
+model's linear layers alone, as the engine packs them, on the same number of rows. Each ratio is
+given twice: of seconds, and of the process's CPU seconds.
 
-The models are trained by examples/tiny-model if the folder has none, which takes 10 minutes.
+If the folder has no models, examples/tiny-model trains them, which takes 10 minutes. Exits with
+status 1 if a bar is missed.
 """
 
 from __future__ import annotations

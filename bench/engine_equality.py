@@ -1,8 +1,8 @@
-"""The campaign of greedy answers: those of transformers' generate, over the whole grid of settings.
+"""The campaign of greedy answers: they equal those of transformers' generate in all settings.
 
-A part is a kind of model, whole or split among processes: every number of slots, draft length and
-kind of draft, with prefixes used again and not, and with a cache so small that sequences lose their
-slots. Logits of split models are compared, too.
+A part is one kind of model, whole or split among processes: with every number of slots, draft
+length and kind of draft, with and without reuse of prefixes, and with a cache so small that
+sequences lose their slots. The logits of split models are compared, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The campaign of the decoder's law: 200,000 tokens of each of 20 seeds, through every drafter.
+"""The campaign of the decoder's distribution: 200,000 tokens with each of 20 seeds, every drafter.
 
-Each part is a way to decode (tests/support/decoder_law.py) and some of the seeds, tested by
-chi-square over single tokens and over pairs. The last part runs the wrong variants: each of them
-must be noticed.
+Each part is one way to decode (tests/support/decoder_law.py) with some of the seeds. A chi-square
+test checks single tokens and pairs of tokens. The last part runs wrong variants, each of which must
+be detected.
 """
 
 from __future__ import annotations

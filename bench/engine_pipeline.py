@@ -1,9 +1,9 @@
-"""The campaign of the pipeline: no stage waits that need not.
+"""The campaign of the pipeline: no stage waits longer than necessary.
 
-With m micro-batches, T steps and p stages of one length, p or more micro-batches keep all stages
-busy for (m T + p - 1) times that length: the first step goes through p stages, and each other ends
-one length after the one before it. Stages are made slow by a sleep, so that computing, of which two
-cores do too little at once, is not what is measured.
+With m micro-batches, T steps and p stages of equal duration, p or more micro-batches keep all
+stages busy for (m T + p - 1) times that duration: the first step passes through p stages, and each
+further step ends one duration after the one before it. A sleep makes the stages slow, so that the
+benchmark does not measure computation, for which two cores are too few.
 """
 
 from __future__ import annotations

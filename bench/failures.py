@@ -1,34 +1,37 @@
-"""A pool of real servers that fail: what its calls see of it, and what is left.
+"""A pool of real servers that fail: the effect on its calls, and what remains afterwards.
 
     python bench/failures.py [--parts faults,all,killed,keys,resumed,disturbed] [--calls 20000]
 
 The servers are processes of `redline sim` on this machine.
 
-faults: four servers that answer after 50 ms, 64 calls in flight. One of them begins to fail, while
-its health page, which the pool reads, still answers 200: with HTTP 500, by a reset, with HTML in
-place of an answer, by silence (a call is given up after 5 s), one time in five, with HTTP 429 and
-no Retry-After, or it becomes ten times slower. The bars: at most 1 % of the first attempts that
-meet the fault see it, tries whether it works again included. Every call is answered. The server has
-half of its share of the answers again within 30 s of its recovery. The share of the calls of one
-that is slow is at most its share of the speed, and at least half of its share of the squares of the
-speeds: p2c makes the calls in flight at a server proportional to its speed, and so is the number of
-them that end in a second.
+faults: four servers that answer after 50 ms, with 64 calls in flight. One of them begins to fail,
+while its health page, which the pool reads, still answers 200. The faults: HTTP 500, a reset, HTML
+instead of an answer, silence (a call is given up after 5 s), a failure of one call in five, HTTP
+429 without Retry-After, and answers that take ten times as long. The bars: at most 1 % of the first
+attempts meet the fault, including those that test whether the server works again. Every call is
+answered. The server has half of its share of the answers again within 30 s of its recovery. The
+slow server's share of the calls is at most its share of the speed, and at least half of its share
+of the squares of the speeds: p2c makes the calls in flight at a server proportional to its speed,
+and the number of those that end in a second is proportional to its speed as well.
 
-all: all four fail 30 % of the calls, and work on 16 at once each, while the pool reads their health
-pages. The bar: a pool with breakers answers at least 0.95 as many calls a second as one without,
-the median of interleaved pairs.
+all: all four servers fail 30 % of the calls and work on 16 calls at once each, while the pool reads
+their health pages. The bar: a pool with breakers answers at least 0.95 times as many calls per
+second as one without, as the median of alternating pairs.
 
-killed: `redline run`; one of four servers is killed (SIGKILL) under load and started again on its
-port. The bars: each row has one result, and the server gives answers again.
+killed: `redline run` with four servers, one of which is killed (SIGKILL) under load and started
+again on the same port. The bars: each row has one result, and the server answers again.
 
-keys: four keys of one server, each limited to 20 requests in any second; one of them is told to
-wait for 10 s in mid-run. The bars: at least 0.98 of what the limits leave open is used; no request
-is rejected but those on the wire when the key is parked; no result is later than the calls that
-waited with it explain. resumed: such a run is killed twice and goes on; no request is rejected.
+keys: four keys of one server, each limited to 20 requests in any second; the server asks one of
+them to wait for 10 s during the run. The bars: at least 0.98 of what the limits allow is used; the
+server rejects only requests that were already sent when the key was parked; no result is later than
+the calls that waited with it explain. resumed: such a run is killed twice and resumed; no request
+is rejected.
 
-disturbed: 10,000 calls of one pool with random cancels, deadlines, priorities and streams, through
-servers that die, fail, and park the key. The bar: no call, slot, grant, token, reservation, retry,
-task or socket is left.
+disturbed: 10,000 calls of one pool with random cancellations, deadlines, priorities and streams,
+through servers that die, fail and park the key. The bar: no call, slot, grant, token, reservation,
+retry, task or socket is left.
+
+Exits with status 1 if a bar is missed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The campaign of fault scripts: 10,000 distinct traces on which the one-outcome law holds.
+"""The campaign of fault scripts: 10,000 distinct traces in which every row has exactly one outcome.
 
-A script is a job of up to 60 rows that is run, ended and continued several times, with faults in
-its attempts, in virtual time (tests/faults). Two scripts are distinct where what happened in them
-differs, in its order: to which row and attempt, at which stage, with what result. The second part
-breaks parts of redline, one at a time, and each of them must be noticed.
+A script is a job of up to 60 rows that is run, ended and continued several times in virtual time,
+with faults in its attempts (tests/faults). Two scripts are distinct if their events differ, or the
+order of them: the row and attempt, the stage, and the result of each. The second part breaks parts
+of redline, one at a time; the tests must notice each of these changes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The fuzz campaign of the gateway: generated requests to `redline serve`, valid and not.
+"""The fuzz campaign of the gateway: generated requests to `redline serve`, valid and invalid.
 
-A part is one property of tests/support/door_fuzzing.py with a seed of its own, over a gateway and a
-simulated provider in processes of their own. It fails if the law breaks, if the gateway writes to
-stderr, and if anything is in flight in the end.
+A part is one property of tests/support/door_fuzzing.py with a seed of its own, on a gateway and a
+simulated provider in separate processes. It fails if the property does not hold, if the gateway
+writes to stderr, or if anything is in flight at the end.
 """
 
 from __future__ import annotations

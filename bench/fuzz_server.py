@@ -1,8 +1,9 @@
 """The fuzz campaign of redline's own HTTP server: seeded faults in requests, in random pieces.
 
-Twenty parts of half a minute of CPU time, each with its own seed. Each counts its executions, and
-fails if the law of tests/support/server_fuzzing.py breaks. Four more send such requests to
-`redline sim`, and fail if the law of tests/support/socket_fuzzing.py breaks.
+Twenty parts take half a minute of CPU time each, with different seeds. Each part counts its
+executions, and fails if the property of tests/support/server_fuzzing.py does not hold. Four more
+parts send such requests to `redline sim`, and fail if the property of
+tests/support/socket_fuzzing.py does not hold.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The fuzz campaign of redline's own transport: seeded faults in answers, in random pieces.
 
-Twenty parts of half a minute of CPU time, each with its own seed. Each counts its executions and
-the lines of connection.py, answer_form.py and both inflate.py that they reached, and fails if the
-law of tests/support/fuzzing.py breaks or fewer than 90 % of the lines were reached.
+Twenty parts take half a minute of CPU time each, with different seeds. Each part counts its
+executions and the lines of connection.py, answer_form.py and both inflate.py that they reached. It
+fails if the property of tests/support/fuzzing.py does not hold, or if fewer than 90 % of the lines
+were reached.
 
-Four more parts run `redline run` again and again over a server with such answers, and fail if the
-law of tests/support/socket_fuzzing.py breaks.
+Four more parts run `redline run` repeatedly against a server with such answers, and fail if the
+property of tests/support/socket_fuzzing.py does not hold.
 """
 
 from __future__ import annotations

@@ -1,31 +1,31 @@
-"""What a gateway costs for each request and each streamed token: redline, its peers, a bare proxy.
+"""The cost of a gateway per request and per streamed token: redline, its peers and a bare proxy.
 
     python bench/gateway.py [--rounds 5] [--gateways redline,sglang-router,...] [--quick]
 
-Each gateway stands in front of two upstreams and has a core of its own; the client and the
-upstreams, both compiled (bench/peers/load.c and mock.c), share another one. The gateways take turns
-in each round, over
+Each gateway forwards to two upstreams and has a core of its own; the client and the upstreams, both
+compiled (bench/peers/load.c and mock.c), share another core. The gateways take turns in each round,
+with these loads:
 
-  whole answers   bodies of 1, 4 and 100 KB, 100 connections, at most as many requests a second as
-                  half of what client and upstreams do without a gateway
-  streams         a token each 20 ms; as many streams, up to 500, as leave client and upstreams
-                  below 60 % of their core and gaps below 25 ms at p99 without a gateway
-  latency         1 KB, at the lower of 200 requests a second and half of what the gateway can do
+  whole answers   bodies of 1, 4 and 100 KB, 100 connections, at most half as many requests per
+                  second as the client and the upstreams can do without a gateway
+  streams         a token every 20 ms; as many streams, up to 500, as keep the client and the
+                  upstreams below 60 % of their core, and gaps below 25 ms at p99, without a gateway
+  latency         1 KB, at the lower of 200 requests per second and half of the gateway's maximum
 
-Figures are CPU seconds of the gateway, all its processes and threads, per 1,000 requests and per
-1,000 tokens, and latencies beside those of the same load without a gateway. redline has 100 keys of
-100 tenants, each with limits of requests, tokens, concurrency and money that do not bind, limits of
-its endpoints, p2c and its metrics. The upstream checks that each request came whole, with its own
-key and without the client's. At the end, redline's /metrics and its calls, tokens and money of all
-tenants must agree with what the upstreams have counted, each key must have been used, and of four
-more tenants, which have a limit of requests, of tokens, of money and of concurrency, no more calls
-than that may reach the upstreams.
+Figures are CPU seconds of the gateway, in all its processes and threads, per 1,000 requests and per
+1,000 tokens, and latencies next to those of the same load without a gateway. redline has 100 keys
+of 100 tenants, each with limits of requests, tokens, concurrency and money that do not bind, limits
+of its endpoints, p2c and its metrics. The upstream checks that each request is complete, has the
+upstream's own key and lacks the client's. At the end, redline's /metrics and the calls, tokens and
+money of all tenants must agree with the counts of the upstreams, and each key must have been used.
+Four more tenants have a limit of requests, of tokens, of money and of concurrency, and no more of
+their calls than their limits allow may reach the upstreams.
 
-Status 1 if redline takes more than 1.2 times the CPU of sglang-router or more than a fiftieth of
-the LiteLLM proxy's, or adds more than 10 ms to the p99 of gaps or more than 5 ms to that of
-latencies, or if an upstream gets less than 0.8 of an equal part of the calls that overlap. Of calls
-that are mostly alone, one of two idle upstreams may have all: p2c takes the one with the lower
-latency of late.
+Exits with status 1 if redline takes more than 1.2 times the CPU of sglang-router or more than a
+fiftieth of the LiteLLM proxy's, if it adds more than 10 ms to the p99 of gaps or more than 5 ms to
+that of latencies, or if an upstream gets less than 0.8 of an equal share of the calls that overlap.
+If most calls do not overlap, one of two idle upstreams may get all of them: p2c chooses the one
+with the lower recent latency.
 """
 
 from __future__ import annotations

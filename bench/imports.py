@@ -1,9 +1,9 @@
-"""Which files of this checkout a script runs, and whether two versions of a file do the same.
+"""The files of this checkout that a script runs, and whether two versions of a file do the same.
 
-A script runs what it imports, directly or not.
+A script runs the modules that it imports, directly or indirectly.
 
-Doors are left out where they only pass names on: importing `redline` imports all of it, and runs
-little. A script that starts `redline` in another process runs more than this finds.
+The public module `redline` is left out: it imports all of redline, but a script runs little of it.
+If a script starts `redline` in another process, it runs more files than are found here.
 """
 
 from __future__ import annotations

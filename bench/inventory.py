@@ -1,11 +1,12 @@
 """The public surface of redline as sorted lines: python bench/inventory.py [OLD [NEW]].
 
-Of this checkout without an argument, of a commit with one. With two, what differs between them, and
-exit status 1 if anything does; `.` is this checkout. A change that moves and renames modules leaves
-no difference. It goes through public entries alone: the command line, the public modules, small
-jobs against `redline sim` for the files, requests to the servers for their endpoints; environment
-variables and error kinds are read from the source. It leaves no record. --parts names those to
-be looked at, of which the jobs and the engine take a minute each.
+Without an argument, it describes this checkout; with one argument, that commit. With two, it prints
+the differences between them, and exits with status 1 if there are any; `.` is this checkout. A
+change that only moves and renames modules shows no difference. It uses public entry points alone:
+the command line, the public modules, small jobs against `redline sim` for the files, and requests
+to the servers for their endpoints; environment variables and error kinds are read from the source.
+It writes no record. --parts selects the parts to describe; the jobs and the engine take a minute
+each.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""What durability costs: the same run with the journal and without it, against one server.
+"""The cost of durability: the same run with the journal and without it, against one server.
 
     python bench/journal.py [--pairs 10]
 
-CPU time a row, and rows a second of wall time, of rows with prompts of 1 KB. With the journal each
-result is written, synced in groups and acknowledged; without it the outcomes are dropped where the
-journal would take them. Each pair runs the same rows both ways, in turn, as bench/versions.py does:
-a run of fewer rows takes off the start, and at 64 in flight, where the bar is, a pair is the median
-of several runs, because what the journal costs is less than what two runs differ by. It is the
-ratio of a pair, less 1, of the CPU time of a row without it: the median, and the upper end of a
-one-sided 95 % interval for the mean. One more run with the journal counts its calls of `os.write`
-and `os.fsync`. With 10 pairs, all takes some 8 minutes if the cores are idle. Status 1 if the bound
-is above 20 us a row, or if there are more than 0.3 writes a row, at 64 in flight and 0 ms.
+Measures CPU time per row, and rows per second of wall time, for rows with prompts of 1 KB. With the
+journal, each result is written, synced in groups and acknowledged; without it, outcomes are dropped
+at the point where the journal would take them. Each pair runs the same rows both ways, alternately,
+like bench/versions.py: the cost of a run of fewer rows is subtracted, to leave out the start. At 64
+in flight, which has the bar, a pair is the median of several runs, because the journal costs less
+than the difference between two runs. The result is the cost of the journal in CPU time per row: the
+median, and the upper end of a one-sided 95 % interval for the mean. One more run with the journal
+counts its calls of `os.write` and `os.fsync`. Ten pairs take about 8 minutes if the cores are idle.
+Exits with status 1 if, at 64 in flight and 0 ms, the bound is above 20 us per row, or if there are
+more than 0.3 writes per row.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Three pictures of who does what when, each drawn from a run of the real code in virtual time.
+"""Three timelines of requests, engine steps and calls, drawn from runs of the code in virtual time.
 
     python bench/lanes.py            draws them
-    python bench/lanes.py --check    says whether those in docs/pictures are up to date
+    python bench/lanes.py --check    reports whether those in docs/pictures are up to date
 
 window.svg    requests under a limit of 4 in any second, when they are written and when they
-              arrive: redline's window is longer by the guard, so no second has a fifth.
-step.svg      the tokens that each step of the engine's scheduler computes.
-binding.svg   calls over two servers, one of which is slow: chosen on arrival, and with a pool,
-              which binds a call to a server only when that one has room.
+              arrive: redline's window is longer by the guard, so no second has a fifth request
+step.svg      the tokens that each step of the engine's scheduler computes
+binding.svg   calls to two servers, one of which is slow: chosen on arrival, and with a pool,
+              which assigns a call to a server only when that server has room
 """
 
 from __future__ import annotations

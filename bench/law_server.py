@@ -1,19 +1,19 @@
 """A server whose answers take as long as a law says: python bench/law_server.py LAW NUMBERS.
 
-A law and its numbers, times in seconds, each time within a fifth of what is stated unless it says
-otherwise:
+A law and its numbers. Times are in seconds; each time is drawn within a fifth of the stated one,
+unless the law says otherwise:
 
-steady TIME               each answer takes TIME, however many there are
-tail MU SIGMA             each takes a lognormal time
+steady TIME               each answer takes TIME, regardless of their number
+tail MU SIGMA             each answer takes a lognormally distributed time
 servers COUNT TIME        COUNT at once, the others wait in line
-random COUNT TIME         the same with exponential times
-far COUNT TIME WAY        the same behind a way that takes WAY
-shared FIXED EACH         FIXED + n EACH, with n in flight when it comes
-batches FIXED EACH        all that wait are one batch, which takes FIXED + n EACH
-crowded COUNT TIME SHARE  as servers, and n in line make each take (1 + n SHARE) TIME
-tiers COUNT FAST SLOW     COUNT at once that take FAST, as many that take SLOW
+random COUNT TIME         the same with exponentially distributed times
+far COUNT TIME WAY        the same as `servers`, with a network delay of WAY
+shared FIXED EACH         FIXED + n EACH, with n in flight when the request arrives
+batches FIXED EACH        all n waiting requests are one batch, which takes FIXED + n EACH
+crowded COUNT TIME SHARE  as `servers`, but with n in line each takes (1 + n SHARE) TIME
+tiers COUNT FAST SLOW     COUNT at once that take FAST, and COUNT that take SLOW
 
-The base URL is the first line on stdout. GET /v1/answered gives the times of all answers, by
+The first line on stdout is the base URL. GET /v1/answered returns the times of all answers, by
 time.monotonic.
 """
 

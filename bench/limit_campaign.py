@@ -1,8 +1,8 @@
 """The campaign of real limiters: every server, jitter, rate and profile, and the long runs.
 
-Ten repeats of 20/1s and of 60/6s, one of 600/60s, with `any` and with the profile that matches the
-server. A part passes when no call of it was rejected and every last call was sent within the bar of
-the jitter that there was.
+Ten repeats of 20/1s and of 60/6s, and one of 600/60s, with `any` and with the profile that matches
+the server. A part passes if the server rejected none of its calls, and if every last call was sent
+within the bar for the jitter that was measured.
 """
 
 from __future__ import annotations

@@ -1,21 +1,23 @@
-"""How near to a server's limit, and how often over it: redline and four other limiters.
+"""How close redline and four other limiters come to a server's limit, and how often they exceed it.
 
     python bench/limits.py [--quick] [--repeats 3] [--rates 20/1s] [--seeds 1,2,3]
 
 For each kind of server (tests/support/opponent_server.py: slowapi with fixed and moving windows,
 the `limits` package's sliding-window counter, a token bucket), each jitter before its limiter and
-each limiter: the makespan over the optimum, and the number of 429s. Both are the server's own: its
-count, and its stamps from the first call that came to the last one that was let in. The optimum is
-the earliest end of a client that never has more than N in any W, floor((M - 1) / N) W.
+each limiter, gives the makespan divided by the optimum, and the number of 429s. Both come from the
+server: its count, and its timestamps from the first call that arrived to the last one that it
+admitted. The optimum is the earliest end of a client that never sends more than N in any W:
+floor((M - 1) / N) W.
 
-Redline's last send has a bar, which depends on the jitter. A busy machine adds jitter of its own:
-the stamps of both sides tell how much there really was. `in_bar` counts the runs within the bar of
-the jitter that was asked for, `in_real_bar` those within the bar of the jitter that there was.
+Redline's last send has a bar, which depends on the jitter. A busy machine adds jitter of its own;
+the timestamps of both sides show the real jitter. `in_bar` counts the runs within the bar for the
+requested jitter, `in_real_bar` those within the bar for the real jitter. Exits with status 1 if a
+server rejected a call of redline, or if a run of redline ended after the bar for its real jitter.
 
-All limiters have the same client around them (bench/peers/limit_clients.py), which makes all calls
-at once and repeats those that were rejected. They take turns; while one is measured, its runs
-against the four kinds of server go on at the same time, each in a process of its own and begun a
-quarter of a window apart, and a quarter of a send, so that neither bursts nor sends meet.
+All limiters are used by the same client (bench/peers/limit_clients.py), which makes all calls at
+once and repeats those that were rejected. The limiters take turns. The runs of one limiter against
+the four kinds of server are simultaneous, each in a process of its own. They start a quarter of a
+window and a quarter of a send interval apart, so that neither bursts nor sends coincide.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The memory of a long run: resident set by rows done, of `redline run` over 200,000 rows.
+"""The memory of a long run: resident set by completed rows, of `redline run` over 200,000 rows.
 
     python bench/memory.py [--rows 200000] [--concurrency 64]
 
-/proc/PID/status is read every half a second, together with the number of lines in the results file.
-The run is called flat where the most that is ever resident after 20 % of the rows exceeds what is
-resident there by no more than the two sets of row keys may grow: 16 to 32 bytes a row each, without
-which a row could be done twice.
+/proc/PID/status is read every half second, together with the number of lines in the results file.
+The memory counts as flat if its maximum after 20 % of the rows exceeds its size at that point by no
+more than the two sets of row keys may grow: 16 to 32 bytes per row each. Without these sets, a row
+could be done twice.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Do the tests notice a changed program? bench/mutants.py [MODULE ...] [--most N] [--minutes M].
 
-mutmut changes one operator, literal, name or argument of a function at a time. A mutant that no
-test fails for survives; one that no test reaches counts as a survivor, and so does one that is
-equivalent to the program. `MODULES` names what is judged and the tests that judge it: quick ones
-within one process, most of them in virtual time. Of each module a seed draws the mutants, in an
-order that does not depend on how many are drawn.
+mutmut changes one operator, literal, name or argument of a function at a time. A mutant survives if
+no test fails; this includes mutants that no test reaches, and those that are equivalent to the
+program. `MODULES` names the modules to judge and the tests that judge them: quick ones within one
+process, most of them in virtual time. A seed draws the mutants of each module, in an order that
+does not depend on the number drawn.
 
-The campaign `mutants` has a part for each module, of 300 mutants, which passes if 90 % are killed.
-This script judges a smaller number and prints the survivors with their changes. Both keep each
-verdict in build/mutants, so that the next call continues at the next mutant; they start over once
+The campaign `mutants` has a part of 300 mutants for each module, which passes if 90 % are killed.
+This script judges a smaller number and prints the survivors with their changes. Both save each
+verdict in build/mutants, so that the next call continues with the next mutant; they start again if
 the code of src or of the module's tests has changed, other than in comments, docstrings and
-messages. Exit status 0 if every module reaches 90 %, 1 if one does not, 3 if the minutes were over
-first. Needs mutmut, of the dev group.
+messages. The exit status is 0 if every module reaches 90 %, 1 if one does not, and 3 if the minutes
+were over first. Needs mutmut, which is in the group dev.
 """
 
 from __future__ import annotations

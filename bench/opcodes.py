@@ -1,20 +1,24 @@
-"""What a row costs in work, without the noise of a clock.
+"""The work that a row costs, without the noise of a clock.
 
     python bench/opcodes.py [COMMIT ...] [--top 20]                  bytecodes and Python frames
     python bench/opcodes.py [COMMIT ...] --instructions [--top 20]   machine instructions
 
-The difference between a run of 1,300 rows and one of 300, in all threads, at 16 in flight, against
-the provider of record.SIM_COMMIT, without limits and with one that never binds. While bytecodes are
-counted, the clock runs as much slower as the run does, so that what depends on it is done about as
-often for each row as otherwise; what timers do is left out. A count scatters by 1.5 %: how many
-answers come in one turn of the event loop is up to the machine. So this checkout alone is counted
---times times, the median is judged by BARS, and all counts are in the record.
-Instructions are counted by callgrind, take some ten seconds a run, and leave a record, too; for the
-same reason redline's clock runs as much slower meanwhile, and asyncio's sleeps take as much longer.
-What the slower clock costs counts.
-COMMIT: `.` is this checkout, and the default. With several, --top lists the functions that differ
-most between the first and the last, and --most R makes the status 1 if the last one costs more than
-R times the first under any load; for 4294e90 the bar is 0.65 of its instructions.
+Counts the difference between a run of 1,300 rows and one of 300, in all threads, at 16 in flight,
+against the provider of record.SIM_COMMIT, without limits and with a limit that never binds. While
+bytecodes are counted, redline's clock is slowed down as much as the run, so that work which depends
+on time is done about as often per row as in a normal run; the work of timers is not counted. Counts
+vary by 1.5 %, because the number of answers in one iteration of the event loop depends on the
+machine. So only this checkout is counted --times times; the median is compared with BARS, and all
+counts are in the record.
+
+callgrind counts instructions, which takes about ten seconds per run; they are recorded, too. For
+the same reason, redline's clock is slowed down as much, and asyncio's sleeps take as much longer.
+The cost of the slower clock is included.
+
+COMMIT: `.` is this checkout, and the default. With several commits, --top lists the functions that
+differ most between the first and the last. With --most R, exits with status 1 if the last commit
+costs more than R times as much as the first under any load; for 4294e90 the bar is 0.65 of its
+instructions.
 """
 
 from __future__ import annotations

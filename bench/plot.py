@@ -1,13 +1,13 @@
-"""The pictures in docs/pictures, drawn by hand from a simulation in virtual time.
+"""The pictures in docs/pictures that show a simulation in virtual time.
 
     python bench/plot.py            draws them
-    python bench/plot.py --check    says whether those that are there are what it draws
+    python bench/plot.py --check    reports whether the existing files are what it draws
 
-sends.svg   100 calls against a server that allows 20 in any second, each held up by 0 to 50 ms on
-            its way: the tutorials' token bucket, and redline with two profiles.
-guard.svg   the share of a limit that a guard costs, by the length of the window.
+sends.svg   100 calls against a server that allows 20 in any second, each delayed by 0 to 50 ms on
+            its way: the tutorials' token bucket, and redline with two profiles
+guard.svg   the share of a limit that a guard costs, by the length of the window
 
-Both are deterministic: the jitter is drawn from a fixed seed, and nothing reads a clock.
+Both are deterministic: the jitter is drawn from a fixed seed, and no clock is read.
 """
 
 from __future__ import annotations

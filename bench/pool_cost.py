@@ -1,17 +1,19 @@
-"""CPU per call of a pool of endpoints, beside that of one endpoint: python bench/pool_cost.py
+"""CPU per call of a pool of endpoints, compared with one endpoint: python bench/pool_cost.py
 
     python bench/pool_cost.py [--pairs 10]
     python bench/pool_cost.py --opcodes [--top 20]      bytecodes of a row, on a busy machine
 
-All endpoints are one server, each under a key of its own. Each round runs the same rows with one
+All endpoints are one server, each with a key of its own. Each round runs the same rows with one
 endpoint, with two and with a hundred, several times in alternating order, at 64 in flight with
-answers at once. The ratio is to the CPU seconds with one endpoint in the same round; start-up and
-connections are taken off by a run of fewer rows. With 10 pairs, all takes some 14 minutes if the
-cores are idle. The bound is the upper end of a one-sided 95 %
-interval for the mean of its logarithm; status 1 if one is above its bar. With --opcodes or
---instructions, what a row costs is counted as in bench/opcodes.py, and the functions are listed
-that differ most from one endpoint; there is no bar. Bytecodes say what a pool does and not how long
-it takes: functions in C that are called with a key count for little, and take longer than a loop.
+immediate answers. The ratio is to the CPU seconds with one endpoint in the same round; the cost of
+a run of fewer rows is subtracted, to leave out the start and the connections. Ten pairs take about
+14 minutes if the cores are idle. The bound is the upper end of a one-sided 95 % interval for the
+mean of the ratio's logarithm. Exits with status 1 if a bound is above its bar.
+
+With --opcodes or --instructions, the cost of a row is counted as in bench/opcodes.py, and the
+functions that differ most from one endpoint are listed; there is no bar. Bytecodes show what a pool
+does, not how long it takes: C functions that are called with a key count for little, but take
+longer than a loop.
 """
 
 from __future__ import annotations

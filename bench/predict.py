@@ -1,13 +1,15 @@
-"""Does redline know what another setting would bring?
+"""Does redline predict the effect of another setting?
 
     python bench/predict.py [NAME ...] [--seconds 4]
 
-Thirty jobs run against servers of known law (bench/law_server.py): some seconds with each of three
-or so settings, then with another one. As that run begins, its job's timeline says how
-fast it should be. Whether it came true is measured at the server, by the answers that it gave.
-Status 1 unless 27 gains lie in their intervals, half of these are at most 30 % wide and nine of ten
-at most 60 %, of the predicted rate, and fewer than 6 are unknown; and unless the predictions are
-nearer than those in proportion: to the calls in flight, the limits or the endpoints.
+Thirty jobs run against servers of a known law (bench/law_server.py): some seconds with each of
+about three settings, then with another one. When that last run begins, the timeline of its job
+predicts its rate. The real rate is measured at the server, by the answers that it gave.
+
+Exits with status 1 unless at least 27 gains are within their intervals, half of the intervals are
+at most 30 % of the predicted rate wide and nine of ten at most 60 %, and fewer than 6 predictions
+are unknown. The predictions must also be closer than those of proportionality to the calls in
+flight, the limits or the endpoints.
 """
 
 from __future__ import annotations

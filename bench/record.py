@@ -1,7 +1,8 @@
-"""What every benchmark shares: processes and their costs, a server, and the file of figures.
+"""The parts that benchmarks share: processes and their costs, a server, and the file of figures.
 
-A benchmark leaves `bench/results/<name>.json`: the commit, the command, versions, settings, seeds,
-raw figures and the duration. The benchmark pages in docs quote from these files alone: report.py.
+A benchmark writes `bench/results/<name>.json`: the commit, the command, versions, settings, seeds,
+raw figures and the duration. bench/report.py writes the figures of the benchmark pages in docs from
+these files alone.
 """
 
 from __future__ import annotations

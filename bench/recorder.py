@@ -1,12 +1,12 @@
-"""What it costs to watch a run: python bench/recorder.py [--pairs 10]
+"""The cost of watching a run: python bench/recorder.py [--pairs 10]
 
-Each pair runs the same rows with all of it on, the timeline of what binds, the live view on a
-terminal and the metrics page, and with all of it off: no view, no page, nothing is sampled, and the
-attempts of a call are thrown away. In turn, against one server, under both loads of bench/run.py,
-with its rows and its limit that never binds. A run of fewer rows takes off what is spent once, such
-as the start of the page's server. With 10 pairs, all takes some 19 minutes if the cores are idle.
-Status 1 if the upper end of a one-sided 95 % interval for the mean ratio of CPU seconds is above
---most.
+Each pair runs the same rows with everything on (the timeline of what binds, the live view on a
+terminal and the metrics page) and with everything off: no view and no page, nothing is sampled, and
+the attempts of a call are discarded. The two alternate, against one server, under both loads of
+bench/run.py, with its rows and its limit that never binds. The cost of a run of fewer rows is
+subtracted, to leave out what occurs once, such as the start of the page's server. Ten pairs take
+about 19 minutes if the cores are idle. Exits with status 1 if the upper end of a one-sided 95 %
+interval for the mean ratio of CPU seconds is above --most.
 """
 
 from __future__ import annotations

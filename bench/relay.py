@@ -1,20 +1,21 @@
-"""What forwarding a request of 1 KB costs, beside a bare passthrough.
+"""The cost of forwarding a request of 1 KB, compared with a bare passthrough.
 
     python bench/relay.py [--rounds 21] [--seconds 3] [--connections 64]
     python bench/relay.py --instructions                                  without a clock
 
-A front takes POST /v1/chat/completions with a body of 1 KB, sends its bytes on over pooled
+A front takes POST /v1/chat/completions with a body of 1 KB, forwards its bytes over pooled
 connections, and passes the answer's bytes back. The upstream gives the same answer of 1 KB with its
 usage each time. The fronts take turns in each round: a bare passthrough (a Protocol and httptools
 on each side), redline's server, retry and backend without limits, and the same within limits of
-requests and tokens that never bind. All are on uvloop, each in a process of its own, and wrk drives
-them. Figures are CPU seconds of the front alone per 1,000 requests, and the ratio to the bare one
-of the same round. One round scatters by a third, so it takes many for a steady median; all takes
-some 4 minutes. Status 1 if the median ratio within limits is above 3.
+requests and tokens that never bind. All run on uvloop, each in a process of its own, and wrk sends
+the requests. Figures are CPU seconds of the front alone per 1,000 requests, and the ratio to the
+bare passthrough of the same round. Ratios vary by a third between rounds, so many rounds are needed
+for a stable median; they take about 4 minutes in all. Exits with status 1 if the median ratio
+within limits is above 3.
 
-With --instructions, callgrind counts the machine instructions of each front, by the difference of
-two fixed numbers of requests: per request, and per event of a stream whose events come one by one.
-It takes some four minutes and leaves no record.
+With --instructions, callgrind counts the machine instructions of each front, as the difference
+between two fixed numbers of requests: per request, and per event of a stream whose events arrive
+one by one. It takes about four minutes and writes no record.
 """
 
 from __future__ import annotations

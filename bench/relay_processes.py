@@ -1,13 +1,13 @@
 """The processes of bench/relay.py: python bench/relay_processes.py ROLE [UPSTREAM].
 
 upstream   gives every request the same chat completion of 1 KB, with its usage
-bare       forwards bytes with nothing but a Protocol and httptools on each side
+bare       forwards bytes with only a Protocol and httptools on each side
 redline    redline's HTTP server, its retry and its HTTP backend, without limits
 limited    the same within limits of requests and tokens that never bind
 
-With `-streamed` behind them, they give and forward EVENTS events of EVENT_BYTES, one after another.
-The URL is the first line on stdout. All run on uvloop, with the garbage collector set as the
-command `redline` sets it.
+With `-streamed` appended to their names, they give and forward EVENTS events of EVENT_BYTES, one
+after another. The first line on stdout is the URL. All run on uvloop, with the garbage collector
+set as the command `redline` sets it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Whether `redline route replay` ranks strategies as real reruns do.
+"""Whether `redline route replay` ranks strategies in the same order as real runs.
 
     python bench/replay.py [--calls 300] [--rounds 3] [--out FOLDER]
 
-Four `redline sim` of unequal slots and speeds (tests/support/reruns.py), each in a process. A job
-of 24 workers is run by every strategy, in a new order in each round, and its calls are recorded.
-The first trace of each strategy is replayed, and so each of them foretells the makespans of all
-others. Two strategies differ if their mean makespans differ by more than three standard errors, and
-more than 5 %. The bar: every replay has each pair that differs in its true order. The rank
-correlation (Spearman) of the foretold and the real makespans is given, too.
+Four `redline sim` with different slots and speeds (tests/support/reruns.py), each in a process. A
+job of 24 workers is run with every strategy, in a new order in each round, and its calls are
+recorded. The first trace of each strategy is replayed, which predicts the makespans of all other
+strategies. Two strategies differ if their mean makespans differ by more than three standard errors,
+and by more than 5 %. The bar: every replay has each pair that differs in the right order. The rank
+correlation (Spearman) of the predicted and the real makespans is given, too. Exits with status 1 if
+the bar is missed.
 """
 
 from __future__ import annotations

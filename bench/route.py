@@ -4,32 +4,32 @@
 
 The pool is redline's own; its servers are simulated (tests/support/fleet.py), each with a number
 of slots, a queue in order of arrival, and a speed. Calls arrive at random (Poisson), on average at
-0.8 of the capacity of the servers that work. A call is 1 s of work on average, exponentially
-distributed unless the scenario says otherwise. Latencies run from the arrival to the answer and
-include retries. Each strategy gets the same calls twice: with servers that are given at most as
-many calls as they have slots (late binding, as in redline), and with servers that are given all
-calls at once.
+0.8 of the capacity of the working servers. A call is 1 s of work on average, exponentially
+distributed unless the scenario says otherwise. Latencies are from the arrival to the answer, and
+include retries. Each strategy gets the same calls twice: with servers that get at most as many
+calls as they have slots (late binding, as in redline), and with servers that get all calls at once.
 
-The oracle knows the work of every call and the speed of every server, and joins the shortest
-remaining work, in seconds. The bar: p50 and p99 of the default, p2c with late binding, are at most
-1.1 times the lowest of all strategies with late binding and of the oracle. Against the lowest of
-all, those without late binding included, the figures are given, too, and that of the means: without
-late binding calls overtake others, which lowers a median and not the mean.
+The oracle knows the work of every call and the speed of every server, and chooses the server with
+the shortest remaining work, in seconds. The bar: p50 and p99 of the default, p2c with late binding,
+are at most 1.1 times the lowest of the oracle and of all strategies with late binding. They are
+also compared with the lowest of all, including those without late binding, and so are the means:
+without late binding, calls overtake others, which lowers a median but not the mean.
 
 The other parts have servers of their own:
 
-prefixes: calls whose prompts begin alike in groups, at servers with a prefix cache that holds a
-part of the groups: PREFIXES, in a closed loop.
+prefixes: calls whose prompts begin alike in groups, at servers with a prefix cache that holds some
+of the groups: PREFIXES, in a closed loop.
 
-stale: the fixed score at its worst: queues and GPU use scraped every few seconds, no late binding,
-short and long calls. The bar: the medians of the fixed score and of two random choices by calls in
-flight differ by at most WITHIN from BEFORE_S, those that were found before there was a pool. How
-long the calls were then is not known; with STALE both medians agree.
+stale: the worst case of the fixed score: queues and GPU use scraped every few seconds, no late
+binding, short and long calls. The bar: the medians of the fixed score and of two random choices by
+calls in flight differ by at most WITHIN from BEFORE_S, which was measured before redline had a
+pool. The durations of those calls are not known; with STALE, both medians agree.
 
 closed: a job on four servers whose capacities are 1, 1, 1/2 and 1/4. The bar: it takes at most 1.03
-times as long as the servers need if each is always full, and the longest call.
+times as long as the servers need if each is always full, plus the longest call.
 
---parts: keeps the runs of each scenario in this folder, and resumes from them.
+--parts: saves the runs of each scenario in this folder, and resumes from them. Exits with status 1
+if a bar is missed.
 """
 
 from __future__ import annotations

@@ -2,17 +2,16 @@
 
     python bench/route_real.py [--scenarios even,bursts] [--seeds 1,2,3] [--calls 300]
 
-The six named scenarios of bench/route.py, with four servers of one slot. Each strategy has a fleet
-of its own, processes of `redline sim`, whose answers take as long for each token as their speed
-says: so a call is the same work on a real server as on a simulated one. All strategies get the
-same calls at the same times, once in virtual time and once, side by side, on their fleets. A call
-is UNIT_S of work on average. With late binding an endpoint has a concurrency of 1, and otherwise
-none.
+Runs the six named scenarios of bench/route.py, with four servers of one slot. Each strategy has a
+fleet of its own: processes of `redline sim`, whose time per token depends on their speed, so that a
+call is the same work on a real server as on a simulated one. All strategies get the same calls at
+the same times, once in virtual time and once, simultaneously, on their fleets. A call is UNIT_S of
+work on average. With late binding, an endpoint has a concurrency of 1; otherwise it has no bound.
 
 The rank correlation (Spearman) of the mean latencies is given for each scenario. Two strategies
 differ if, with every seed, their mean latencies in virtual time differ by more than LEAST: some
-choose at random between equal servers. The bar: each pair that differs is in the same order on the
-real servers, in every scenario. All takes some 8 minutes.
+choose at random between equal servers. The bar: in every scenario, each pair that differs is in the
+same order on the real servers. It takes about 8 minutes.
 """
 
 from __future__ import annotations

@@ -1,24 +1,26 @@
-"""What a call costs the client: `redline run`, the usual script and two peers, one server.
+"""The cost of a call for its client: `redline run`, the usual script and two peers, one server.
 
     python bench/run.py [--rounds 3] [--rows 20000] [--clients redline,openai,...]
 
-CPU seconds (user and system, of the whole client process, its start-up included) per 1,000 calls,
-and rows a second of wall time, with the same rows of 1 KB, at two loads:
+Measures CPU seconds (user and system, of the whole client process, including its start) per 1,000
+calls, and rows per second of wall time, with the same rows of 1 KB, at two loads:
 
-  64 in flight, answers at once     what the client itself costs
-  1,000 in flight, 200 ms an answer what it costs to wait for many
+  64 in flight, immediate answers     the cost of the client itself
+  1,000 in flight, 200 ms per answer  the cost of waiting for many answers
 
 redline keeps to a limit that never binds, writes its journal with fsync and draws its progress on a
 terminal. The usual script is the newest openai SDK in an environment of its own: AsyncOpenAI, a
-semaphore and gather; once as it comes, and once with the aiohttp transport that its README
-recommends for concurrency; it has no limit, no checkpoint and no progress, and waits 600 s in each
+semaphore and gather, once as installed, and once with the aiohttp transport that its README
+recommends for concurrency. It has no limit, no checkpoint and no progress. It waits 600 s in each
 phase, because with its default of 5 s for a connection it fails at 1,000 in flight. flexllm and
 async-batch-llm do redline's job with the same limit, a checkpoint that they do not sync, and their
-progress. The server is a `redline sim` of its own for each load; how busy it was stands beside the
-figures, for a server that is busy all the time would be what is measured. redline runs before each
-peer, so that its short runs meet the machine in as many states as a peer's long one does: the
-spread of a ratio is that of each peer's run to the run of redline before it. Status 1 if the openai
-SDK, as it comes, takes less than LEAST times redline's CPU, by the medians.
+progress.
+
+Each load has a `redline sim` of its own as the server. Its CPU use is given with the figures, since
+a server that is always busy would limit the results. redline runs before each peer, so that its
+short runs are measured in as many states of the machine as a peer's long one: the spread of a ratio
+is that of each peer's run to the run of redline before it. Exits with status 1 if the openai SDK,
+as installed, takes less than LEAST times redline's CPU, by the medians.
 """
 
 from __future__ import annotations

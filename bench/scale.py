@@ -1,11 +1,11 @@
-"""A million rows end to end: rate, CPU and memory, and how soon a half-done run is at work again.
+"""A million rows end to end: rate, CPU and memory, and how fast a half-finished run resumes.
 
     python bench/scale.py [--rows 1000000] [--concurrency 64] [--prompt-bytes 200]
 
 `redline run` is killed with SIGKILL when half of the rows are in the results file, and started
-again: the time from its start to the first request that the server receives is what a resume costs.
-The second run goes to the end, and `redline verify` checks the whole. Resident memory is read twice
-a second, as in memory.py. The server is a `redline sim`, which shares the machine.
+again. The cost of a resume is the time from that start to the first request that the server
+receives. The second run completes the job, and `redline verify` checks the files. Resident memory
+is read twice a second, as in memory.py. The server is a `redline sim`, which shares the machine.
 """
 
 from __future__ import annotations

@@ -2,11 +2,13 @@
 
     python bench/scaling.py [--seeds 10] [--first-seed 0] [--hours 6] [--policy demand]
 
-Servers of 16 slots that take 60 s to start; calls of 20 s on average, log-normal with a standard
-deviation as large; Poisson arrivals whose rate is drawn for each minute, with a relative standard
-deviation of 5 %. Steady: the load of 5 replicas; utilization is the busy share of the slots of
-running servers. Step: from 3 replicas' load to 9; the time until the p95 of the queue wait is at
-its SLO and stays there, in the 10 minutes after the step; then the load falls to 3 again.
+Servers have 16 slots and take 60 s to start. Calls take 20 s on average, with a log-normal
+distribution whose standard deviation is also 20 s. Arrivals are Poisson; their rate is drawn for
+each minute, with a relative standard deviation of 5 %. Steady: the load of 5 replicas; utilization
+is the busy share of the slots of running servers. Step: from the load of 3 replicas to that of 9.
+The figure is the time until the p95 of the queue wait is within its SLO and stays there, in the 10
+minutes after the step; then the load falls to that of 3 again. Exits with status 1 if a bar is
+missed.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
     python bench/search.py [--seeds 1 2 3] [--minutes 20] [--latency 0.05 0.3] [--jitter 0.05]
 
-A client that always has calls to send searches for the limit of a server that keeps one and says
-nothing but yes and no. Each call reaches the server's limiter up to --jitter late, and its verdict
-is back after a time drawn from --latency. Such slow verdicts prove nothing of the way, so that the
-limiter keeps the guard that it begins with; no even sending passes N / (W + jitter). Of the second
-half of the run, at least 95 % of what the server could have admitted must have been admitted, and
-at most 0.1 % of the calls refused. A bucket may pass 100 %, by what it had saved. Exit status 1
-where a bar is missed.
+A client that always has calls to send searches for the limit of a server whose replies only accept
+or reject. Each call reaches the server's limiter after a delay of up to --jitter, and its reply
+arrives after a time drawn from --latency. Such slow replies prove nothing about the delay, so the
+limiter keeps its initial guard; with even sending, the rate cannot exceed N / (W + jitter). In the
+second half of the run, at least 95 % of what the server could have admitted must be admitted, and
+at most 0.1 % of the calls may be refused. A bucket may admit more than 100 %, from its saved
+tokens. Exits with status 1 if a bar is missed.
 
-A limit whose half of a run is fewer than 3,000 calls cannot be judged: one refusal is too much.
+A limit with fewer than 3,000 calls in half of a run cannot be judged: one refusal is too much.
 """
 
 from __future__ import annotations

@@ -2,17 +2,17 @@
 
     python bench/serve_soak.py [--minutes 30] [--load 0.5] [--keys 1000]
 
-Before a simulated provider come chats whose prompts differ, in the names of 1,000 tenants, a fifth
-of them streamed; 5 % of the clients leave before their answer. Half load is half of the calls that
-the gateway can answer with a core of its own: a first look counts the CPU time that a call takes
-it, so that neither its clients nor the provider are the bound. After a warm-up, a line is laid
-through each figure by least squares, over the time. Bars, of what a slope is at most, three
+The gateway is in front of a simulated provider, and receives chats with different prompts from
+1,000 tenants, a fifth of them streamed; 5 % of the clients disconnect before their answer. Half
+load is half of the calls that the gateway can answer with a core of its own. The CPU time of a call
+is measured first, so that neither the clients nor the provider limit the load. After a warm-up, a
+line is fitted to each figure over time by least squares. The bars for the slopes, each with three
 standard errors added:
-  memory       2 MB an hour: a gateway that runs for a month grows by 1.5 GB at the most.
-  blocks       20,000 an hour: Python's allocations, of which each has 100 bytes or so.
-  descriptors  20 an hour, and tasks as many: one that is lost every 3 minutes is found.
-In the end nothing may be in flight or wait, of any class or tenant. Status 1 if anything leaks, or
-if the gateway was less than LEAST_BUSY of the time at work.
+  memory       2 MB per hour: a gateway that runs for a month grows by at most 1.5 GB.
+  blocks       20,000 per hour: Python's allocations, of about 100 bytes each.
+  descriptors  20 per hour, and the same for tasks: one that is lost every 3 minutes is found.
+At the end, no call of any class or tenant may be in flight or waiting. Exits with status 1 if
+anything leaks, or if the gateway was busy for less than LEAST_BUSY of the time at half load.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The HTTP server under `redline sim` against that of 4294e90, under wrk, and idle connections.
+"""The HTTP server of `redline sim` and that of 4294e90, under wrk and with idle connections.
 
     python bench/server.py [--rounds 5] [--seconds 3] [--connections 64] [--idle 10000]
 
-Both simulated providers answer in turn, each on a process of its own, without latency: whole chat
-completions, streams, and GET /healthz, which is the server alone. The client is wrk, a package of
-Debian. Figures are requests per second of the server's CPU, so that other load changes both. After
-that, each holds `idle` connections that have asked once. Status 1 if a bar of issue 17 is missed:
-2 times the requests of each kind, 100 MB for all idle connections.
+Both simulated providers answer in turn, each in a process of its own, without latency: whole chat
+completions, streams, and GET /healthz, which measures the server alone. The client is wrk, a
+package of Debian. Figures are requests per CPU second of the server, so other load affects both
+alike. After that, each keeps `idle` connections open that have sent one request. Exits with status
+1 if a bar is missed: 2 times the requests of each kind, and 100 MB for all idle connections.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""What `redline show` and `redline compare` take of memory: at most 200 MB for 1,000,000 rows.
+"""The memory that `redline show` and `redline compare` use: at most 200 MB for 1,000,000 rows.
 
     python bench/show.py [--rows 1000000] [--most-mb 200]
 
-Two outputs of the same named rows are written, with graded answers of 30 words, one failure in a
-hundred rows. The record is bench/results/show.json. Exit status: 0 within the bound, 1 above it.
+Two outputs of the same named rows are written, with graded answers of 30 words, and one failure per
+hundred rows. The record is bench/results/show.json. The exit status is 0 within the bound, and 1
+above it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The campaign of scale-downs: 50 real replicas that are stopped while they have calls in flight.
 
-Each part has fleets of local processes, tests/support/shrinking.py's, that grow under a high load
-and shrink under a low one, until at least five replicas have been stopped that had calls in flight.
-Every call must be answered at its first attempt.
+Each part has fleets of local processes (tests/support/shrinking.py) that grow under a high load and
+shrink under a low one, until at least five replicas with calls in flight have been stopped. Every
+call must be answered at its first attempt.
 """
 
 from __future__ import annotations

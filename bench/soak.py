@@ -2,25 +2,25 @@
 
     python bench/soak.py [--minutes 10] [--concurrency 32]
 
-An endless input goes to `redline sim`, where 5 % of the requests meet a fault of every kind, and
-from there to a results file, until the minutes are over. After a warm-up, a line is laid through
-each figure by least squares, over the number of calls.
+An endless input is sent to `redline sim`, where 5 % of the requests meet a fault of any kind, and
+the answers are written to a results file, until the minutes are over. After a warm-up, a line is
+fitted to each figure over the number of calls by least squares.
 
-What grows by design is the set of row keys, without which a row could be done twice: 16 to 32 bytes
-a row, in steps that double it (journal/identity.py), so 16 MiB at a million rows. What it takes is
-looked up, taken out of the memory, and stands in the record by itself.
+Only the set of row keys grows by design; without it, a row could be done twice. It takes 16 to 32
+bytes per row, and doubles in size in steps (journal/identity.py), so it takes 16 MiB at a million
+rows. Its size is read and subtracted from the memory, and is a separate figure in the record.
 
-A slope is called a leak where it is above its bar by more than three standard errors, in the later
-half as well, because what is made once comes in steps; and where it comes to more than the figure
-may vary anyway: 4 MB, 10,000 blocks, and as many descriptors or tasks as there are connections,
-which come and go with the faults. The bars:
-  memory       8 MB in a million calls: the smallest object that Python can keep for each call takes
-               16 bytes, and 8 more in what refers to it.
-  blocks       50,000 in a million calls: an allocation of Python's for each fault. Memory is also
-               what the C library makes of its heap, which takes some 200,000 calls to settle.
-  descriptors  20 in a million calls: a process that may have the usual 1,024 lives for 50 million.
-  tasks        20 in a million calls: as many, at some kB each, would be 0.1 MB.
-Status 1 where there is a leak.
+A slope counts as a leak if it is above its bar by more than three standard errors, in the second
+half as well, because some objects are created once, in steps; and if the growth exceeds the normal
+variation of the figure: 4 MB, 10,000 blocks, and as many descriptors or tasks as there are
+connections, which close and open with the faults. The bars:
+  memory       8 MB per million calls: the smallest object that Python can keep for each call takes
+               16 bytes, and 8 more for its reference.
+  blocks       50,000 per million calls: one allocation of Python per fault. Memory also includes
+               the heap of the C library, which becomes stable after about 200,000 calls.
+  descriptors  20 per million calls: a process with the usual limit of 1,024 lasts for 50 million.
+  tasks        20 per million calls: at some kB each, these would be 0.1 MB.
+Exits with status 1 if there is a leak.
 """
 
 from __future__ import annotations

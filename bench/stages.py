@@ -2,11 +2,11 @@
 
     python bench/stages.py [--rows 20000] [--rounds 3] [--results DIR]
 
-The run is sampled: every millisecond of CPU time a signal looks which part of redline the process
-is in, by the innermost frame that belongs to a stage. So C code counts for whoever called it, and
-the event loop's own work, with its system calls for sockets, for "event loop". The samples' shares
-are of the process's whole CPU time, taken in a run without the sampler beside it. Start-up is paid
-once and stands apart.
+The run is sampled: after every millisecond of CPU time, a signal records the part of redline that
+is running, by the innermost frame that belongs to a stage. So C code counts for the stage that
+called it, and the event loop's own work, with its system calls for sockets, counts as "event loop".
+The shares of the samples are applied to the process's whole CPU time, measured in a run without
+sampling. The start occurs once and is given separately.
 """
 
 from __future__ import annotations

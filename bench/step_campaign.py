@@ -1,8 +1,9 @@
-"""The campaign of deaths at the journal's steps: killed, and with the power gone, then resumed.
+"""The campaign of deaths at the journal's steps: a kill or a loss of power, followed by a resume.
 
-A part is one purpose of calls on the disk, such as the manifest or the resume, with kills or with
-losses of power. Each of its moments has at least 50 deaths, in cases of as many seeds as that
-takes; tests/crash/runs.py says what holds after each. A failure says how to see it again.
+A part is one purpose of system calls for the disk, such as the manifest or the resume, with kills
+or with losses of power. Each of its points in time has at least 50 deaths, in as many seeded cases
+as necessary; tests/crash/runs.py defines what must hold after each. A failure's message says how to
+reproduce it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The campaign of Redis streams: 10,000 messages, two consumers, and kill -9.
 
-Each part is tests/crash/streaming.py's: over both files each message has one outcome, and all are
-acknowledged. The first is the job's own bar; in the others both die more often, and what is idle
-is claimed while its consumer starts again.
+Each part is a run of tests/crash/streaming.py: over both files, each message has one outcome, and
+all messages are acknowledged. The first part has the job's own bar. In the others, both consumers
+die more often, and idle messages are claimed while their consumer starts again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The part of bench/inventory.py that runs inside the process whose redline is described.
 
 It prints the commands with their flags and help, the settings of `redline.toml` and of an
-evaluation's task file, and the Python API; with the argument `refusals`, what is said to values
-that flags and options do not take. Nothing here knows a module below the public ones.
+evaluation's task file, and the Python API. With the argument `refusals`, it prints the errors for
+values that flags and options do not accept. It uses only public modules.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""How near `redline synth` comes to the time that its calls alone take, and what it delivers.
+"""How close `redline synth` comes to the time that its calls alone take, and what it delivers.
 
     python bench/synth.py [--count 1000] [--in-flight 20] [--latency 0.8] [--share 0.1]
 
-Stories of a `redline sim` with a constant latency, three times: none repeated; one in ten an
-earlier one with three words changed; and the same with a kill -9 half-way and the same command
-again. The ideal of a run is its requests by those in flight, times the latency; a run that makes
-texts anew has more requests. Start-up is from the process's start to the arrival of its first
-request, added up over both processes of the killed run. All pairs of stories are compared by the
-Jaccard index of their runs of three words. Exit status 1 where the first run takes more than 3 %
-above its ideal and start-up, or a run delivers another number of texts, or two that are alike.
+A `redline sim` with a constant latency writes stories in three runs: one without repetitions; one
+in which a tenth of the stories are earlier ones with three words changed; and the latter with a
+kill -9 half-way, followed by the same command. The ideal duration of a run is its number of
+requests divided by those in flight, times the latency; a run that replaces texts has more requests.
+The start is the time from the start of the process to the arrival of its first request, summed over
+both processes of the killed run. All pairs of stories are compared by the Jaccard index of their
+runs of three words. Exits with status 1 if the first run takes over 3 % more than its ideal and
+start, or if a run delivers another number of texts, or two that are alike.
 """
 
 from __future__ import annotations

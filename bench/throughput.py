@@ -1,12 +1,12 @@
-"""Does `redline bench` say what its peer says, of the same server under the same load?
+"""Does `redline bench` report the figures of its peer, for the same server under the same load?
 
     python bench/throughput.py [--rounds 3] [--duration 60]
 
-NVIDIA's aiperf and redline measure one `redline sim` in turn, 16 requests in flight, streamed, with
-prompts of 128 tokens and answers of 24: requests a second, time to the first token, and time per
-further token, each beside what the server's own log says of the same requests. aiperf lives in an
-environment of its own, with a tokenizer that is trained here; nothing is downloaded for it but its
-package.
+NVIDIA's aiperf and redline measure one `redline sim` in turn, with 16 requests in flight, streamed,
+with prompts of 128 tokens and answers of 24: requests per second, time to the first token, and time
+per further token. Each figure is compared with the server's own log of the same requests. aiperf is
+installed in an environment of its own, with a tokenizer that is trained here; only its package is
+downloaded. Exits with status 1 if redline's figures differ by more than BARS.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Token limits, learned from scratch: how much of them is used, and how often they are passed.
+"""Token limits, learned from the start: how much of them is used, and how often they are exceeded.
 
     python bench/tokens.py [--quick] [--seeds 1,2,3] [--rates 200k/60s,20k/60s]
 
-In virtual time, through redline's own backend (tests/support/token_world.py): calls always wait,
-prompts of 50 to 400 tokens, outputs lognormal with a mean of 200, max_tokens of 1,024, and a delay
-of 0 to 50 ms before the server's limiter. A run's sends do not depend on a server that rejects
-nobody. So each run is judged by every server that its profile is made for, in twelve phases of its
-clock: fixed windows from the first hit and on the clock, moving windows, the sliding-window counter
-and a token bucket; and by what they may charge.
+Runs in virtual time, through redline's own backend (tests/support/token_world.py): calls always
+wait, with prompts of 50 to 400 tokens, outputs that are lognormally distributed with a mean of 200,
+max_tokens of 1,024, and a delay of 0 to 50 ms before the server's limiter. A run's sends do not
+depend on the server if it rejects no call. So each run is judged by every server that its profile
+is made for, in twelve phases of the server's clock: fixed windows from the first hit and on the
+clock, moving windows, the sliding-window counter and a token bucket; and by what they may charge.
 
-The bar: with a limit of 200k/60s at least 95 % used, and nobody rejected by servers that charge
-when a call comes. The other limits are shown for what they cost: one of a few dozen calls cannot be
-used to 95 % with such outputs, for one of them may take 5 % of it; and one of 6 s, in which answers
-may take longer than a window, is passed now and then while the outputs are being learned. What
-servers reject that count an output when it ends (`answered`) is shown and no part of the bar: with
-predictable outputs nothing stays free for it.
+The bar: with a limit of 200k/60s, at least 95 % is used, and servers that charge on arrival reject
+no call. The other limits are shown for comparison. One of a few dozen calls cannot be used to 95 %
+with such outputs, because one output may take 5 % of it. One of 6 s, in which answers may take
+longer than a window, is sometimes exceeded while the outputs are being learned. Rejections by
+servers that count an output when it ends (`answered`) are shown, but are not part of the bar: with
+predictable outputs, no room is kept free for it. Exits with status 1 if the bar is missed.
 """
 
 from __future__ import annotations

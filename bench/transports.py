@@ -1,10 +1,10 @@
-"""What an exchange costs over each HTTP client: CPU seconds per 1,000 calls, and memory.
+"""The cost of a request with each HTTP client: CPU seconds per 1,000 calls, and memory.
 
     python bench/transports.py [--rounds 5] [--calls 10000]
 
 The clients of bench/peers/transport_clients.py take turns against one `redline sim`, with bodies of
-1 KB, at the loads of bench/run.py. Redline sets a deadline for each call and stamps its phases; the
-others do not.
+1 KB, at the loads of bench/run.py. Redline sets a deadline for each call and records the times of
+its phases; the other clients do not.
 """
 
 from __future__ import annotations

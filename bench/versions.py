@@ -1,15 +1,17 @@
 """CPU per call of two commits, in turn: python bench/versions.py 4294e90 [HEAD] [--pairs 10].
 
-Each pair runs the same rows through both, against one server, in alternating order, at 64 in flight
-with answers at once, and at 1,000 in flight with answers after 0.4 s: so many are then in flight
-nearly all the time, and neither the client nor the server, which shares the two cores, is busy all
-the time. The ratio is the newer commit's CPU seconds over the older one's; start-up, and at 1,000
-the connections, are taken off by a run of fewer rows. On a virtual machine the same run may cost
-10 to 15 % more or less than the one before, or twice as much beside other work, and what it costs
-drifts over minutes: so a pair is the median of several short runs of each, in turn, and its ratio
-the median of their ratios. With 10 pairs, all takes some 25 minutes if the cores
-are idle. The bound is the upper end of a one-sided 95 % interval for the mean of its logarithm;
-status 1 if one is above --most. For 4294e90 the bar is 0.65.
+Each pair runs the same rows with both commits, against one server, in alternating order: at 64 in
+flight with immediate answers, and at 1,000 in flight with answers after 0.4 s. With this latency,
+1,000 calls are in flight nearly all the time, and neither the client nor the server, which share
+the two cores, is always busy. The ratio is the newer commit's CPU seconds divided by the older
+one's; the cost of a run of fewer rows is subtracted, to leave out the start and, at 1,000, the
+connections.
+
+On a virtual machine, the same run may cost 10 to 15 % more or less than the one before, or twice as
+much next to other work, and its cost drifts over minutes. So a pair has several short runs of each
+commit, in turn, and its ratio is the median of their ratios. Ten pairs take about 25 minutes if the
+cores are idle. The bound is the upper end of a one-sided 95 % interval for the mean of the ratio's
+logarithm. Exits with status 1 if a bound is above --most. For 4294e90, the bar is 0.65.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The launcher with a real vLLM for CPUs: both engines say the same, greedily.
+"""The launcher with a real vLLM for CPUs: both engines give the same greedy answers.
 
-vLLM gets a virtual environment of its own. A small pair is trained on the spot, since vLLM's
-attention on a CPU wants heads of 32 or wider. Prompts whose every token stands clear in what
-transformers' generate says are given to both engines, without drafts, with the draft model and with
-lookup: all tokens must be equal, and /metrics must have the names that docs/engine.md tells.
+vLLM gets a virtual environment of its own. A small pair of models is trained first, since vLLM's
+attention on a CPU requires heads of 32 or wider. Both engines get prompts for which transformers'
+generate chooses every token with a clear margin: without drafts, with the draft model and with
+lookup. All tokens must be equal, and /metrics must have the names that docs/engine.md lists.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""100,000 callers wait for one limiter that grants 20,000 a second: CPU time, rate and wake-ups.
+"""100,000 callers wait for one limiter that grants 20,000 per second: CPU time, rate and wake-ups.
 
     python bench/waiters.py [--waiters 100000] [--repeats 3] [--loops uvloop asyncio]
 
-CPU time is the process's own, from the first task to the last one's end. Beside it stands a bare
-baseline on the same loop: as many tasks that await as many futures, set in order at the same pace.
-Python's garbage collector looks through all tasks again and again; `redline` sets it to do so less
-often (cli/app.py), and so do the runs here. Those marked "default gc" leave it as Python sets it.
-Wake-ups are the futures' results that the limiter sets and its timers that ring; with one for each
-grant and one for each tick, nobody is woken in vain. They are counted in a run of their own.
+CPU time is the process's own, from the first task to the end of the last one. It is compared with a
+bare baseline on the same loop: the same number of tasks and futures, set in order at the same pace.
+Python's garbage collector scans all tasks repeatedly; `redline` makes it run less often
+(cli/app.py), and so do the runs here. Those marked "default gc" leave it as Python sets it.
+Wake-ups are the futures' results that the limiter sets, and its timers that fire; with one for each
+grant and one for each tick, no task is woken in vain. They are counted in a run of their own.
 """
 
 from __future__ import annotations

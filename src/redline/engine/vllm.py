@@ -158,7 +158,7 @@ def _is_running(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _free(host: str, port: int) -> int:
-    """Returns `port`, or any free port if it is 0. Raises ConfigError if it cannot be opened."""
+    """Returns `port`, or a free port if `port` is 0. Raises ConfigError if it is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family) as listener:

@@ -1,4 +1,4 @@
-"""Combines endpoints into one backend that keeps each endpoint full and survives losing any."""
+"""Combines endpoints into one backend that keeps each of them busy and survives their loss."""
 
 from redline.route.balance import STRATEGIES, Asked, Figures, Strategy, strategy_of
 from redline.route.endpoints import (

@@ -1,8 +1,8 @@
 """Decides which endpoint of a pool gets a call, with plain functions of the endpoints' figures.
 
 strategy          chooses the endpoint
-p2c               of eight drawn at random, the one that should answer first: the calls of all
-                  clients at its server, divided by its capacity, times its latency
+p2c               of eight drawn at random, the one with the shortest expected time to answer: the
+                  calls of all clients at its server, divided by its capacity, times its latency
 least_tokens      with the fewest seconds of work: tokens of its calls in flight / tokens per second
 room              where the call could start earliest, for endpoints with rate limits
 prefix            that has seen the longest prefix of the prompt, unless its load is too high
@@ -34,7 +34,7 @@ import msgspec
 
 from redline.waist import Request
 
-# A mean covers about this many recent answers, or all since the last review if they are more.
+# A mean covers about this many recent answers, or all since the last review if there are more.
 MEMORY = 16
 # A latency counts half when the endpoint's latest answer is this many seconds old.
 FORGET_S = 60.0
@@ -66,8 +66,8 @@ class Figures:
     answers: number of answers since its speed was last forgotten. answered_s: time of the latest.
     call_s: the time that each of its calls is expected to add before it answers one more call.
     expected_s: the time until it would answer one more call. others: `foreign` if fresh, otherwise
-    0. All three date from the last `review` or answer; expected_s also counts calls that have begun
-    or ended since.
+    0. call_s, expected_s and others date from the last `review` or answer; expected_s also counts
+    calls that have begun or ended since.
     forgotten_s: its latency when its speed was last forgotten; 0 if it never was.
     fresh_s: latencies of the answers that the means do not include yet.
     steady: with fewer calls in flight than this, it has room for another one; 0 if its backend must
@@ -208,7 +208,7 @@ class Strategy:
 
 
 class PowerOfTwo(Strategy):
-    """p2c: two endpoints would be enough to spread calls evenly; eight include fast, idle ones."""
+    """p2c: two draws would spread calls evenly; eight are made to find fast and idle endpoints."""
 
     looks_at = 8
 
@@ -373,8 +373,9 @@ class WeightedScore(Strategy):
 class NormalizedScore(Strategy):
     """normalized_score: a score of figures that are each divided by the pool's largest.
 
-    A GPU figure that is unknown or stale counts as the mean. Endpoints are drawn in proportion to
-    their scores, so that many processes that decide at once do not choose the same endpoint.
+    An unknown latency, and a GPU figure that is unknown or stale, count as the mean of the known
+    ones. Endpoints are drawn in proportion to their scores, so that many processes that decide at
+    the same time do not choose the same endpoint.
     """
 
     def __init__(self, draw: random.Random) -> None:

@@ -22,8 +22,8 @@ A call that ends unwritten does not count either, nor does a call that its calle
 that call waited several times as long and the endpoint answered no other call meanwhile. The
 expected failure rate is that of the other endpoints: an endpoint is degraded when it fails
 significantly more often, by a CUSUM test (Page, Continuous Inspection Schemes, Biometrika 41, 1954)
-of Bernoulli trials. So neither a rare failure nor a bad day of the whole provider takes an endpoint
-out.
+of Bernoulli trials. So neither a rare failure nor an outage of the whole provider degrades an
+endpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable
 from redline.waist import Health
 
 # The evidence that degrades a ready endpoint: a likelihood ratio of 1,000,000 to 1. It is that high
-# because each call is a test, and a run has many thousand calls. If nothing else fails, seven
+# because each call is a test, and a run has many thousands of calls. If nothing else fails, seven
 # failures in a row reach it.
 EVIDENCE = math.log(1_000_000)
 # The evidence that degrades a warming endpoint: three failures in a row reach it.
@@ -45,15 +45,15 @@ USUAL_SHARE = 0.02
 BAD_FACTOR = 4.0
 BAD_LEAST = 0.1
 MOST_SHARE = 0.97
-# With these, an endpoint is back within 30 s of its recovery: after one pause, one call and the
-# calls of the warm-up. A pause begins when a test call is sent, which may take minutes to fail.
+# With these values, an endpoint is ready within 30 s of its recovery: after one pause, one call and
+# the calls of the warm-up. A pause begins when a test call is sent, which may take minutes to fail.
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
 WARM_CALLS = 20
 # The most calls at once that test whether a degraded endpoint answers again. Even if it holds each
 # of them for a timeout of a minute, one can still be sent at the end of each pause.
 MOST_TRIES = 8
-# A health page that fails this many times in a row, a second apart, takes the endpoint out. A busy
+# A health page that fails this many times in a row, a second apart, degrades the endpoint. A busy
 # server may be late once or twice. Kubernetes has the same default (failureThreshold).
 BAD_PAGES = 3
 # The share of failures covers the latest results: at least this many, and less than twice as many.
@@ -162,7 +162,7 @@ class Breaker:
         is_down: no connection could be made; this alone degrades the endpoint.
         """
         if self.state is Health.DEGRADED:
-            # Not counted: the tries of an endpoint that is down would excuse failures elsewhere.
+            # Not counted: failed tries of a degraded endpoint would excuse failures of the others.
             if self._ended(epoch):
                 self.failing_s = now_s - self._degraded_s
             return False
@@ -182,7 +182,10 @@ class Breaker:
         return True
 
     def probed(self, now_s: float, *, is_well: bool) -> bool:
-        """Records a result of the health page; returns whether it may change who gets calls."""
+        """Records a result of the health page.
+
+        Returns whether the result may change which endpoints get calls.
+        """
         if not is_well:
             self._bad_pages += 1
             if self.state is Health.STARTING:
@@ -257,7 +260,7 @@ def usual_share(others: Iterable[Breaker]) -> float:
         counted = min(breaker.failures, BAD_FACTOR * answers)
         calls += answers + counted
         failures += counted
-    # Two calls with the usual share are added: a single failure elsewhere does not prove an outage.
+    # Two calls with the usual share are added, since one failure does not prove a general outage.
     return min(MOST_SHARE, max(USUAL_SHARE, (failures + 2 * USUAL_SHARE) / (calls + 2)))
 
 

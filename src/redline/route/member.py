@@ -18,7 +18,7 @@ from redline.waist import Health, Load, Member
 
 # The first pause of an endpoint that refuses calls. A refusal is over sooner than an outage: if one
 # of eight busy servers, with one slot each, refuses every second call at random, calls take 5 %
-# longer than if none was paused; with a first pause of 1 s, 13 %.
+# longer than without a pause; with a first pause of 1 s, they take 13 % longer.
 REFUSED_PAUSE_S = 0.1
 
 
@@ -27,7 +27,8 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 
     make: makes the endpoint's backend, which calls the argument of `make` when it could take a call
     again. weight: its capacity relative to the others, above 0. price: see Figures. pages: its
-    server's metrics and health pages; None if they are not read.
+    server's metrics and health pages; None if they are not read. Raises ConfigError for an empty
+    name, or a weight that is not above 0 and finite.
     """
 
     name: str
@@ -150,7 +151,7 @@ class PoolMember(Figures):
         return max(self._again_s, self.backend.load(now_s).parked_until_s) > now_s
 
     def closed_until_s(self, now_s: float) -> float:
-        """Returns the time before which it certainly takes no call; now or earlier if unknown."""
+        """Returns the time before which the endpoint takes no call; now or earlier if unknown."""
         load, breaker = self.backend.load(now_s), self.breaker
         closed_until_s = max(load.parked_until_s, load.opens_s, self._again_s)
         if breaker.is_ignored or breaker.state is not Health.DEGRADED:

@@ -11,7 +11,7 @@ from redline.route.metrics_page import ServerFigures, read_metrics
 
 METRICS = "/metrics"
 HEALTH = "/health"
-# Read instead, if the server has no health page.
+# This page is read if the server has no health page.
 MODELS = "/v1/models"
 # A page takes milliseconds; a server that is too busy to respond in time is asked again soon.
 TIMEOUT_S = 2.0
@@ -87,7 +87,7 @@ class _Page:
         )
 
     async def read(self) -> bytes:
-        """Returns the page's bytes. Raises CallError or NoEndpoint."""
+        """Returns the page's bytes. Raises CallError or NoEndpoint if the request fails."""
         found = bytearray()
 
         async def take(chunk: bytes) -> None:

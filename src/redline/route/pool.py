@@ -1,9 +1,9 @@
-"""Makes several endpoints one backend: calls are bound late, and any endpoint may be lost.
+"""Combines endpoints into one backend: a call gets an endpoint only when one can take it.
 
 A call that no endpoint can take now waits in the pool, not at an endpoint, in order of priority and
 arrival. An endpoint takes a call only when it has a free slot and its limits will allow the call
-soon. When an endpoint is parked, degraded or taken out, the calls that it has not written
-return to their places in the queue, at no cost to their rows.
+soon. When an endpoint is parked, degraded or taken out, the calls that are not written to it yet
+return to their places in the queue, which uses up no retry.
 
   result of an attempt               the call                            the endpoint
   an answer, or an error of the row  ends with it                        stays
@@ -76,7 +76,7 @@ _LONG_WAIT = 3.0
 _OF_THE_ROW = (400, 413, 422)
 Unfit: TypeAlias = OverLimit | Rejected
 _READY = Health.READY
-# Best first.
+# The states of an endpoint, best first.
 _STATES = (_READY, Health.WARMING, Health.STARTING, Health.DEGRADED, Health.DRAINING, Health.GONE)
 
 
@@ -114,8 +114,9 @@ class Pool:
         self._listener = listener
         self._random = random.Random(seed).random
         self._members: list[PoolMember] = []
-        self._unwatched: list[PoolMember] = []  # pages not read: before a call, there is no loop
-        # The endpoints that can probably take a call; the chosen one is asked.
+        # The endpoints whose pages are not read yet: before the first call, no event loop runs.
+        self._unwatched: list[PoolMember] = []
+        # The endpoints that can probably take a call; the chosen one is asked again.
         self._open: dict[str, PoolMember] = {}
         # Endless draws of these endpoints; None once the endpoints or their states have changed.
         self._draws: Iterator[Sequence[PoolMember]] | None = None
@@ -161,7 +162,7 @@ class Pool:
 
     @property
     def queued(self) -> int:
-        """Calls that wait for an endpoint."""
+        """The number of calls that wait for an endpoint."""
         return len(self._queue.tickets)
 
     @property
@@ -610,7 +611,8 @@ class Pool:
     def _close(self, member: PoolMember, now_s: float) -> None:
         """Gives the endpoint no calls until it may have room again.
 
-        It may when one of its calls ends, its backend reports room, or `closed_until_s` is reached.
+        It may have room when one of its calls ends, when its backend reports room, and at the time
+        `closed_until_s`.
         """
         self._drop(member)
         if 0 < member.steady <= member.in_flight:

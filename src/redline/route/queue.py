@@ -66,7 +66,7 @@ class CallQueue:
     def first_alike(self) -> list[Ticket]:
         """Returns the first tickets of one priority, in order.
 
-        Ends with a ticket that has been passed MOST_PASSED times: no later one may overtake it.
+        A ticket that has been passed MOST_PASSED times is the last: no later one may overtake it.
         """
         found = list[Ticket]()
         for ticket in self.first():

@@ -28,7 +28,7 @@ class Traffic(msgspec.Struct):
 
     @property
     def ended(self) -> int:
-        """Calls that have ended, with any outcome."""
+        """The number of calls that have ended, with any outcome."""
         return self.answered + self.unanswered
 
     def take_waits(self) -> Counter[int]:

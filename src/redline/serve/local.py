@@ -1,4 +1,4 @@
-"""Serve a local engine with the OpenAI API: in a block, or until Ctrl-C or SIGTERM."""
+"""Serves a local engine with the OpenAI API: in a block, or until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def serving(
     """Loads the model, which takes seconds, and serves it in the `async with` block.
 
     port: 0 for a free one. is_named: whether requests for any other model are refused. Raises
-    ConfigError.
+    ConfigError if the model or the address cannot be used.
     """
     engine = await _loaded(settings)
     # Imported here, like PyTorch, so that other commands do not wait for these imports.

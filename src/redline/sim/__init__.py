@@ -1,4 +1,4 @@
-"""Simulate an LLM provider: a real HTTP server with limits, latency and faults.
+"""Simulates an LLM provider: a real HTTP server with limits, latency and faults.
 
 The server itself is `redline.sim.server.Sim`. Importing it takes 0.2 s, so this module does not
 import it, to keep the command line fast.

@@ -1,4 +1,4 @@
-"""Keep limits for each key, because providers count the requests of each account separately."""
+"""Keeps limits for each key, because providers count the requests of each account separately."""
 
 from __future__ import annotations
 

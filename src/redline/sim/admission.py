@@ -1,4 +1,4 @@
-"""Enforce rate limits like a provider: with four algorithms, and several limits at once.
+"""Enforces rate limits as providers do: with four algorithms, and several limits at once.
 
 Nothing here waits, and the time is an argument, `now_s`, so that tests can set it.
 
@@ -131,7 +131,10 @@ class MovingWindow(Window):
 
 
 class SlidingCounter(Window):
-    """Adds to this window's count the previous one's, weighted by the share still in view."""
+    """Admits while this window's count plus a share of the previous one's is below N.
+
+    That share is the part of the previous window that lies in the last W seconds.
+    """
 
     _index = -1
     _previous = 0
@@ -249,7 +252,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False):
-    """The amounts that one request is charged: requests (1 or 0), and tokens in and out."""
+    """The amounts that one request is charged: requests (1 or 0), and input and output tokens."""
 
     input_tokens: int = 0
     output_tokens: int = 0

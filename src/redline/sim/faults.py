@@ -1,4 +1,4 @@
-"""Draw faults according to their shares: one seeded draw per admitted request.
+"""Draws faults according to their shares: one seeded draw per admitted request.
 
 | kind      | what the client sees                                                       |
 |-----------|----------------------------------------------------------------------------|
@@ -25,7 +25,11 @@ _HINT = "write one share like 0.05, or shares by kind like 429=0.02 and stall=0.
 
 
 class Faults(msgspec.Struct, frozen=True):
-    """The share of admitted requests, 0 to 1, that meets each kind of fault."""
+    """The share of admitted requests, 0 to 1, that meets each kind of fault.
+
+    Raises ConfigError for an unknown or repeated kind, for a share out of range, and for shares
+    that add up to more than 1.
+    """
 
     shares: tuple[tuple[str, float], ...] = ()
 
@@ -51,7 +55,7 @@ class Faults(msgspec.Struct, frozen=True):
         return sum(share for _, share in self.shares)
 
     def draw(self, rng: Random) -> str | None:
-        """Draws the kind of fault for a request, None for no fault; always takes one draw."""
+        """Returns the kind of fault for a request, None for no fault; draws once from `rng`."""
         point = rng.random()
         for kind, share in self.shares:
             if point < share:

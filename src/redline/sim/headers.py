@@ -1,4 +1,4 @@
-"""Write limit headers in the styles of the providers, and Retry-After."""
+"""Writes limit headers in the styles of the providers, and Retry-After."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw the latency of the simulated provider's answers."""
+"""Draws the latency of the simulated provider's answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HINT = "write seconds like 0.2, a range like 2-5, or lognormal:1.2,0.4"
 
 
 class Constant(msgspec.Struct, frozen=True):
-    """Every answer takes `seconds_s`."""
+    """Every answer takes `seconds_s` seconds, 0 to 3,600. Raises ConfigError for other values."""
 
     seconds_s: float
 
@@ -32,7 +32,10 @@ class Constant(msgspec.Struct, frozen=True):
 
 
 class Uniform(msgspec.Struct, frozen=True):
-    """An answer takes `low_s` to `high_s`, uniformly distributed."""
+    """An answer takes `low_s` to `high_s` seconds, uniformly distributed; both are 0 to 3,600.
+
+    Raises ConfigError for other values, and if `low_s` is above `high_s`.
+    """
 
     low_s: float
     high_s: float
@@ -55,7 +58,11 @@ class Uniform(msgspec.Struct, frozen=True):
 
 
 class Lognormal(msgspec.Struct, frozen=True):
-    """The logarithm of the latency in seconds is normally distributed; the median is e**mu s."""
+    """The logarithm of the latency in seconds is normally distributed; the median is e**mu s.
+
+    A latency is at most 3,600 s. Raises ConfigError for a mu that is not -20 to ln 3,600, or a
+    sigma that is not 0 to 10.
+    """
 
     mu: float
     sigma: float

@@ -1,4 +1,4 @@
-"""Define the settings of a simulated provider: its limits, latency, faults and answers."""
+"""Defines the settings of a simulated provider: its limits, latency, faults and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cap the concurrency: serve a bounded number of requests; others wait in order of arrival."""
+"""Caps the concurrency: serves a bounded number of requests; others wait in order of arrival."""
 
 from __future__ import annotations
 

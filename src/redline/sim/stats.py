@@ -1,4 +1,4 @@
-"""Count the simulated provider's requests. Every request ends in exactly one class.
+"""Counts the simulated provider's requests. Every request ends in exactly one class.
 
 | class        | the request                                                             |
 |--------------|-------------------------------------------------------------------------|

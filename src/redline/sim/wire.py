@@ -1,4 +1,4 @@
-"""Send the simulated provider's replies: whole, halved, or streamed with timed tokens."""
+"""Sends the simulated provider's replies: whole, halved, or streamed with timed tokens."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Jobs with a purpose: evaluate, tag and synthesize; and answers found in replies."""
+"""The tasks that a job can do: evaluation, tagging and synthesis; and answers in replies."""

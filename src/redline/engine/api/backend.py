@@ -46,8 +46,8 @@ class Speaker(NamedTuple):
 class EngineBackend:
     """Answers /v1/chat/completions and /v1/completions with the engine in `thread`.
 
-    name: of the model, for clients. most_sequences: the size of the queue; a request with more
-    choices is rejected.
+    name: the model's name for clients. most_sequences: the size of the queue; a request for more
+    answers is rejected.
     """
 
     def __init__(
@@ -163,7 +163,10 @@ class EngineBackend:
         )
 
     def _read(self, request: Request) -> tuple[Asked, list[Guide | None]]:
-        """Returns the parsed request and the guide of each choice, if any. Raises Rejected."""
+        """Returns the parsed request and the guide of each choice, if any.
+
+        Raises Rejected if the request is not valid, or asks for too many answers.
+        """
         speaker = self._speaker
         asked = read_request(
             request.url,
@@ -247,7 +250,7 @@ class _Choice:
         self.is_over = False
 
     def heard(self, tokens: list[int], chances: list[Chance]) -> str | None:
-        """Takes new tokens; returns `stop` if they complete a stop string."""
+        """Takes new tokens; returns `stop` if they complete a stop string, otherwise None."""
         for place, token in enumerate(tokens):
             self.tokens += 1
             if token in self._silent:

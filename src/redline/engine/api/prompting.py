@@ -246,7 +246,10 @@ def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
 
 
 def _named(given: str | list[Any]) -> dict[str, Any]:
-    """Returns each prompt, a text or token ids, by its name in the request. Raises Rejected."""
+    """Returns each prompt, a text or token ids, by its name in the request.
+
+    Raises Rejected for no prompt, for too many, and for a mixture of token ids and prompts.
+    """
     if isinstance(given, str) or (given and all(isinstance(item, int) for item in given)):
         return {"prompt": given}
     named = {f"prompt[{place}]": item for place, item in enumerate(given)}

@@ -16,7 +16,10 @@ _NO_PAST = Past((), ())
 
 
 class Chance(NamedTuple):
-    """The log probability of a chosen token. top: the likeliest tokens, each with its own."""
+    """The log probability of a chosen token.
+
+    top: the likeliest tokens, each with its log probability.
+    """
 
     logprob: float
     top: list[tuple[int, float]]

@@ -1,7 +1,8 @@
 """Drafts without a model: proposes what followed an earlier occurrence of the last tokens.
 
-This is prompt lookup (Saxena 2023), with an index like that of deflate (RFC 1951): places where the
-same two tokens end are chained from the latest back, and the longest of the latest matches wins.
+This is prompt lookup (Saxena 2023), with an index like that of deflate (RFC 1951): each place links
+to the previous place at which the same two tokens end, and the longest of the latest matches is
+used.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-# A match of one token is mostly chance, and a match of more than eight is no better than eight.
-# Older text is less similar. Both bounds limit the cost of a proposal.
+# A match of one token is mostly chance, and a longer match than eight tokens predicts no better.
+# Only the latest matches are tried, since older text is less similar. The last two constants bound
+# the cost of a proposal.
 _SHORTEST = 2
 _LONGEST = 8
 _MOST_TRIED = 16

@@ -35,10 +35,10 @@ def verify(
     from; None if they were looked up, so each has probability 1. target_probs (B, K+1, V) float32:
     the target's laws at the drafted places and after them. Both come from `distribution`.
 
-    Where p is the target's law and q the draft's, accepts token x with probability
-    min(1, p(x)/q(x)), otherwise draws from norm(max(0, p - q)) (Leviathan et al. 2023, algorithm
-    1), so the output follows the target's law. If rounding leaves no difference, draws from p.
-    Exact rows choose each token from the target's law alone and keep the drafts that equal the
+    With p the target's law and q the draft's, accepts token x with probability min(1, p(x)/q(x)),
+    otherwise draws from max(0, p - q), normalized (Leviathan et al. 2023, algorithm 1), so the
+    output follows the target's law. If rounding leaves no difference, draws from p. Exact rows
+    (see Noise) choose each token from the target's law alone and keep the drafts that equal the
     choices, so the output has the same law, and the same tokens whatever is drafted.
     """
     most = draft.shape[1]

@@ -46,7 +46,10 @@ class SlotCache:
         self.values = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.layers)]
 
     def write(self, layer: int, places: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> None:
-        """Stores N tokens. places: slots and positions, both (N,). key, value: (N, heads, D)."""
+        """Stores the keys and values of N tokens in one layer.
+
+        places: slots and positions, both (N,). key, value: (N, kv_heads, head_size).
+        """
         slots, positions = places
         self.keys[layer][slots, :, positions] = key
         # Leftover values are multiplied by a weight of zero later, which NaN and inf would survive.

@@ -22,7 +22,8 @@ from redline.engine.model.kv_cache import Shape, SlotCache
 from redline.errors import ConfigError
 from redline.process import counted
 
-# Config fields of models whose kind of attention the engine lacks; the values name it in errors.
+# Config fields of models whose attention the engine lacks; the values name that kind of attention
+# in errors.
 _OTHER_ATTENTION = {
     "kv_lora_rank": "multi-head latent attention (MLA)",
     "state_size": "a state space (SSM)",
@@ -202,7 +203,7 @@ def _window(config: Any) -> int | None:
 
 
 def _check(config: Any, name: str) -> None:
-    """Raises ConfigError for attention that the slot cache does not support."""
+    """Raises ConfigError for a model that is not causal, or whose attention is not supported."""
     kind = getattr(config, "model_type", "?")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         what = f"the model in {name} ({kind}) is not a causal language model"

@@ -58,7 +58,7 @@ class Ranks:
     """Runs tensor_parallel x pipeline_parallel processes as one Computer, until `close`.
 
     parameter_bytes: the bytes of the parameters in each rank. Raises ConfigError if the model
-    cannot be split in this way, and EngineFailed if a rank ends before it is ready.
+    cannot be split in this way on this machine, and EngineFailed if a rank ends before it is ready.
     """
 
     def __init__(
@@ -123,7 +123,11 @@ class Ranks:
             line.close()
 
     def _start(self, fds: list[int]) -> subprocess.Popen[bytes]:
-        """Starts the process that forks the ranks and reports, in the first pipe, how one ended."""
+        """Starts the process that forks the ranks.
+
+        fds: the pipe in which that process reports how the first rank ended, then a pipe for each
+        rank.
+        """
         return subprocess.Popen(
             [sys.executable, "-P", "-c", _MAIN, *map(str, fds)],
             env={

@@ -39,7 +39,8 @@ _MAY_SPLIT = "it runs in one process; --pipeline-parallel or --launcher vllm may
 class Placement(NamedTuple):
     """The part of the model that a rank holds.
 
-    Rank numbers count the shares of the first stage, then those of the next.
+    stages, shares: the number of stages, and of shares of each layer. Ranks are numbered from 0:
+    first the shares of the first stage, then those of the next.
     """
 
     rank: int

@@ -90,7 +90,10 @@ def arrivals(keys: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _mixed(bits: Tensor) -> Tensor:
-    """Applies splitmix64's finalizer, a bijection: an input bit flips half of the output bits."""
+    """Applies splitmix64's finalizer, a bijection.
+
+    A changed input bit changes about half of the output bits.
+    """
     bits = (bits ^ _shifted(bits, 30)) * _FIRST_FACTOR
     bits = (bits ^ _shifted(bits, 27)) * _SECOND_FACTOR
     return bits ^ _shifted(bits, 31)

@@ -94,7 +94,7 @@ class Grammars:
     """Makes guides for a model.
 
     tokenizer: a tokenizer of transformers. vocabulary: the number of the model's tokens. ends: the
-    model's end tokens, which are allowed only where the JSON is complete.
+    model's end tokens, which are allowed only after complete JSON.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, ends: Iterable[int]) -> None:

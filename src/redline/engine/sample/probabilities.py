@@ -82,7 +82,7 @@ def distribution(logits: Tensor, params: Sequence[SamplingParams], pasts: Sequen
     """Returns (R, V) float32: the distribution of each row's next token. Rows sum to 1 within 1e-5.
 
     logits: (R, V), any float dtype. The steps, in the order of transformers' `generate`: bias and
-    penalties (`adjusted`), temperature, top-k, top-p and min-p; each filter renormalises. A filter
+    penalties (`adjusted`), temperature, top-k, top-p and min-p; each filter renormalizes. A filter
     also keeps all tokens exactly as likely as the least likely one that it must keep, so the result
     does not depend on the order of sorting. A greedy row is one-hot at its argmax. Rows are
     independent.

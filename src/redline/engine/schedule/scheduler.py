@@ -58,7 +58,12 @@ class QueueFull(RedlineError):
 
 
 class Bounds(NamedTuple):
-    """The bounds of a scheduler; see EngineSettings."""
+    """The bounds of a scheduler.
+
+    EngineSettings describes them, under these names: slots: max_batch_size. step_tokens:
+    max_step_tokens. cache_tokens: max_cache_tokens. waiting: max_waiting. wait_s: max_wait_s.
+    steps_at_once: pipeline_parallel.
+    """
 
     slots: int
     step_tokens: int
@@ -230,7 +235,7 @@ class Scheduler:
         return [Copied(source, slot, reused)] if source != slot else []
 
     def _may_come(self, sequence: Sequence) -> bool:
-        """Returns whether the cache has room for a sequence beside all tokens of running ones."""
+        """Returns whether the cache has room for the sequence and all tokens of running ones."""
         known = sum(len(one.tokens) + len(one.drafted) for one in self.running)
         return not self.running or known + len(sequence.tokens) < self.bounds.cache_tokens
 

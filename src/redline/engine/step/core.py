@@ -123,7 +123,7 @@ class Core:
         self._number = 0
 
     def add(self, ask: Ask, now_s: float) -> Sequence:
-        """Adds a sequence to the queue. Raises QueueFull."""
+        """Adds a sequence to the queue, and returns it. Raises QueueFull if there is no room."""
         sequence = Sequence(
             tokens=list(ask.prompt),
             params=ask.params,

@@ -29,7 +29,7 @@ from redline.engine.settings import EngineSettings
 from redline.engine.step.core import Computer
 from redline.errors import ConfigError
 
-# The length of the test sequence, which is read in two pieces, beside another sequence with the
+# The length of the test sequence, which is read in two pieces, next to another sequence with the
 # same beginning. The first piece uses the attention of long pieces, the others that of short ones.
 _TOKENS = 24
 _FAILURE = "the engine cannot run the model in"

@@ -7,9 +7,9 @@ in a panic    the p95 of the queue wait is above its SLO, or was in the last pan
 
 the fleet                when, or to how many replicas
 grows, in a panic        to the replicas that carry the latest load at full utilization, plus those
-                         that drain the queue within half a panic window, less the work that
-                         replicas still warming up will have done; the latest load is that of a
-                         tenth of a panic window, or of a longer part if the tenth has few calls
+                         that drain, within half a panic window, the calls that will be waiting when
+                         a replica started now is ready; the latest load is that of a tenth of a
+                         panic window, or of a longer part if the tenth has few calls
 grows, otherwise         when the demand over half a scale-down window exceeds the fleet by more
                          than the tolerance, and by more than the demand varies by chance
 shrinks                  to the highest demand of a scale-down window, if that is below the fleet by
@@ -18,7 +18,7 @@ stops                    after `idle_s` without calls, if its minimum is 0; a ca
 
 After it has shrunk, a fleet waits a scale-down window before it shrinks again; if it had to grow
 soon, the next wait is four times as long. During a wait, it shrinks only if half of its replicas
-would suffice; to the size that was too small or a smaller one, only if half of that size would
+would suffice, and to the size that was too small, or below it, only if half of that size would
 suffice.
 
 The stable and the panic window are those of the Knative Pod Autoscaler; the tolerance and the
@@ -66,10 +66,10 @@ HISTORY = 1_000
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """A fleet at one moment.
+    """The state of a fleet at one moment.
 
-    at_s: monotonic. in_flight: calls that replicas are working on. leaving: calls at replicas being
-    stopped. waiting: calls that wait for a replica, in the pool or in a replica's own
+    at_s: monotonic. in_flight: calls that replicas are working on. leaving: calls at replicas that
+    are being stopped. waiting: calls that wait for a replica, in the pool or in a replica's own
     queue. tokens: expected usage of the calls in flight; 0 if unknown.
     ended: calls that have ended since the fleet began. answered: ended calls that succeeded.
     served_s: the seconds that the answered calls took at their replicas. queue_wait_p95_s: 95th
@@ -93,12 +93,12 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arrived(self) -> int:
-        """Calls that have arrived since the fleet began."""
+        """The number of calls that have arrived since the fleet began."""
         return self.ended + self.in_flight + self.waiting
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The number of replicas that there should be. reason: why it changes; "" if it does not."""
+    """How many replicas there should be. reason: why the number changes; "" if it does not."""
 
     replicas: int
     reason: str = ""
@@ -362,7 +362,7 @@ class _Summed(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """What happened between two samples."""
+    """The time between two samples, with the calls and the load in it."""
 
     first: _Summed
     last: _Summed
@@ -381,12 +381,12 @@ class _Span(NamedTuple):
 
     @property
     def load(self) -> float:
-        """Calls that would have been in flight if none had had to wait.
+        """The number of calls that would have been in flight if none had had to wait.
 
         This is the mean number in flight, times the calls that arrived divided by those that began.
         The arrival rate times the mean duration would be less exact: a call that took longer than
         the span counts with all of its duration at its end, as if several had been in flight; and
-        where calls queue within a replica, their durations include the wait.
+        if calls queue within a replica, their durations include the wait.
         """
         if not self.took_s:
             return float(self.last.sample.in_flight)
@@ -455,7 +455,7 @@ class _WarmUp:
         self.started(missing - len(self._started), at_s)
 
     def capacity_s(self, ahead_s: float, at_s: float) -> float:
-        """Returns the replica-seconds that starting replicas will work in the next `ahead_s`."""
+        """Returns for how many seconds, added up, starting replicas will work within `ahead_s`."""
         return sum(
             ahead_s - max(0.0, begun_s + self.usual_s - at_s)
             for begun_s in self._started

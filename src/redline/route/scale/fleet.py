@@ -53,7 +53,7 @@ class Launcher(Protocol):
         """
 
     async def stop(self, name: str) -> None:
-        """Ends whatever `start` has begun, if anything. Raises RedlineError or OSError."""
+        """Ends everything that `start` has begun. Raises RedlineError or OSError if that fails."""
 
 
 class Fleet:
@@ -109,7 +109,10 @@ class Fleet:
         return [*self._starting]
 
     async def run(self) -> None:
-        """Keeps the fleet at the decided size until cancelled; then stops all replicas at once."""
+        """Keeps the fleet at the decided size until cancelled; then stops all replicas.
+
+        These replicas do not finish their calls.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:

@@ -11,7 +11,7 @@ over     the command has ended: processes that it leaves behind get SIGKILL
 The exit status is that of the command; 128 plus the number of the signal, if a signal ended the
 command. On Linux the guardian is a subreaper (prctl(2)): processes that leave their group or
 session, or whose parents die, remain below the guardian, which signals only processes below it.
-Elsewhere it signals the command's process group.
+On other systems it signals the command's process group.
 
 The module imports only a few modules of the standard library: each replica has a guardian, which
 must stay small.
@@ -156,7 +156,7 @@ def descendants(top: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Returns the fields of /proc/PID/stat from the state on (proc(5)); [] if it has ended."""
+    """Returns the fields of /proc/PID/stat from the state on (proc(5)); [] without a process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()

@@ -220,7 +220,10 @@ class Admission:
         return any(endpoint not in avoid for line in self._lines for avoid in line.queue.avoided)
 
     def class_of(self, priority: int) -> str:
-        """Returns the highest class whose priority number is at least this, or the lowest class."""
+        """Returns the name of the class of calls with this priority number.
+
+        This is the highest class whose number is at least as large, or the lowest class.
+        """
         for line in self._lines:
             if line.settings.priority >= priority:
                 break
@@ -239,9 +242,9 @@ class Admission:
         return True
 
     def add(self, line: Line, waiter: Waiter, until_s: float, now_s: float) -> None:
-        """Queues a call, unless it would wait in vain. Raises QueueFull or Overloaded.
+        """Queues a call. Raises QueueFull, or Overloaded if the call would start too late.
 
-        until_s: the latest time at which it may start.
+        until_s: the latest time at which the call may start, in monotonic seconds.
         """
         self._check_queue(line, waiter, now_s)
         wait_s = self._wait_s(line, waiter, now_s)

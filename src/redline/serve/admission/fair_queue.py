@@ -6,7 +6,7 @@ virtual time. A new or idle tenant begins at the queue's present virtual time, s
 gains from having been idle. An estimate counts only while its call is in flight, so a wrong
 estimate does not delay a tenant for long.
 
-Calls may use different endpoints: those with their model, except one where they have failed. The
+Calls may use different endpoints: those with their model, except one at which they failed. The
 tenants get weighted max-min shares then too: a tenant gets less than another, relative to their
 weights, only if all endpoints that it may use give nothing to the other. Therefore each set of
 usable endpoints has a queue as above, with virtual times of its own, and an endpoint in several
@@ -378,7 +378,7 @@ class FairQueue:
             self._alike[avoid].put(part, self._number)
 
     def _clear(self) -> None:
-        """Forgets the usage of all tenants; with an empty queue, no tenant is owed anything."""
+        """Forgets the usage of all tenants, which matters only while calls are waiting."""
         self._flows.clear()
         self._alike.clear()
         self.weights = 0.0

@@ -58,7 +58,7 @@ class Gate:
     room: the pool. All calls to it pass this gate, or the gate of another process. classes: see
     ClassSettings. flights: returns, for the name of a class, its calls in flight in all processes
     with a gate to the same endpoints; None if this gate is the only one. want: called while calls
-    are waiting, to request slots from the other processes. moves: the number of calls of `move`.
+    are waiting, to request slots from the other processes. moves: how often `move` was called.
     Raises ConfigError if there is no class, or if two share a name or a priority.
     """
 

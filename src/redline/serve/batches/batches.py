@@ -206,7 +206,10 @@ class Batches:
     # The lives of batches.
 
     async def _made(self, record: BatchRecord) -> BatchObject:
-        """Creates a batch, and returns it once it is durable. Raises Refusal."""
+        """Creates a batch, and returns it once it is durable.
+
+        Raises Refusal if its file cannot be used, or if the tenant has too many unfinished batches.
+        """
         tenant = record.tenant
         file = self._files.get(tenant, record.shown.input_file_id)
         if file.purpose != UPLOADED:

@@ -33,8 +33,9 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def check_file(path: Path, endpoint: str, most_lines: int) -> Checked:
-    """Checks whether the file is a valid batch for this endpoint. Raises OSError.
+    """Checks whether the file is a valid batch for this endpoint.
 
+    Raises OSError if the file cannot be read.
     endpoint: the path of the API, such as /v1/embeddings. most_lines: the most requests allowed.
     Blocks; meant for a thread. Stops at 100 problems.
     """

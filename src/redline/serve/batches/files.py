@@ -51,7 +51,10 @@ class Files:
         self._coming: dict[str, list[int]] = defaultdict(list)
 
     def load(self) -> None:
-        """Reads the records, and removes files without a record. Blocks. Raises JournalError."""
+        """Reads the records, and removes files without a record. Blocks.
+
+        Raises JournalError for a record that cannot be read or a file that cannot be removed.
+        """
         names = self._shelf.load()
         known = {file.id for file in self._shelf.all()}
         for name in names:
@@ -79,13 +82,14 @@ class Files:
         return file
 
     async def show(self, _: Exchange, tenant: str, file_id: str) -> FileObject:
-        """Returns the file's description. Raises Refusal."""
+        """Returns the file's description. Raises Refusal if this tenant has no such file."""
         return self.get(tenant, file_id).shown()
 
     async def upload(self, exchange: Exchange, tenant: str) -> FileObject:
-        """Stores an upload, and returns the file's description once it is durable. Raises Refusal.
+        """Stores an upload, and returns the file's description once it is durable.
 
-        Raises JournalError or OSError if the disk fails.
+        Raises Refusal for an invalid upload, or one beyond the tenant's quota; JournalError or
+        OSError if the disk fails.
         """
         settings, coming = self._settings, self._coming[tenant]
         if len(coming) >= settings.tenant_uploads:
@@ -139,12 +143,15 @@ class Files:
         )
 
     async def delete(self, _: Exchange, tenant: str, file_id: str) -> object:
-        """Deletes a file, and returns the response. Raises Refusal."""
+        """Deletes a file, and returns the response. Raises Refusal if there is no such file."""
         await self._disk.whole(self._remove(self.get(tenant, file_id)))
         return deleted_object(file_id)
 
     async def listed(self, exchange: Exchange, tenant: str) -> object:
-        """Returns one page of the tenant's files, usually the newest first. Raises Refusal."""
+        """Returns one page of the tenant's files, by default the newest first.
+
+        Raises Refusal if the query is not valid.
+        """
         query, now_s = query_of(exchange), self._clock.wall_s()
         purpose = query.get("purpose")
         files = self._shelf.of(tenant)
@@ -159,7 +166,10 @@ class Files:
         )
 
     async def send(self, exchange: Exchange, tenant: str, file_id: str) -> None:
-        """Sends the content of a file, as fast as the client reads. Raises Refusal."""
+        """Sends the content of a file, as fast as the client reads.
+
+        Raises Refusal if this tenant has no such file.
+        """
         reading = _Reading(self.path_of(self.get(tenant, file_id).id))
         try:
             data = await self._reader.do(reading.next)
@@ -175,7 +185,7 @@ class Files:
             self._reader.later(reading.close)
 
     async def sweep(self) -> None:
-        """Removes expired files. Raises JournalError."""
+        """Removes expired files. Raises JournalError or OSError if the disk fails."""
         now_s = self._clock.wall_s()
         for file in [file for file in self._shelf.all() if file.expires_s <= now_s]:
             await self._remove(file)

@@ -102,7 +102,10 @@ class Life:
         await self._save()
 
     def stop(self) -> None:
-        """Stops the batch at a shutdown, its status unchanged; calls in flight get `grace_s`."""
+        """Stops the batch at a shutdown, without changing its status.
+
+        Calls in flight get `grace_s` seconds to end.
+        """
         self._is_stopping = True
         self._interrupt()
 
@@ -219,7 +222,7 @@ class Life:
             ),
             retry=settings.retry,
             alerts=AlertSettings(rules=()),
-            # Every line of a batch gets an outcome, since its client cannot correct the rest.
+            # Every line of a batch gets an outcome, since its client cannot correct the file.
             ends_if_hopeless=False,
             priority=settings.priority,
             tenant=record.tenant,
@@ -299,7 +302,7 @@ class Life:
         return await self._within(0.0 if self._is_interrupted else self._left_s, waiting)
 
     async def _within(self, most_s: float, waiting: Awaitable[object]) -> bool:
-        """Returns whether `waiting` completed within `most_s` and before an interrupt."""
+        """Returns whether `waiting` completed within `most_s` seconds and before an interrupt."""
         self._wait = wait = asyncio.timeout(most_s)
         try:
             async with wait:

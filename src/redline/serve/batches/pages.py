@@ -28,7 +28,7 @@ def query_of(exchange: Exchange) -> Mapping[str, str]:
 
 
 def page_of(ids: Iterable[str], query: Mapping[str, str], *, most: int, usual: int) -> Page:
-    """Returns the page that the query selects. Raises Refusal.
+    """Returns the page that the query selects. Raises Refusal if the query is not valid.
 
     ids: all ids, in any order; sorting them gives the order of creation. most: the largest limit.
     usual: the limit if the query has none. `after` in the query is the last id of the previous

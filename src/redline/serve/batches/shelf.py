@@ -83,12 +83,12 @@ class Shelf(Generic[R]):
         return [record for records in self._records.values() for record in records.values()]
 
     async def save(self, record: R) -> None:
-        """Saves the record durably. Raises JournalError."""
+        """Saves the record durably. Raises JournalError if the disk fails."""
         await self._disk.do(write_file, self._path(record.id), msgspec.json.encode(record))
         self._records[record.tenant][record.id] = record
 
     async def drop(self, record: R) -> None:
-        """Removes the record durably. Raises JournalError."""
+        """Removes the record durably. Raises JournalError if the disk fails."""
         records = self._records.get(record.tenant, {})
         records.pop(record.id, None)
         if not records:

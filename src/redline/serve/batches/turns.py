@@ -92,7 +92,10 @@ class Turns:
 
 
 class _Group:
-    """The calls of one tenant to one model. request: one of them. most: the most at once."""
+    """The calls of one tenant to one model.
+
+    request: one of these calls. most: the most of them in flight.
+    """
 
     def __init__(self, backend: Backend, request: Request, most: int, clock: Clock) -> None:
         self._backend = backend
@@ -105,7 +108,7 @@ class _Group:
         self.calls = 0
 
     def room(self) -> int:
-        """Returns how many of the calls the backend may have at once, queried at intervals."""
+        """Returns how many of the calls the backend may have at once; asks it at intervals."""
         now_s = self._clock.now_s()
         if now_s - self._room_s >= _FRESH_S:
             self._room_s = now_s

@@ -40,8 +40,8 @@ class Upload(msgspec.Struct, eq=False):
     async def receive(self, exchange: Exchange, usual_s: float) -> tuple[str, int]:
         """Receives the form. Returns the file's name, and for how many seconds to keep the file.
 
-        usual_s: how long, if the form does not say. Afterwards, the file is written but not yet
-        durable. Raises Refusal.
+        usual_s: this number of seconds, if the form has none. Afterwards, the file is written but
+        not yet durable. Raises Refusal if the form is not valid or the file is too large.
         """
         try:
             parts = await read_form(exchange, self._take)
@@ -79,7 +79,10 @@ class Upload(msgspec.Struct, eq=False):
             self._path.unlink(missing_ok=True)
 
     async def _take(self, part: FormPart, data: bytes) -> None:
-        """Takes the next piece of the form's file. Raises Refusal."""
+        """Takes the next piece of the form's file.
+
+        Raises Refusal if the file is too large, or if the form has another file.
+        """
         self._part = self._part or part
         if part.name != "file" or part is not self._part:
             raise Refusal("The form must have one file, named 'file'.", param="file")
@@ -108,7 +111,9 @@ class Upload(msgspec.Struct, eq=False):
 def kept_for(given: ExpiresAfter | None, usual_s: float, param: str) -> int:
     """Returns the seconds after which a file expires: as requested, or `usual_s`.
 
-    given: the client's `expires_after`, if any. param: its name, for errors. Raises Refusal.
+    given: the client's `expires_after`, if any. param: its name, for errors. Raises Refusal for
+    less than an hour, for more than `usual_s` (or an hour, if that is more), and for an anchor
+    other than `created_at`.
     """
     if given is None:
         return int(usual_s)

@@ -1,4 +1,4 @@
-"""Show a gateway's state on a web page."""
+"""Shows a gateway's state on a web page."""
 
 from redline.serve.dashboard.dashboard import Dashboard
 from redline.serve.dashboard.snapshot import (

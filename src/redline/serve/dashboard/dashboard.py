@@ -1,4 +1,4 @@
-"""Serve the dashboard: a page that receives the state of its gateway twice a second.
+"""Serves the dashboard: a page that receives the state of its gateway twice a second.
 
 path       response
 /          the complete page, which loads nothing else
@@ -56,7 +56,11 @@ class Dashboard:
         self._page = files(__package__).joinpath("page.html").read_bytes()
 
     async def answer(self, exchange: Exchange) -> None:
-        """Answers a request for one of `paths`. Raises Refusal."""
+        """Answers a request for one of `paths`.
+
+        Raises Refusal for another method than GET and HEAD, for a request that `check` refuses, and
+        for too many open streams.
+        """
         if exchange.method not in ("GET", "HEAD"):
             raise wrong_method(exchange, "GET, HEAD")
         if exchange.path == "/":

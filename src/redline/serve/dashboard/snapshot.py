@@ -1,4 +1,4 @@
-"""Describe a gateway at one moment, for its dashboard and for `GET /status`."""
+"""Describes a gateway at one moment, for its dashboard and for `GET /status`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassView(msgspec.Struct, frozen=True, kw_only=True):
-    """A priority class: its calls in flight and waiting, and how long the oldest has waited."""
+    """A priority class: its calls in flight and waiting, and how long the oldest has waited.
+
+    admitted, refused: the numbers of calls since the start.
+    """
 
     name: str
     running: int = 0

@@ -1,4 +1,4 @@
-"""Serve a fleet behind one URL: a front passes calls to as many replicas as the load needs.
+"""Serves a fleet behind one URL: a front passes calls to as many replicas as the load needs.
 
 state     from             a call
 serving   the start        is passed to a replica, or waits until one is ready
@@ -250,7 +250,7 @@ def serve_fleet(
 def _lock(logs: Path) -> LockedFile:
     """Locks the folder of the logs, whose files have the same names in every fleet.
 
-    Raises ConfigError.
+    Raises ConfigError if the folder cannot be written, or if another fleet has locked it.
     """
     try:
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Read the settings of a fleet from a file such as fleet.toml."""
+"""Reads the settings of a fleet from a file such as fleet.toml."""
 
 from __future__ import annotations
 
@@ -51,7 +51,11 @@ class _Top(msgspec.Struct, kw_only=True):
 
 
 class FrontSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the fleet listens. drain_s: seconds that calls in flight get at shutdown."""
+    """The address at which the fleet listens. port: 0 for a free one.
+
+    drain_s: seconds that calls in flight get at shutdown, above 0 and at most 86,400. Raises
+    ConfigError for a value out of range.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -116,7 +120,7 @@ def read_fleet(path: Path) -> FleetSettings:
 
 
 def front_of(path: Path) -> FrontSettings:
-    """Returns where the fleet that a file describes listens. Raises ConfigError."""
+    """Returns the address of the fleet that a file describes. Raises ConfigError."""
     return _front(_top(path), path.name)
 
 
@@ -171,7 +175,7 @@ def _endpoint(stated: dict[str, Any]) -> Endpoint:
     options = dataclasses.replace(
         options_in(stated, shown=str),
         base_url=_ANY_URL,
-        # Without api_key_env, no key: a provider's key must not be sent to the user's own server.
+        # Without api_key_env, no key is sent: the user's own server must not get a provider's key.
         api_key="" if variable is None else key_in(variable, "api_key_env", os.environ),
         headers=stated.get("headers"),
     )

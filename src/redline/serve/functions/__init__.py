@@ -1,3 +1,3 @@
-"""Serve a user's Python function as a backend with the OpenAI API."""
+"""Serves a user's Python function as a backend with the OpenAI API."""
 
 from redline.serve.functions.backend import FunctionSettings, ServedFunction, function_backend

@@ -1,4 +1,4 @@
-"""Serve a user's function of a list over HTTP: items join batches one by one."""
+"""Serves over HTTP a user's function that takes a list: items of all requests share its batches."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedFunction(Around):
-    """A backend that answers requests in OpenAI's format with a function of a list.
+    """A backend that answers requests in OpenAI's format with a function that takes a list.
 
     name: the name of the function and of its model. paths: the paths that it answers. Items of all
     requests share batches of at most `max_batch_size` items, whatever the length of a request's
     list. If a field of a body has the name of one of the function's other parameters, its value is
     passed as a keyword argument, except for fields that do not affect an answer, such as `user`;
-    only items with equal arguments share a batch.
+    only items with equal arguments share a batch. Raises ConfigError for a function that cannot be
+    called with a list alone.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class ServedFunction(Around):
 def function_backend(settings: FunctionSettings) -> ServedFunction:
     """Loads a function; returns the backend that serves it under the function's name.
 
-    Raises ConfigError if the function cannot be loaded or does not take a list.
+    Raises ConfigError if the function cannot be loaded or cannot be called with a list alone.
     """
     spec = settings.spec
     # Loading must not print to stdout, whose first line is the base URL.
@@ -163,7 +164,10 @@ def function_backend(settings: FunctionSettings) -> ServedFunction:
 
 
 def _options_of(function: Callable[..., Any], name: str) -> frozenset[str] | None:
-    """Returns the names of the function's parameters after the list; None if it takes any name."""
+    """Returns the names of the function's parameters after the list; None if it takes any name.
+
+    Raises ConfigError if the function cannot be called with a list alone.
+    """
     try:
         parameters = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):

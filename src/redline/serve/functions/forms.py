@@ -1,4 +1,4 @@
-"""Turn request bodies into the items of a function's list, and its answers into response bodies.
+"""Turns request bodies into items of a function's list, and its answers into response bodies.
 
 path                   an item                           its answer          response body
 /v1/embeddings         each `input`: a text or tokens    a vector            OpenAI's

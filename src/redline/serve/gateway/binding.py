@@ -1,4 +1,4 @@
-"""Decides from a gateway's figures what holds its calls back; the first match wins.
+"""Decides from a gateway's figures what holds its calls back: the first cause that applies.
 
 cause        when
 failing      every endpoint is degraded; calls still go to some of them, and some are answered

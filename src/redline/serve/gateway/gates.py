@@ -49,7 +49,7 @@ class Gates:
         )
 
     def gated(self, backend: Backend, gate: Gate) -> Gated:
-        """Puts the gate, which serves tenants in proportion to their weights, before a backend."""
+        """Returns the backend behind the gate, which serves tenants by their weights."""
         return Gated(backend, gate, tokens_of=self._tokens_of, weight_of=self._weight_of)
 
     def _tokens_of(self, request: Request) -> float:

@@ -152,7 +152,7 @@ class Gateway(Door):
     async def _show_models(self, exchange: Exchange) -> None:
         """Responds with the models that the tenant may use, or with the model in the path.
 
-        Raises Refusal.
+        Raises Refusal if the key is not valid, or if the tenant may not use that model.
         """
         tenant = self.tenant_of(exchange)
         if name := exchange.path.removeprefix(_MODELS).removeprefix("/"):
@@ -247,7 +247,7 @@ class Gateway(Door):
     async def _coming_body(self, exchange: Exchange, tenant: Tenant) -> bytes:
         """Receives the complete body, and returns it. Received bytes count as held.
 
-        Raises Refusal.
+        Raises Refusal if the body is too large, malformed or late, or if too many bytes are held.
         """
         parts, size = list[bytes](), 0
         try:

@@ -104,7 +104,7 @@ class Lines:
     ) -> Outcome:
         """Sends a call to the endpoints that currently have its model, and returns its outcome.
 
-        Raises TimedOut.
+        Raises TimedOut at the call's deadline.
         """
         failed_at = call.avoid - call.barred
         while True:

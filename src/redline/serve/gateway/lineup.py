@@ -504,7 +504,7 @@ def _is_down(pool: Pool, barred: Collection[str] = ()) -> bool:
 
 
 def _open_limits(endpoint: Endpoint) -> None:
-    """Opens the limits of an endpoint to check them. Raises ConfigError. May block for seconds."""
+    """Opens the limits of an endpoint; raises ConfigError if that fails. May block for seconds."""
     open_limiter(endpoint.limits, account_of(endpoint), SYSTEM)
 
 

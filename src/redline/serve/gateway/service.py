@@ -62,7 +62,10 @@ _NAMED = {
 async def gateway_of(
     settings: GatewaySettings, worker: Worker | None = None
 ) -> AsyncIterator[Served]:
-    """Yields a serving gateway, or one worker's part of it. Raises ConfigError."""
+    """Yields a serving gateway, or one worker's part of it.
+
+    Raises ConfigError if the gateway cannot start with these settings.
+    """
     async with AsyncExitStack() as stack:
         inside = await stack.enter_async_context(_inside(settings.embedded, worker))
         remembered = await _remembered(settings, stack)
@@ -201,7 +204,7 @@ def serve_gateway(
     reread: reads the settings again, on SIGHUP. on_url: called with the base URL, once connections
     are accepted. on_note: called with each notice, a text of one line. worker: this process, if it
     is one of several workers; the base URL then goes to its parent, not to `on_url`. Raises
-    ConfigError.
+    ConfigError if the gateway cannot start with these settings.
     """
 
     async def main(stop: asyncio.Event) -> None:

@@ -61,14 +61,15 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     balance: how a pool chooses among its endpoints. most: the most calls in flight at all endpoints
     of a pool together; None for the sum of the endpoints' bounds. port: 0 for a free one. workers:
-    the number of processes that listen at the address. drain_s: time for calls in flight at
+    the number of processes that listen at the address. drain_s: seconds for calls in flight at
     shutdown. most_body_bytes: the largest body of a request. most_held_bytes: see Bounds. state:
     the folder for data that outlives the process.
 
     keys: the file of API keys; None if requests need no key. tenants: the settings of each, by
     name. classes: priority classes, highest first. batches: bounds of files and batches. cache: its
-    folder and size; None for no cache. cache_ttl_s: how long it keeps an answer. prices: by model,
-    in dollars per million tokens.
+    folder and size; None for no cache. cache_ttl_s: for how many seconds it keeps an answer.
+    prices: by model, in dollars per million tokens.
+    Raises ConfigError for a host, `workers` or `most_body_bytes` that is not valid.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -166,7 +167,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Creates the state folder if it does not exist. Raises ConfigError."""
+    """Creates the state folder if it does not exist. Raises ConfigError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -178,7 +178,7 @@ class GatewayWatch:
         self._bound(look.at_s)
 
     def _note_states(self, endpoints: Sequence[EndpointView]) -> None:
-        """Adds endpoints whose state has changed since the last call to the list of changes."""
+        """Adds a change for each endpoint whose state has changed since this was last called."""
         states = {one.name: one.state for one in endpoints}
         for name, state in states.items():
             if self._states.get(name, state) != state:

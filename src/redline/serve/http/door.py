@@ -137,9 +137,9 @@ class Door(HttpServer):
         exchange.respond(200, page(), PROMETHEUS if path == "/metrics" else JSON)
 
     async def _take(self, exchange: Exchange, answer: Answer, *asked: object) -> None:
-        """Answers one request, within `most_requests`. Raises Refusal.
+        """Answers one request, or raises Refusal while `most_requests` are in flight.
 
-        asked: further arguments of `answer`.
+        Also raises Refusal while the door is closing. asked: further arguments of `answer`.
         """
         if self.is_draining:
             raise _closing()

@@ -32,7 +32,10 @@ class ClientStream(Sink):
     has_begun = False
 
     async def fail(self, refusal: Refusal) -> None:
-        """Sends an error event in a stream that has begun, and ends it visibly incomplete."""
+        """Sends an error event in a stream that has begun, and closes the connection.
+
+        The end of the body is missing, so the client sees that the answer is incomplete.
+        """
         await self._write(self._error(refusal))
         self._exchange.break_off()
 

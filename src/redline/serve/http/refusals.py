@@ -50,7 +50,11 @@ _CLOSING = frozenset({408, 413})
 
 
 class Refusal(Exception):
-    """An error response to a request, raised where the request is refused."""
+    """An error response to a request, raised to refuse the request.
+
+    message: for the client. status: of HTTP, 400 to 599. code, param: as in OpenAI's errors.
+    headers: sent in addition to the content type.
+    """
 
     def __init__(
         self,
@@ -103,7 +107,7 @@ def shortened(text: str) -> str:
 
 
 def busy(message: str, code: str, *, wait_s: float | None = None) -> Refusal:
-    """Returns a refusal with 503: the client may retry soon, after `wait_s` if that is known."""
+    """Returns a refusal with 503. wait_s: seconds until a retry may succeed; None if unknown."""
     return Refusal(message, status=503, code=code, headers=come_back(wait_s))
 
 

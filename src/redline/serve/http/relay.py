@@ -32,9 +32,9 @@ _ASKED_FOR_USAGE = frozenset({chat.API.path, completions.API.path})
 class Relay(Door):
     """A server that forwards calls, in an `async with` block or from `start` to `aclose`.
 
-    Bodies reach `backend` unchanged, except that streams ask for usage; an endpoint's answers and
-    refusals reach the client unchanged, and streams are forwarded as they arrive. Messages are
-    translated. pages, routes: see Door.
+    Bodies reach `backend` unchanged, except that requests for streams also ask for usage; an
+    endpoint's answers and refusals reach the client unchanged, and streams are forwarded as they
+    arrive. Messages are translated. pages, routes: see Door.
     trouble: returns why no call can be answered, now or later; None if calls can be answered.
     """
 
@@ -170,7 +170,7 @@ async def pass_on(
 def _with_usage(raw: bytes, facts: BodyFacts) -> tuple[bytes, bool]:
     """Returns a body that requests usage, and whether the client itself requested usage.
 
-    Limits need the usage of every stream. facts: of the body; changed with it.
+    Limits need the usage of every stream. facts: those of the body, which change with the body.
     """
     options = facts.stream_options if isinstance(facts.stream_options, dict) else {}
     stated = options.get("include_usage")

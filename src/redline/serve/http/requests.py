@@ -27,7 +27,7 @@ class Bounds(HttpBounds, frozen=True, kw_only=True):
     """Bounds of a front, in addition to those of its HTTP server; all are above 0.
 
     most_requests: the most requests answered at once; further ones get 503. most_held_bytes: the
-    total size of bodies that are being received or answered. grace_s: the time that requests in
+    total size of bodies that are being received or answered. grace_s: the seconds that requests in
     flight get when the front closes.
     """
 
@@ -94,10 +94,11 @@ def malformed(error: Exception) -> Refusal:
 
 
 def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:
-    """Parses the body of a call to `path`. Raises Refusal.
+    """Parses the body of a call to `path`.
 
     models: the models that exist; empty for any. `priority` is removed from the request's body,
-    since it concerns only the queue, as in vLLM.
+    since it concerns only the queue, as in vLLM. Raises Refusal if the body is not valid, or if its
+    model does not exist.
     """
     try:
         body = _OBJECT.decode(raw)
@@ -175,9 +176,10 @@ _ROUTING = msgspec.json.Decoder(_Routing)
 
 
 def other_choice(raw: bytes) -> str | None:
-    """Returns a field that may make a server use a model that `facts_of` does not find, or None.
+    """Returns the field that may make a server use a model that `facts_of` does not find, or None.
 
-    If a key is repeated, some servers use the first, others the last; some ignore the case of keys.
+    If a key is repeated, some servers use the first value, others the last; some ignore the case of
+    keys.
     """
     found = len(_MODEL_KEY.findall(raw))
     try:

@@ -1,4 +1,4 @@
-"""Find the tenant of a request by its key, and apply the tenant's limits."""
+"""Finds the tenant of a request by its key, and applies the tenant's limits."""
 
 from redline.serve.keys.day_money import DAY_S
 from redline.serve.keys.key_file import Key, add_key, read_keys, revoke_key

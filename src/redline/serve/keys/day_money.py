@@ -1,4 +1,4 @@
-"""Count the money that a tenant spends on one day, UTC."""
+"""Counts the money that a tenant spends on one day, UTC."""
 
 from __future__ import annotations
 

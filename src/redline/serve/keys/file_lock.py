@@ -1,4 +1,4 @@
-"""Lock a file that several processes read, change and replace, one at a time."""
+"""Locks a file that several processes read, change and replace, one at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EVERY_S = 0.01
 def locked(path: Path) -> closing[LockedFile]:
     """Locks the file for a `with` block that reads and replaces it; creates it empty if missing.
 
-    Waits for the lock for at most 10 s. Raises ConfigError.
+    Raises ConfigError if the file cannot be written, or is still locked after 10 s.
     """
     until_s = time.monotonic() + _PATIENCE_S
     while True:

@@ -1,8 +1,8 @@
-"""Read and write the key file of `redline serve`: one JSON object per line, one line per key.
+"""Reads and writes the key file of `redline serve`: one JSON object per line, one line per key.
 
 Of each secret, the file holds only the first characters and the SHA-256 hash. A secret has 256
 random bits, so it cannot be guessed, however fast the hash is. Slow hashes such as scrypt protect
-passwords, which people choose; here, they would add nothing but milliseconds to each request.
+passwords, which people choose; here, they would only make each request slower.
 
 Lines may be edited by hand. The commands change one line and keep the others byte for byte. They
 lock the file and replace it in one step, so a reader sees either the old file or the new one.
@@ -90,8 +90,9 @@ def add_key(
 ) -> tuple[Key, str]:
     """Adds a key to the file, which is created if it is missing; returns the key and its secret.
 
-    The secret is not stored. lasts_s: seconds until the key expires; None for never. Raises
-    ConfigError, or JournalError if the file cannot be written.
+    The secret is not stored. lasts_s: seconds until the key expires, above 0 and at most 3,650
+    days; None for never. Raises ConfigError for an invalid argument or file, and JournalError if
+    the file cannot be written.
     """
     check_tenant(tenant)
     if len(note) > _LONGEST_NOTE or not note.isprintable():
@@ -122,8 +123,8 @@ def add_key(
 def revoke_key(path: Path, key_id: str) -> tuple[Key, bool]:
     """Revokes a key; returns the key, and False if it was already revoked.
 
-    The key's line stays, so that lists show it. Raises ConfigError, or JournalError if the file
-    cannot be written.
+    The key's line stays, so that lists show it. Raises ConfigError if no key has the id or the file
+    is not valid, and JournalError if the file cannot be written.
     """
     # Checked first, because the lock would create a missing file.
     _check_exists(path)

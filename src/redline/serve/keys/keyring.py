@@ -1,4 +1,4 @@
-"""Find the tenant of a request by its key."""
+"""Finds the tenant of a request by its key."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Keyring:
         return Reading(version, known)
 
     def take(self, reading: Reading) -> bool:
-        """Accepts these keys from now on; returns whether the last `take` had other keys."""
+        """Accepts these keys from now on; returns whether the previous `take` had other keys."""
         self._use(reading)
         before, self._taken = self._taken, reading.known
         return reading.known != before

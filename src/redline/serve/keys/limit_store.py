@@ -1,4 +1,4 @@
-"""Count usage against tenants' limits in this process, or shared with other processes.
+"""Counts usage against tenants' limits, in this process alone or in several processes together.
 
 In a `with` block of a store's `alone`, no other thread or process changes its counts. Blocks may be
 nested.

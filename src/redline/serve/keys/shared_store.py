@@ -1,4 +1,4 @@
-"""Count usage against tenants' limits, shared by the workers of a gateway.
+"""Counts usage against tenants' limits, shared by the workers of a gateway.
 
 part             kept as                                  if a worker is lost
 calls in flight  a count for each worker                  its calls are no longer in flight
@@ -17,7 +17,8 @@ from redline.limits.shared import SharedFlights
 from redline.process import SharedTable
 from redline.serve.keys.window import EXACT, GiveBack
 
-# EXACT records, then one for each EXACT-th of the window; further amounts share the last record.
+# EXACT records, then one for each part of the window of length 1/EXACT; further amounts share the
+# last record.
 _RECORDS = 2 * EXACT + 8
 _HEAD, _TAIL, _USED, _IS_CHANGING, _FIRST = 0, 1, 2, 3, 4
 _FIRST_S, _LAST_S, _LEFT, _RECORD_WORDS = 0, 1, 2, 3
@@ -228,7 +229,10 @@ class SharedStore:
         return SharedMoney(self._table, f"tenant/{tenant}/money", self._worker)
 
     def window(self, tenant: str, kind: str, rate: Rate, older: object) -> SharedWindow:
-        """Returns a window. kind: `requests` or `tokens`. older: a window to take counts from."""
+        """Returns a window. kind: `requests` or `tokens`.
+
+        older: the window whose counts the new one takes over; not used if it is no SharedWindow.
+        """
         name = f"tenant/{tenant}/{kind}/{rate.window_s:.15g}"
         with self._table:
             window = SharedWindow(self._table, name, rate)

@@ -1,6 +1,6 @@
-"""Save what tenants have spent today, for the next process, and share it with other processes.
+"""Saves what tenants have spent today, for the next process and for other running processes.
 
-The file is beside the key file, or in the state folder:
+The file is in the folder of the key file, or in the state folder:
 
     {"day": "2026-11-26", "dollars": {"acme": "1.25", "lab": "0.0021"}}
 
@@ -123,7 +123,10 @@ class SpendingKeeper:
         self._said = ""
 
     def keep(self) -> None:
-        """Saves the spending. Blocks while writing. Raises ConfigError or JournalError."""
+        """Saves the spending. Blocks while writing.
+
+        Raises ConfigError or JournalError if the file cannot be read or written.
+        """
         # Without the lock, two workers that end at the same time would both add the same amounts.
         with self._tenants.alone:
             day, amounts = self._tenants.unkept()

@@ -1,4 +1,4 @@
-"""Apply the limits of one tenant: a call starts at once or is refused; it never waits.
+"""Applies the limits of one tenant: a call starts at once or is refused; it never waits.
 
   limit             counts                                     is freed
   requests, tokens  amounts admitted in the last window        as the window passes

@@ -1,4 +1,4 @@
-"""Read tenants from a settings file, which has a table [tenants.NAME] for each."""
+"""Reads tenants from a settings file, which has a table [tenants.NAME] for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep the tenants of a gateway, each with the usage that counts against its limits."""
+"""Keeps the tenants of a gateway, each with the usage that counts against its limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limit admissions to a count in any window; calls are admitted or refused, never delayed.
+"""Limits admissions to a count in any window; calls are admitted or refused, never delayed.
 
 Unlike `redline.limits.rule.Window`, which paces redline's own requests so that a server accepts all
 of them, this window is on the server's side: it admits a burst up to the count at once.
@@ -38,7 +38,10 @@ class Admitted(msgspec.Struct, eq=False):
 
 
 class SlidingWindow:
-    """A window for one rate; `now_s` never decreases. used: the amount at the last call."""
+    """A window for one rate; `now_s` never decreases.
+
+    used: the amount that counted when a method was last called.
+    """
 
     __slots__ = ("_count", "_grain_s", "_records", "_window_s", "rate", "used")
 
@@ -73,7 +76,10 @@ class SlidingWindow:
         return self.used + amount <= self._count
 
     def wait_s(self, amount: int, now_s: float) -> float:
-        """Returns seconds until `amount` fits, if nothing else is admitted; inf above the count."""
+        """Returns the seconds until `amount` fits, if nothing else is admitted.
+
+        Returns inf if `amount` exceeds the rate's count.
+        """
         if self.has_room(amount, now_s):
             return 0.0
         if amount > self._count:

@@ -1,4 +1,4 @@
-"""Run several processes that serve one address and share its limits."""
+"""Runs several processes that serve one address and share its limits."""
 
 from redline.serve.workers.elsewhere import Elsewhere
 from redline.serve.workers.fellows import Fellows, Published

@@ -1,4 +1,4 @@
-"""Reserve an address on which several processes listen."""
+"""Reserves an address on which several processes listen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forward requests for files and batches to the one worker that owns them."""
+"""Forwards requests for files and batches to the one worker that owns them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publish the figures of each worker, so that any worker can serve a page with all of them.
+"""Publishes the figures of each worker, so that any worker can serve a page with all of them.
 
 Each worker writes its figures to a file once a second. When a worker is lost, its replacement
 continues its counters.

@@ -1,4 +1,4 @@
-"""Combine the figures of several workers into those of one gateway."""
+"""Combines the figures of several workers into those of one gateway."""
 
 from __future__ import annotations
 

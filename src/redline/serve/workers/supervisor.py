@@ -1,4 +1,4 @@
-"""Start workers, replace those that are lost, and end them all.
+"""Starts workers, replaces those that are lost, and ends them all.
 
 a worker  from                    until
 starting  a new process           it has reported its base URL, or has ended
@@ -55,7 +55,7 @@ async def supervise(
     on_url: called with the base URL once all workers listen. on_note: called with each notice.
     workers: their number. embedded: a server that this process runs and all workers use. flags: the
     flags of the command line. A second signal ends all workers and this process at once. Raises
-    ConfigError.
+    ConfigError if the address or the embedded server cannot be used.
     """
     # SIGHUP has no effect before there are workers: they read the settings when they start.
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)

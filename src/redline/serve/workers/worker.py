@@ -1,4 +1,4 @@
-"""Describe a worker to its process, and share limits and counts among workers."""
+"""Describes a worker to its process, and shares limits and counts among workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make the simulated model's answers, from request bodies to replies in OpenAI's shapes."""
+"""Makes the simulated model's answers, from request bodies to replies in OpenAI's shapes."""
 
 from redline.sim.answers.answers import Answers, cut, embedding, packed
 from redline.sim.answers.bodies import BadCall, count_tokens, decode

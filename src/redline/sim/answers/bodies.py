@@ -1,4 +1,4 @@
-"""Parse request bodies into types, or refuse them with the simulated provider's error texts."""
+"""Parses request bodies into types, or refuses them with the simulated provider's error texts."""
 
 from __future__ import annotations
 

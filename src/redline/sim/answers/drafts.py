@@ -1,4 +1,4 @@
-"""Draft replies in the OpenAI API's shapes before their requests are admitted.
+"""Drafts replies in the OpenAI API's shapes before their requests are admitted.
 
 A draft knows the cost of its reply, so token limits can charge the request on arrival. A draft is
 encoded only if its request is answered.

@@ -1,11 +1,11 @@
-"""Answer from a file: a message that contains a question gets that question's answer.
+"""Answers from a file: a message that contains a question gets that question's answer.
 
 If the message is a question, apart from white space at its ends, one table lookup finds the answer.
 Otherwise the questions within the message are found by their pieces. A table holds, for each
 question, the 8 pieces of 32 characters that begin at its first 8 characters, so looking up the
 piece at every 8th position of the message is enough to find one of them. A question of fewer than
 39 characters has only one piece, of at most 8 characters, so every position is looked up. Only
-questions with a piece in the message are compared in full. The longest question wins.
+questions with a piece in the message are compared in full. The longest one in it is answered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Line(msgspec.Struct):
 
 
 class Replay:
-    """Looks up the answers to questions. If a question occurs twice, its first answer counts."""
+    """Looks up the answers to questions. If a question occurs twice, its first answer is used."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         self._answers: dict[str, str] = {}
@@ -76,7 +76,8 @@ def load_replay(path: Path) -> Replay:
     """Loads the replay from a JSONL file whose lines have a `question` and an `answer`.
 
     Other columns are ignored, so the GSM8K files can be used unchanged.
-    Raises ConfigError, with file and line, for any other line.
+    Raises ConfigError, with file and line, for any other line, and for a file that cannot be read,
+    has no questions, or has more than 1,000,000.
     """
     decoder = msgspec.json.Decoder(_Line)
     pairs: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Make JSON values that satisfy a simple JSON schema: the same value for the same text."""
+"""Makes JSON values that satisfy a simple JSON schema: the same value for the same text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def example(schema: Schema, text: str) -> Any:
 
     Supports type, enum, const, properties, items, minItems, maxItems, minimum, maximum, their
     exclusive forms, minLength, maxLength, anyOf, oneOf, allOf and `$ref` within the schema.
-    Raises BadCall if it finds no value.
+    Raises BadCall for a schema that is not valid, too large, or not satisfied by any value found.
     """
     maker = _Maker(schema, crc32(text.encode(errors="surrogatepass")))
     try:

@@ -1,4 +1,4 @@
-"""Make the tool calls of the simulated model, which calls tools only if the request forces it.
+"""Makes the tool calls of the simulated model, which calls tools only if the request forces it.
 
 tool_choice               calls
 none, auto or not given   none

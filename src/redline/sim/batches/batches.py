@@ -1,4 +1,4 @@
-"""Keep the simulated provider's files and batches, without a clock: the time is an argument.
+"""Keeps the simulated provider's files and batches, without a clock: the time is an argument.
 
   status       meaning                                              next status
   validating   it was just created                                  any other
@@ -197,7 +197,10 @@ class Batches:
         return _as_object(batch.shown)
 
     def listed(self, query: Mapping[str, str], now_s: float, wall_s: float) -> Object:
-        """Returns a page of batches, newest first, by `limit` and `after`. Raises BadCall."""
+        """Returns a page of batches, newest first, by `limit` and `after`.
+
+        Raises BadCall for an invalid limit, or an `after` that is no batch.
+        """
         text = query.get("limit", "20")
         is_whole = text.isascii() and text.isdigit() and len(text) < 10
         if not (is_whole and 1 <= int(text) <= _MOST_LISTED):

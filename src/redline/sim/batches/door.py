@@ -1,4 +1,4 @@
-"""Serve files and batches over HTTP: /v1/files and /v1/batches.
+"""Serves files and batches over HTTP: /v1/files and /v1/batches.
 
 These requests are not counted as received, and no rate limit applies to them. The faults of the
 settings do: 429, 503, 500 and stall occur before the request is carried out; reset, half and
@@ -134,7 +134,7 @@ async def read_body(exchange: Exchange) -> bytes:
 
 
 def bad_body(error: BodyError) -> BadCall:
-    """Returns the reply to a body that could not be read."""
+    """Returns the error for a body that could not be read."""
     status = 400 if error.status == 415 else error.status
     return BadCall(f"The request could not be read: {error.reason}.", status=status)
 

@@ -1,4 +1,4 @@
-"""Read the lines of a batch from its file, and write their results."""
+"""Reads the lines of a batch from its file, and writes their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answer requests, each in the same steps.
+"""Answers requests, all in the same steps.
 
 Read -> jitter -> key -> draft of the reply -> room in the queue -> the key's rate limits -> fault
 drawn -> slot -> latency -> reply. A request that is refused before the rate limits costs nothing.

@@ -1,4 +1,4 @@
-"""Run the simulated provider as a real HTTP server, in an `async with` block or until Ctrl-C."""
+"""Runs the simulated provider as a real HTTP server, in an `async with` block or until Ctrl-C."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def _enclosed(page: Page, mark: Mark) -> Numeral | None:
 
 
 def _alone(page: Page, span: Span) -> Numeral | None:
-    """Returns the number if nothing else is in this part of the text."""
+    """Returns the number in this part of the text, or None if anything else is in it."""
     found = page.numerals(span, spaces_group=True)
     if len(found) != 1 or found[0].number is None:
         return None

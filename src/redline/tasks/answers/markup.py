@@ -86,7 +86,8 @@ _NUMBERING = re.compile(rf"(?m)^([ \t{BOLD}{HASHES}]*)\(?(\d{{1,2}})[.)][ \t]+(?
 def plain_text(answer: str) -> str:
     """Returns the answer without markup, but with the marks in the table above.
 
-    Digits and signs of other scripts become their ASCII equivalents. Time and length are linear.
+    Digits and signs of other scripts become their ASCII equivalents. The time and the length of the
+    result are linear in the length of the answer.
     """
     text = html.unescape(answer).replace("\r\n", "\n").translate(_CHARACTERS)
     text = _shortened(text)

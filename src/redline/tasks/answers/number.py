@@ -53,7 +53,7 @@ def final_number(answer: str, *, is_cut: bool = False) -> Number | None:
     elif not (is_open or is_cut or looks_cut(page)):
         numeral = concluded(page, 0, len(page.text))
         if numeral is None and len(page.text) <= MOST_DIGITS:
-            # It may be in Chinese characters, which are not looked for in sentences.
+            # The number may be in Chinese characters, which are not looked for in sentences.
             return whole_number(page.text)
     return None if numeral is None else numeral.number
 

@@ -9,7 +9,7 @@
 | `12,50` `0,5`                 | 12.5, 0.5     | no group of three, so a decimal comma         |
 | `25%`                         | 25, percent   | questions ask for 25, not for 0.25            |
 | `1万5000` `3万5千`            | 15000, 35000  | digits after a magnitude are added to it      |
-| `x = - 18`                    | -18           | elsewhere a minus before a space is a dash    |
+| `x = - 18`                    | -18           | other minuses before a space are dashes       |
 | `3:30` `12/25/2024` `1.2.3`   | nothing       | a time, a date, a version; `5:00` is 5        |
 | more than 100 digits          | nothing       | a model in a loop; bounds the work as well    |
 """

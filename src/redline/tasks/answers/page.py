@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from redline.tasks.answers.markup import BOLD, THIN
 from redline.tasks.answers.numeral import Numeral, Span, numerals
 
-# Words of languages that group digits with points; the text must have no English words.
+# Words of languages that group digits with points. A text with English words does not count as one
+# in such a language.
 _POINTS_GROUP = re.compile(
     r"(?i)\b(?:de[rlsmn]?|die|das|und|ist|sie|es|el|los?|las?|son|une?|eine?[mnr]?|von|les?|uma|il|"
     r"gli|het|een|är|"

@@ -6,7 +6,7 @@
 | an end without a beginning (it is in the prompt) | the text after it                             |
 | a beginning without an end (reasoning was cut)   | the text before it                            |
 | `<|im_end|>`, `</s>`, `<end_of_turn>` ...        | the text before it                            |
-| `Question:`, `Q:`, `User:` after an answer       | the text before it: the model ran on          |
+| `Question:`, `Q:`, `User:` after an answer       | the text before it                            |
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads a task from a TOML file; an error names the unknown or invalid key.
+"""Reads a task from a TOML file; an error names the unknown or invalid key. An example:
 
 name = "capitals"
 prompt = "What is the capital of {{ country }}? Answer with its name alone."

@@ -35,7 +35,7 @@ class NearDuplicates:
     """An index of texts. similarity: the threshold for near-duplicates, 0.1 to 1.
 
     Uses about 9 kB of memory per text plus 4 bytes per word, less for a higher similarity. Not
-    thread-safe. Raises ConfigError if the package is missing.
+    thread-safe. Raises ConfigError if the package datasketch is missing.
     """
 
     def __init__(self, similarity: float) -> None:

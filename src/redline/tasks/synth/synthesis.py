@@ -136,7 +136,7 @@ class Synthesis:
         before = self._dropped.get(n, [])
         dropped = list(before)
         used = UsageSum()
-        # Reasoning around JSON is ignored anyway; inside a JSON value, such text is data.
+        # The search for JSON ignores reasoning around it; inside a JSON value, such text is data.
         is_all_text = self._structured is not None or names_reasoning(str(request.body))
         while True:
             seed = _seed(row, len(dropped))
