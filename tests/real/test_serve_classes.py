@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import statistics
 import time
 from pathlib import Path
 
@@ -83,3 +85,81 @@ async def test_a_batch_gets_what_a_high_class_leaves(tmp_path: Path) -> None:
                     left = SLOTS * took_s - own * LATENCY_S
                     assert own >= 0.8 * count * took_s / LATENCY_S, load
                     assert lines * LATENCY_S >= 0.8 * left, (load, lines * LATENCY_S, left)
+
+
+class Arrivals:
+    """Calls of one class that arrive at random, whether or not earlier ones were answered.
+
+    times_s: latencies of those that were answered. sent, refused: counts.
+    """
+
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, klass: str, per_s: float, seed: int
+    ) -> None:
+        self._session = session
+        self._url = f"{url}/chat/completions"
+        self._headers = {"x-redline-class": klass}
+        self._per_s = per_s
+        self._rng = random.Random(seed)
+        self._tasks = set[asyncio.Task[None]]()
+        self.times_s: list[float] = []
+        self.sent = self.refused = 0
+
+    async def send_for(self, span_s: float) -> None:
+        """Sends calls for this time, and waits for their answers."""
+        due_s = time.monotonic()
+        until_s = due_s + span_s
+        while (due_s := due_s + self._rng.expovariate(self._per_s)) < until_s:
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            task = asyncio.create_task(self._call(due_s))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        await asyncio.gather(*self._tasks)
+
+    async def _call(self, due_s: float) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+        self.sent += 1
+        async with self._session.post(self._url, json=body, headers=self._headers) as answer:
+            await answer.read()
+        if answer.status == 200:
+            self.times_s.append(time.monotonic() - due_s)
+        else:
+            assert answer.status in (429, 503)
+            self.refused += 1
+
+
+@pytest.mark.slow
+async def test_a_high_class_keeps_its_latency_while_a_low_one_floods(tmp_path: Path) -> None:
+    """The low class asks for ten times what the server can do; the high one, for half of it."""
+    latency_s, span_s = 1.0, 28.0
+    capacity = SLOTS / latency_s
+    flags = ("--latency", f"{0.8 * latency_s}-{1.2 * latency_s}", "--concurrency", str(SLOTS))
+    with SimProcess(*flags) as sim:
+        serving = Serve(tmp_path, "--endpoint", sim.base_url, "-c", str(SLOTS))
+        with serving as serve:
+            connector = aiohttp.TCPConnector(limit=0)
+            async with aiohttp.ClientSession(connector=connector) as session:
+                alone = Arrivals(session, serve.url, "high", 0.5 * capacity, 1)
+                await alone.send_for(span_s)
+                low = Arrivals(session, serve.url, "low", 10 * capacity, 2)
+                flooding = asyncio.create_task(low.send_for(span_s + 5))
+                await asyncio.sleep(4)
+                answered = len(low.times_s)
+                high = Arrivals(session, serve.url, "high", 0.5 * capacity, 3)
+                began_s = time.monotonic()
+                await high.send_for(span_s)
+                took_s = time.monotonic() - began_s
+                answered = len(low.times_s) - answered
+                await flooding
+    assert low.sent >= 0.9 * 10 * capacity * span_s
+    assert low.refused > 0
+    assert (alone.refused, high.refused) == (0, 0)
+    usual_s, flooded_s = (p99(one.times_s) for one in (alone, high))
+    assert flooded_s <= 1.2 * usual_s, (usual_s, flooded_s)
+    left = capacity * took_s - len(high.times_s)
+    assert answered >= 0.8 * left, (answered, left)
+
+
+def p99(times_s: list[float]) -> float:
+    assert len(times_s) >= 500
+    return statistics.quantiles(times_s, n=100)[-1]
