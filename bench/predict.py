@@ -9,7 +9,8 @@ predicts its rate. The real rate is measured at the server, by the answers that 
 Exits with status 1 unless at least 27 gains are within their intervals, half of the intervals are
 at most 30 % of the predicted rate wide and nine of ten at most 60 %, and fewer than 6 predictions
 are unknown. The predictions must also be closer than those of proportionality to the calls in
-flight, the limits or the endpoints.
+flight, the limits or the endpoints, and than those on the line through the rates that were seen
+with other numbers of calls in flight.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +39,7 @@ SERVER = Path(__file__).with_name("law_server.py")
 LEAST_RIGHT, MOST_UNKNOWN = 27, 5
 MOST_WIDE_HALF, MOST_WIDE_NINE = 0.30, 0.60
 ROWS = 200_000
+LEAST_ON_LINE = 0.1
 # Of a run, before it is steady; of its answers at the server, before it is ended.
 SETTLING_S, ENDING_S = 1.2, 0.2
 
@@ -45,7 +48,8 @@ SETTLING_S, ENDING_S = 1.2, 0.2
 class Case:
     """law: and its numbers. seen: flags of the earlier runs; to: of the predicted one.
 
-    factor: what one would expect in proportion. servers: of the predicted run.
+    factor: what one would expect in proportion. servers: of the predicted run. levels: calls in
+    flight of each of the runs, the predicted one last; none if something else changes.
     """
 
     name: str
@@ -54,11 +58,25 @@ class Case:
     to: str
     factor: float
     servers: int = 1
+    levels: tuple[int, ...] = ()
+
+    def on_line(self, rates: Sequence[float]) -> float:
+        """The gain on the least-squares line through the rates of the earlier runs.
+
+        In proportion if the runs differ in something else than calls in flight. At least
+        LEAST_ON_LINE, for a line that falls may come to nothing or less.
+        """
+        if not self.levels:
+            return self.factor
+        *levels, to = self.levels
+        slope, start = statistics.linear_regression(levels, rates)
+        return max(LEAST_ON_LINE, (start + slope * to) / rates[-1])
 
 
 def slots(name: str, law: str, seen: tuple[int, ...], to: int) -> Case:
     """Another number of calls in flight."""
-    return Case(name, law, tuple(f"-c {n}" for n in seen), f"-c {to}", to / seen[-1])
+    flags = tuple(f"-c {n}" for n in seen)
+    return Case(name, law, flags, f"-c {to}", to / seen[-1], levels=(*seen, to))
 
 
 CASES = (
@@ -119,6 +137,7 @@ class Result:
     high: float
     measured: float
     in_proportion: float
+    on_line: float
     unknown: str
 
     @property
@@ -187,6 +206,7 @@ def played(case: Case, seconds: float) -> Result:
         high=prediction.high_per_s / before,
         measured=after / rates[-1],
         in_proportion=case.factor,
+        on_line=case.on_line(rates),
         unknown=prediction.unknown,
     )
 
@@ -208,6 +228,7 @@ def summarize(results: list[Result]) -> dict[str, Any]:
         "width_p90": round(widths[math.ceil(0.9 * len(widths)) - 1], 3),
         "mean_error": round(off("likely"), 3),
         "mean_error_in_proportion": round(off("in_proportion"), 3),
+        "mean_error_on_line": round(off("on_line"), 3),
     }
 
 
@@ -237,6 +258,7 @@ def main() -> int:
         and summary["width_median"] <= MOST_WIDE_HALF
         and summary["width_p90"] <= MOST_WIDE_NINE
         and summary["mean_error"] < summary["mean_error_in_proportion"]
+        and summary["mean_error"] < summary["mean_error_on_line"]
     )
     return 0 if is_good else 1
 
