@@ -355,5 +355,5 @@ def test_nobody_drafts_where_nothing_is_said(settings: EngineSettings) -> None:
     ],
 )
 def test_what_vllm_lacks_is_refused_by_name(given: dict[str, Any], flag: str) -> None:
-    with pytest.raises(ConfigError, match=f"no setting like {flag}:"):
+    with pytest.raises(ConfigError, match=f"no counterpart of {flag}:"):
         command(EngineSettings(model="m", **given), "127.0.0.1", 1)

@@ -159,7 +159,8 @@ def test_a_model_that_scales_its_logits_does_so_here(tmp_path: Path) -> None:
 
 def test_what_a_model_makes_and_does_not_store_is_named(tmp_path: Path) -> None:
     folder = saved(tmp_path, GemmaConfig(**SIZES))
-    with pytest.raises(ConfigError, match=r"computes model\.embed_tokens\.embed_scale, so"):
+    words = r"computes model\.embed_tokens\.embed_scale when it is built, so"
+    with pytest.raises(ConfigError, match=words):
         part_of(folder, Placement(0, 2, 1))
 
 
