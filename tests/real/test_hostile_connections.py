@@ -35,18 +35,18 @@ async def echo(seen: Seen, writer: asyncio.StreamWriter) -> None:
 # What comes unasked.
 
 
-@pytest.mark.parametrize(
-    "junk",
-    [
-        answer(b"/stolen"),
-        b"HTTP/1.1 200 OK\r\nContent-Len",
-        b"junk",
-        b"\0",
-        b"HTTP/1.1 101 Switching\r\n\r\n",
-        b"HTTP/1.1 101 Switching\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
-        b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n",
-    ],
+JUNK = (
+    answer(b"/stolen"),
+    b"HTTP/1.1 200 OK\r\nContent-Len",
+    b"junk",
+    b"\0",
+    b"HTTP/1.1 101 Switching\r\n\r\n",
+    b"HTTP/1.1 101 Switching\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+    b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n",
 )
+
+
+@pytest.mark.parametrize("junk", JUNK)
 @pytest.mark.parametrize("place", ["behind the answer", "while idle"])
 def test_junk_reaches_no_exchange(run: Run, junk: bytes, place: str) -> None:
     async def main() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from real.test_event_streams import BROKEN, ENDS, HALF, WHOLES
+from real.test_hostile_connections import JUNK
 from real.test_hostile_hosts import presenting
 from support.forked import Command
 from support.raw_server import RawServer, Seen, answer, reset
@@ -25,17 +26,6 @@ pytestmark = [
     pytest.mark.usefixtures("no_proxy"),
     pytest.mark.timeout(120),
 ]
-
-# What a server sends that nothing asked for.
-JUNK = (
-    answer(b'"stolen"'),
-    b"HTTP/1.1 200 OK\r\nContent-Len",
-    b"junk",
-    b"\0",
-    b"HTTP/1.1 101 Switching\r\n\r\n",
-    b"HTTP/1.1 101 Switching\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
-    b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n",
-)
 
 
 async def echo(seen: Seen, writer: asyncio.StreamWriter) -> None:
