@@ -528,7 +528,7 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
     if ledger.place != place_of(job):
         raise ConfigError(
             f"{what} {ledger.place}, not at this run's endpoint",
-            hint="use the endpoint of the run that made the batches: the same --endpoint or --base-url",
+            hint="pass the --endpoint or --base-url of the run that made the batches",
         )
     old = None if job.force else manifests.load(output)
     if old is not None:
