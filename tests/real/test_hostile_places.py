@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from real.test_event_streams import BROKEN, ENDS, HALF, WHOLES
 from real.test_hostile_connections import JUNK
 from real.test_hostile_hosts import presenting
+from real.test_hostile_rows import read
 from support.forked import Command
 from support.raw_server import RawServer, Seen, answer, reset
 
@@ -48,15 +50,6 @@ async def run_rows(
     assert out == ""
     assert "Traceback" not in err
     return command.returncode, err, read(folder / "out.jsonl"), read(folder / "out.failed.jsonl")
-
-
-def read(path: Path) -> dict[int, Any]:
-    """The lines of an output by their rows, of which each may have one."""
-    if not path.exists():
-        return {}
-    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    assert len({line["row"] for line in lines}) == len(lines)
-    return {line["row"]: line for line in lines}
 
 
 async def test_what_comes_unasked_reaches_no_row(tmp_path: Path) -> None:
@@ -107,12 +100,12 @@ async def test_rows_that_time_out_leave_the_others_their_own_answers(tmp_path: P
         if row.startswith("late"):
             half = len(whole) * (int(row.split()[1]) % 3) // 2
             writer.write(whole[:half])
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(3)
             whole = whole[half:]
         writer.write(whole)
 
     async with RawServer(handle) as server:
-        flags = ("-c", "16", "--timeout", "1")
+        flags = ("-c", "16", "--timeout", "2")
         status, err, done, failed = await run_rows(tmp_path, server.base_url, rows, *flags)
     outputs = {n: done[n]["output"] for n in done}
     assert outputs == {n: rows[n - 1] for n in outputs}
@@ -131,16 +124,23 @@ async def test_a_server_that_reads_long_rows_slowly_gets_all_of_each(
 ) -> None:
     rows = [f"{n} " + "x" * 3_000_000 for n in range(4)]
 
-    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.05)
-        await echo(seen, writer)
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = int(head.lower().partition(b"content-length:")[2].split()[0])
+                body = bytearray()
+                while len(body) < size:
+                    await asyncio.sleep(0.002)
+                    body += await reader.readexactly(min(200_000, size - len(body)))
+                writer.write(answer(bytes(body)))
+        writer.close()
 
     tls = presenting(authority, "right") if is_tls else None
-    async with RawServer(handle, tls=tls) as server:
-        roots = str(authority / "ca.pem")
-        status, err, done, _ = await run_rows(
-            tmp_path, server.base_url, rows, "-c", "2", SSL_CERT_FILE=roots
-        )
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls) as server:
+        place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        url, roots = f"{'https' if is_tls else 'http'}://{place}/v1", str(authority / "ca.pem")
+        status, err, done, _ = await run_rows(tmp_path, url, rows, "-c", "2", SSL_CERT_FILE=roots)
     assert status == 0, err
     assert [done[number]["output"] for number in range(1, 5)] == rows
 

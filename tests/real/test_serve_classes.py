@@ -6,6 +6,7 @@ import asyncio
 import random
 import statistics
 import time
+from collections import Counter
 from pathlib import Path
 
 import aiohttp
@@ -95,7 +96,7 @@ async def test_a_batch_gets_what_a_high_class_leaves(tmp_path: Path) -> None:
 class Arrivals:
     """Calls of one class that arrive at random, whether or not earlier ones were answered.
 
-    times_s: latencies of those that were answered. sent, refused: counts.
+    times_s: latencies of those that were answered. statuses: counts of each HTTP status.
     """
 
     def __init__(
@@ -108,7 +109,8 @@ class Arrivals:
         self._rng = random.Random(seed)
         self._tasks = set[asyncio.Task[None]]()
         self.times_s: list[float] = []
-        self.sent = self.refused = 0
+        self.sent = 0
+        self.statuses = Counter[int]()
 
     async def send_for(self, span_s: float) -> None:
         """Sends calls for this time, and waits for their answers."""
@@ -132,11 +134,9 @@ class Arrivals:
         self.sent += 1
         async with self._session.post(self._url, json=body, headers=self._headers) as answer:
             await answer.read()
+        self.statuses[answer.status] += 1
         if answer.status == 200:
             self.times_s.append(time.monotonic() - due_s)
-        else:
-            assert answer.status in (429, 503)
-            self.refused += 1
 
 
 @pytest.mark.slow
@@ -164,8 +164,8 @@ async def test_a_high_class_keeps_its_latency_while_a_low_one_floods(tmp_path: P
                 flooding.cancel()
                 await low.stop()
     assert low.sent >= 0.9 * 10 * capacity * took_s
-    assert low.refused > 0
-    assert (alone.refused, high.refused) == (0, 0)
+    assert low.statuses.keys() == {200, 429}
+    assert alone.statuses.keys() == high.statuses.keys() == {200}
     usual_s, flooded_s = (p99(one.times_s) for one in (alone, high))
     assert flooded_s <= 1.2 * usual_s, (usual_s, flooded_s)
     left = capacity * took_s - len(high.times_s)
