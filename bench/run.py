@@ -17,10 +17,10 @@ async-batch-llm do redline's job with the same limit, a checkpoint that they do 
 progress.
 
 Each load has a `redline sim` of its own as the server. Its CPU use is given with the figures, since
-a server that is always busy would limit the results. redline runs before each peer, so that its
-short runs are measured in as many states of the machine as a peer's long one: the spread of a ratio
-is that of each peer's run to the run of redline before it. Exits with status 1 if the openai SDK,
-as installed, takes less than LEAST times redline's CPU, by the medians.
+a server that is always busy would limit the results. Before each peer, redline runs OWN_RUNS times:
+its runs take seconds, a peer's take minutes. The spread of a ratio is that of each peer's run to
+the median of these runs. Exits with status 1 if the openai SDK, as installed, takes less than LEAST
+times redline's CPU, by the medians.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ HERE = Path(__file__).resolve().parent
 # name: in flight, the server's latency in seconds.
 LOADS = {"64 in flight, 0 ms": (64, 0.0), "1,000 in flight, 200 ms": (1000, 0.2)}
 PROMPT_BYTES = 1024
+# Runs of redline before each run of a peer.
+OWN_RUNS = 5
 # CPU of the openai SDK over redline's, by load.
 LEAST = {"64 in flight, 0 ms": 28, "1,000 in flight, 200 ms": 55}
 
@@ -93,14 +95,10 @@ def measure(
 
 
 def in_turn(kinds: Sequence[str], number: int) -> list[str]:
-    """Who runs when in this round: before each peer redline, whose run is over in seconds.
-
-    A machine whose speed changes by the minute would else show redline's in one of its moods, and
-    that of a peer, whose run takes a minute or two, on the average.
-    """
+    """Which client runs when in this round: before each peer redline, several times."""
     peers = [kind for kind in kinds if kind != "redline"]
     turn = number % max(1, len(peers))
-    own = [kind for kind in kinds if kind == "redline"]
+    own = OWN_RUNS * [kind for kind in kinds if kind == "redline"]
     return [each for peer in peers[turn:] + peers[:turn] for each in (*own, peer)] or own
 
 
@@ -142,13 +140,15 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def in_pairs(runs: Sequence[dict[str, Any]], kind: str) -> list[float]:
-    """The CPU of each of the client's runs over that of redline's run before it."""
-    ratios, own_s = list[float](), 0.0
+    """The CPU of each of the client's runs over the median of redline's runs before it."""
+    ratios, own_s = list[float](), list[float]()
     for run in runs:
         if run["client"] == "redline":
-            own_s = run["cpu_s"] / run["rows"]
-        elif run["client"] == kind and "failed" not in run:
-            ratios.append(run["cpu_s"] / run["rows"] / own_s)
+            own_s.append(run["cpu_s"] / run["rows"])
+            continue
+        if run["client"] == kind and "failed" not in run:
+            ratios.append(run["cpu_s"] / run["rows"] / statistics.median(own_s))
+        own_s.clear()
     return ratios
 
 

@@ -583,6 +583,16 @@ def test_both_sides_of_what_is_compared_run_to_their_end(tmp_path: Path) -> None
 def test_redline_runs_before_each_peer() -> None:
     script("bench/record.py")
     run = script("bench/run.py")
-    assert run.in_turn(("redline", "a", "b"), 1) == ["redline", "b", "redline", "a"]
+    own = ["redline"] * run.OWN_RUNS
+    assert run.in_turn(("redline", "a", "b"), 1) == [*own, "b", *own, "a"]
     assert run.in_turn(("a", "b"), 0) == ["a", "b"]
-    assert run.in_turn(("redline",), 0) == ["redline"]
+    assert run.in_turn(("redline",), 0) == own
+
+
+def test_a_peer_is_compared_with_the_median_of_redlines_runs_before_it() -> None:
+    script("bench/record.py")
+    run = script("bench/run.py")
+    costs = [("redline", 1.0), ("redline", 3.0), ("redline", 2.0), ("a", 20.0)]
+    costs += [("redline", 5.0), ("b", 7.0), ("redline", 4.0), ("a", 20.0)]
+    runs = [{"client": client, "cpu_s": cpu_s, "rows": 1} for client, cpu_s in costs]
+    assert run.in_pairs(runs, "a") == [10.0, 5.0]

@@ -1,6 +1,6 @@
 """Turns samples and ended calls into windows. Synchronous; the caller passes the time.
 
-Above about 1,000 calls per second, only one in several calls is recorded and counts as several:
+Above about 500 calls per second, only one in several calls is recorded and counts as several:
 processing a call takes some microseconds, and keeping all calls until the next sample would fill
 the CPU's cache. The recorded calls are drawn at random, because calls may end in a regular order,
 for example in a rotation over endpoints. Calls without an attempt are always counted.
@@ -35,12 +35,10 @@ from redline.timeline.window import (
 )
 from redline.waist import Attempt
 
-# Once this many calls have ended, they are processed at the next sample: enough to keep the cost
-# per call low, and few enough that their attempts, with errors and quoted texts, need little
-# memory.
-ENOUGH_CALLS = 64
-# On average, at most this many calls per sample are recorded: enough for a second's quantiles.
-RECORDED_CALLS = 100
+# On average, at most this many calls per sample are recorded: enough for a second's quantiles. Once
+# this many are recorded, they are processed at the next sample: enough to keep the cost per call
+# low, and few enough that their attempts, with errors and quoted texts, need little memory.
+RECORDED_CALLS = 50
 _LONGEST_ERROR = 300
 _SENT_AND_COMPLETE = attrgetter("sent_s"), attrgetter("complete_s")
 _FIRST_TOKEN = attrgetter("first_token_s")
@@ -108,6 +106,7 @@ class Gatherer:
         self._begun_s = self._since_s = 0.0
         self._counters = Counters()
         self._ended: list[Ended] = []
+        self._sampled = 0  # how many of them had ended at the last sample
         self.due = 0
         self._every = 1  # one call in this many is recorded, on average
         self._draw = random.Random(0).random
@@ -149,8 +148,9 @@ class Gatherer:
     def sample(self, sample: Sample) -> None:
         """Adds a sample of the run's state."""
         self._samples.append(sample)
-        recorded = len(self._ended)
-        if recorded >= ENOUGH_CALLS or self._every > 1:
+        recorded = len(self._ended) - self._sampled
+        self._sampled = len(self._ended)
+        if self._sampled >= RECORDED_CALLS or self._every > 1:
             self._work_through()
             self._every = max(1, math.ceil(recorded * self._every / RECORDED_CALLS))
             if self._every == 1:
@@ -256,7 +256,7 @@ class Gatherer:
         """Adds the ended calls to the sums of the window."""
         if not self._ended:
             return
-        ended, self._ended = self._ended, []
+        ended, self._ended, self._sampled = self._ended, [], 0
         attempts = list(chain.from_iterable(map(itemgetter(2), ended)))
         answered = [attempt for attempt in attempts if attempt.error is None]
         if len(answered) < len(attempts):

@@ -73,12 +73,12 @@ def test_figures_of_many_calls_are_those_of_all(group: int) -> None:
     assert window.phases.client_s / window.calls == pytest.approx(0.01, rel=0.05)
 
 
-def test_a_thousand_calls_a_second_are_all_recorded_and_of_more_only_some() -> None:
+def test_500_calls_a_second_are_all_recorded_and_of_more_only_some() -> None:
     load = Load()
-    window = load.run(1_000, 10)
-    assert load.recorded == window.calls == len(load.latencies_s) == 10_000
-    assert load.run(1_500, 10).calls == 15_000
-    assert load.recorded < 10_500
+    window = load.run(500, 10)
+    assert load.recorded == window.calls == len(load.latencies_s) == 5_000
+    assert load.run(750, 10).calls == 7_500
+    assert load.recorded < 5_250
 
 
 def test_all_calls_are_recorded_again_once_they_are_few() -> None:
