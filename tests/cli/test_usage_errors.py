@@ -288,7 +288,7 @@ def test_a_missing_key_is_told_before_anything_is_sent(
     assert told.err == error_of(
         "there is no API key for https://api.openai.com/v1",
         "",
-        "set OPENAI_API_KEY or --api-key-env, choose another server with --base-url, or try things "
+        "set OPENAI_API_KEY or --api-key-env, choose another --endpoint, or try things "
         "out with --endpoint sim",
     )
 
