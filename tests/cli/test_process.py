@@ -84,7 +84,16 @@ def test_a_full_disk_behind_stdout_is_an_error(rows: Rows, command: str, more_hi
     done = shell(f"redline {command} > /dev/full")
     assert done.returncode == 2
     assert done.stderr == (
-        f"error: cannot write to stdout: No space left on device\n\nhint: make room{more_hint}\n"
+        "error: cannot write to stdout: No space left on device\n\n"
+        f"hint: redirect stdout elsewhere{more_hint}\n"
+    )
+
+
+def test_a_stdout_that_cannot_be_written_is_not_called_full() -> None:
+    done = shell("redline --version </dev/null >&0")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: cannot write to stdout: Bad file descriptor\n\nhint: redirect stdout elsewhere\n",
     )
 
 

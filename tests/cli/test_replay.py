@@ -48,6 +48,16 @@ def test_the_table_says_what_each_strategy_would_have_made(cli: Cli, trace: str)
     assert lines[-1].endswith("below round_robin's")
 
 
+def test_a_server_with_one_call_is_described_in_the_singular(cli: Cli, trace: str) -> None:
+    lines = Path(trace).read_bytes().splitlines(keepends=True)
+    of_slow = [line for line in lines[1:] if b'"slow"' in line]
+    kept = [line for line in lines if line not in of_slow[1:]]
+    Path(trace).write_bytes(b"".join([*kept, b'{"kind":"dropped","calls":1}\n']))
+    told = cli("route", "replay", trace)
+    assert told.out.count("guessed, 1 call\n") == 1
+    assert "note: 1 call was not recorded, " in told.out
+
+
 def test_json_has_everything(cli: Cli, trace: str) -> None:
     told = cli("route", "replay", trace, "--json", "--calls", "250")
     found = json.loads(told.out)

@@ -209,6 +209,16 @@ def test_flags_that_cannot_be(
             "",
         ),
         (
+            "[endpoints.two]\nbase_url = 'http://127.0.0.1:9001/v1'\nrpm = 9\nshare = '.'",
+            "the shared limits cannot be saved in .: Is a directory",
+            "",
+        ),
+        (
+            "[endpoints.two]\nbase_url = 'http://127.0.0.1:9001/v1'\nshare = 'shared'",
+            "there is no limit to share",
+            "",
+        ),
+        (
             "[endpoints.two]\nbase_url = 'http://127.0.0.1:9000/v1'",
             "the endpoints one and two are the same server with the same key",
             "",

@@ -63,6 +63,9 @@ MISTAKES = [
      "", "for example 500ms"),
     (["--share", "x.limits", "--dry-run"], "there is no limit to share",
      "", "set one, for example with --requests 500/60s"),
+    (["--share", ".", "--rpm", "9", "--dry-run"],
+     "the shared limits cannot be saved in .: Is a directory",
+     "", "choose a file in a folder that exists and is writable"),
     (["--timeout", "abc"], "--timeout is not a time: abc", "", TIMES),
     (["--timeout", "0"], "--timeout must be above 0 s and at most 24 h, not 0", "", TIMES),
     (["--connect-timeout", "2d"],
@@ -285,7 +288,7 @@ def test_a_missing_key_is_told_before_anything_is_sent(
     assert told.err == error_of(
         "there is no API key for https://api.openai.com/v1",
         "",
-        "set OPENAI_API_KEY or --api-key-env, choose another server with --base-url, or try things "
+        "set OPENAI_API_KEY or --api-key-env, choose another --endpoint, or try things "
         "out with --endpoint sim",
     )
 

@@ -29,8 +29,10 @@ from redline.errors import (
     CallError,
     ConfigError,
     Disconnected,
+    Final,
     OverLimit,
     RateLimited,
+    Refused,
     Rejected,
     ServerFailed,
     TimedOut,
@@ -172,6 +174,7 @@ def test_a_batch_that_is_bad_throughout_makes_at_most_two_calls_for_each_member(
         (ServerFailed("HTTP 503", status=503), 1),
         (Disconnected("reset"), 1),
         (Rejected("no such model", status=404), 1),
+        (Refused("not this key"), 1),
         (Rejected("this is too large", status=413), 7),
         (OverLimit("more tokens than the limit ever grants"), 7),
     ],
@@ -563,20 +566,30 @@ def test_an_exception_in_a_place_is_that_items_error() -> None:
     virtual_run(main())
 
 
-def test_a_function_that_raises_for_one_item_fails_that_item_alone() -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("five"), "strict raised ValueError: five"),
+        (Final("five"), "five"),
+        (CallError("five"), "five"),
+    ],
+)
+def test_a_function_that_raises_for_one_item_fails_that_item_alone(
+    error: Exception, said: str
+) -> None:
     sizes: list[int] = []
 
     def strict(items: list[int]) -> list[int]:
         sizes.append(len(items))
         if 5 in items:
-            raise ValueError("five")
+            raise error
         return items
 
     async def main() -> None:
         batcher = batcher_of(strict, max_batch_size=8)
         answers = await asyncio.gather(*map(batcher, range(8)), return_exceptions=True)
         assert [one for one in answers if not isinstance(one, CallError)] == [0, 1, 2, 3, 4, 6, 7]
-        assert str(answers[5]) == "strict raised ValueError: five"
+        assert str(answers[5]) == said
         assert sizes == [8, 4, 4, 2, 1, 1, 2]
         await batcher.aclose()
 

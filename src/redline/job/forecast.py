@@ -99,7 +99,10 @@ def plan(job: Job) -> Plan:
         raise ConfigError("a dry run cannot read an async iterable", hint="pass a file")
     for limits in job.call_limits:
         if limits.share and job.via != "batch":
-            limits.check_shared()
+            # Imported here, so that runs that share no limits do not load it.
+            from redline.limits.shared import check_ledger
+
+            check_ledger(limits)
     made = Plan(is_batched=job.via in BATCHING, most_reasks=getattr(job.task, "most_reasks", 0))
     # If the run would follow a file, only its present content is read.
     with (

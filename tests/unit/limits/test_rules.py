@@ -166,16 +166,19 @@ def test_a_pace_catches_up_as_much_as_timers_are_usually_late(late_s: float) -> 
     assert rules.wait_s(Cost(), each_s + late_s) == pytest.approx(each_s - late_s)
 
 
-def test_the_guard_has_no_margin_while_a_limit_is_searched_for() -> None:
-    stated, searched = budget_of(guard_s=None), budget_of(guard_s=None, rate="auto")
+def test_only_the_guard_of_a_searched_limit_has_no_margin() -> None:
+    stated = budget_of(guard_s=None)
+    searched = budget_of(guard_s=None, rate="auto", requests="9/1s", tokens="99/1s")
     assert (stated.is_searched, searched.is_searched) == (False, True)
-    assert stated.guard_s == pytest.approx(0.055)
-    assert searched.guard_s == pytest.approx(0.050)
-    searched.set_rates("requests", [Rate(20, 1.0)], 0.0)
-    assert searched.lines[0].window.guard_s == searched.guard_s
+    assert stated.guard_s == searched.guard_s == pytest.approx(0.055)
+    searched.set_rates("requests", [Rate(9, 1.0), Rate(200, 10.0)], 0.0)
+    guards_s = {line.stated: line.window.guard_s for line in searched.lines}
+    assert guards_s == pytest.approx(
+        {Rate(9, 1.0): 0.055, Rate(99, 1.0): 0.055, Rate(200, 10.0): 0.050}
+    )
     searched.end_search()
     assert not searched.is_searched
-    assert searched.lines[0].window.guard_s == searched.guard_s == stated.guard_s
+    assert all(line.window.guard_s == stated.guard_s for line in searched.lines)
 
 
 def test_a_share_is_of_what_is_left_by_the_headroom() -> None:

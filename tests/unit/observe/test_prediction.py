@@ -97,6 +97,7 @@ def test_answers_that_grew_in_proportion_go_on_to() -> None:
     runs = [run(proportional, n) for n in (4, 8, 16)]
     found = expect(runs, slots(32))
     assert found.change == "16 -> 32 calls in flight"
+    assert expect(runs, slots(1)).change == "16 -> 1 call in flight"
     assert found.holds(160)
     assert found.high_per_s - found.low_per_s < 0.6 * found.likely_per_s
     assert found.before_per_s == pytest.approx(80, rel=0.03)

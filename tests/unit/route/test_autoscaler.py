@@ -302,6 +302,8 @@ def test_the_simple_formula() -> None:
     decisions = decided(samples, policy="rps")
     assert [one.replicas for one in decisions] == [1, 4, 2, 4, 2, 4, 2, 4, 2, 4]
     assert decisions[1].reason == "221 calls arrived per second"
+    fallen = decided([*samples[:2], Sample(at_s=2.0, ended=222)], policy="rps")
+    assert fallen[2].reason == "1 call arrived per second"
 
 
 def test_the_simple_formula_changes_the_fleet_all_the_time_at_a_steady_load() -> None:

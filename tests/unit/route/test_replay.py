@@ -244,6 +244,8 @@ def test_an_unknown_strategy_is_refused(tmp_path: Path) -> None:
 def test_too_few_calls_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="29 answered calls, too few"):
         replayed(write(tmp_path / "t", "ab", calls(29, "a", "b")))
+    with pytest.raises(ConfigError, match="has 1 answered call, too few"):
+        replayed(write(tmp_path / "u", "ab", calls(1, "a", "b")))
 
 
 def test_one_endpoint_leaves_no_choice(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 the outcome of a call                  the outcomes of the members
 an answer with a part per member       each gets its own part
 an answer that cannot be split         BadReply for all
-400, 413, 422 or OverLimit, or a       the batch is split into halves, each sent by itself, until
-function that raises                   each member at fault is alone and gets the error
+400, 413, 422 or OverLimit, or an      the batch is split into halves, each sent by itself, until
+error without a status that is         each member at fault is alone and gets the error
+neither Retryable nor stops the run
 any other error                        all get the error, since no single member is to blame
 a member's own `on_write` refuses      that member gets the error; the others are sent without it
 
@@ -23,7 +24,15 @@ import msgspec
 from redline.calls.batching.figures import BatchFigures
 from redline.calls.batching.parts import Lists, Member
 from redline.clock import Clock
-from redline.errors import BudgetSpent, CallError, NoEndpoint, OverLimit, Rejected
+from redline.errors import (
+    BudgetSpent,
+    CallError,
+    NoEndpoint,
+    OverLimit,
+    Rejected,
+    Retryable,
+    Withdrawn,
+)
 from redline.waist import Call, Outcome, failed
 
 # Statuses of calls that may have failed because of their items; None is for errors without a
@@ -200,7 +209,8 @@ def _is_of_items(error: CallError | NoEndpoint) -> bool:
     """Whether the call might succeed without some of its items."""
     if isinstance(error, OverLimit):
         return True
-    return isinstance(error, Rejected) and error.status in _OF_ITEMS
+    is_of_all = isinstance(error, Retryable | Withdrawn) or error.stops_run
+    return isinstance(error, CallError) and not is_of_all and error.status in _OF_ITEMS
 
 
 def _copy_of(error: CallError | NoEndpoint, *, for_any: bool) -> CallError | NoEndpoint:

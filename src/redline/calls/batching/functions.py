@@ -5,6 +5,7 @@ returns one answer for each item   each item gets its own answer
 returns an Exception for an item   only that item fails, with this exception
 raises a Retryable, TimeoutError,  all may be retried
 or ConnectionError
+raises another CallError           as for an endpoint: see batch.py
 raises anything else               Rejected: the batch is split until the items at fault are found
 returns too few or too many        BadReply for all: the answers cannot be matched to the items
 """

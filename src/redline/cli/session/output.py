@@ -73,11 +73,12 @@ def say_json(data: bytes) -> None:
     say(printable_json(data).decode().removesuffix("\n") + "\n")
 
 
-def lost_stdout(error: OSError, hint: str = "make room") -> Exception:
+def lost_stdout(error: OSError, more_hint: str = "") -> Exception:
     """Returns the error to raise after a failed write to stdout; see `say`."""
     if isinstance(error, BrokenPipeError):
         # Without its errno: on EPIPE, click would end the program itself.
         return BrokenPipeError()
+    hint = f"redirect stdout elsewhere{more_hint}"
     return JournalError(f"cannot write to stdout: {error.strerror}", hint=hint)
 
 

@@ -335,6 +335,6 @@ def _check_key(endpoint: Endpoint) -> None:
     if endpoint.base_url == OPENAI and endpoint.api_key is None:
         raise ConfigError(
             f"there is no API key for {OPENAI}",
-            hint=f"set {KEY_VARIABLE} or --api-key-env, choose another server with --base-url, or "
+            hint=f"set {KEY_VARIABLE} or --api-key-env, choose another --endpoint, or "
             "try things out with --endpoint sim",
         )

@@ -117,7 +117,7 @@ def _run(resolved: Resolved, display: Display | None, notes: Notes) -> Report:
         lost = group
     while isinstance(lost, ExceptionGroup):
         lost = lost.exceptions[0]
-    raise lost_stdout(lost, "make room; with -o FILE, the same command continues a run")
+    raise lost_stdout(lost, "; with -o FILE, the same command continues a run")
 
 
 def _status(report: Report) -> int:

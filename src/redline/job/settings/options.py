@@ -253,14 +253,14 @@ class Options:
     base_url: str | None = _of_each(
         "URL",
         "URL of the server, usually ending in /v1, as in the openai SDK. Default: "
-        "$OPENAI_BASE_URL, otherwise OpenAI.",
+        "$OPENAI_BASE_URL, which also gets the key in an OPENAI_API_KEY set in the same place; "
+        "otherwise OpenAI.",
         python="endpoint",
     )
     api_key: str | None = _of_each(
         "NAME",
         "Name of the variable that holds the API key, in the environment or in .env. Default: "
-        "OPENAI_API_KEY, sent only to OpenAI, to this machine and, if no other endpoint is named, "
-        "to an OPENAI_BASE_URL set in the same place.",
+        "OPENAI_API_KEY, sent to a server that you name only if it is OpenAI or this machine.",
         key="api_key_env",
     )
     headers: Mapping[str, str] | None = _flag(

@@ -143,7 +143,7 @@ def failing(failures: int, failing_s: float) -> str | None:
     """
     if failures < 2 or failing_s < _LEAST_OUTAGE_S:
         return None
-    return f"every request has failed for {duration(failing_s)}, {failures:,} in a row; retrying"
+    return f"every request has failed for {duration(failing_s)}, {failures:,} in a row"
 
 
 def silence(silent_s: float, calls: int, attempt_s: float) -> str | None:

@@ -74,8 +74,8 @@ class Rules:
     """The windows of `limits`; every call takes from all of them or from none.
 
     is_watched: whether the server reports what remains; each booking then records what the server
-    should count. is_searched: whether a limit is being searched for by means of refusals; the guard
-    then has no margin, because the search measures the network's jitter as well.
+    should count. is_searched: whether a limit is being searched for by means of refusals. The guard
+    of a searched limit has no margin, because the search measures the network's jitter as well.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -91,7 +91,7 @@ class Rules:
         self.share = 1.0
         self._recent: RecentSends | None = None
         # The guard: the seconds that are now added to each window.
-        self.guard_s = self._guard_now_s()
+        self.guard_s = self.jitter.guard_s
         # The jitter, if replies are to be passed to it; None if the guard is fixed or not needed.
         self.learner: Jitter | None = None
         # The `book_now` of each window.
@@ -258,7 +258,7 @@ class Rules:
 
     def follow_guard(self) -> None:
         """Updates the windows to the measured guard and the lateness that replies prove."""
-        guard_s = self._guard_now_s()
+        guard_s = self.jitter.guard_s
         if abs(guard_s - self.guard_s) >= _LEAST_CHANGE_S:
             self.guard_s = guard_s
             self._reshape()
@@ -276,7 +276,7 @@ class Rules:
     def end_search(self) -> None:
         """Ends the search for the limit."""
         self.is_searched = False
-        self.follow_guard()
+        self._reshape()
 
     def drop(self, lines: Sequence[LimitLine]) -> None:
         """Removes limits; their sends must count in the remaining limits too."""
@@ -380,17 +380,13 @@ class Rules:
         return usable(Rate(line.most, line.stated.window_s), self.limits.headroom)
 
     def _reshape(self) -> None:
-        share = self._used_share()
+        share, jitter, searched = self._used_share(), self.jitter, self.searched
+        margin_s = MARGIN_S if self.limits.guard_s is None else 0.0
         for line in self.lines:
             rate = usable(line.stated, share)
-            line.window.reshape(
-                rate, self._profile, self.guard_s, self.jitter.unproven_s, self.jitter.catch_up_s
-            )
+            guard_s = self.guard_s - (margin_s if line in searched else 0.0)
+            line.window.reshape(rate, self._profile, guard_s, jitter.unproven_s, jitter.catch_up_s)
         self._follow_lines()
 
     def _used_share(self) -> float:
         return self.limits.headroom * self.share
-
-    def _guard_now_s(self) -> float:
-        has_margin = self.limits.guard_s is not None or not self.is_searched
-        return self.jitter.guard_s - (0.0 if has_margin else MARGIN_S)

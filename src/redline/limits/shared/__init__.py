@@ -2,7 +2,7 @@
 
 from redline.limits.shared.file_ledger import FileLedger
 from redline.limits.shared.flights import Flights, OwnFlights, SharedFlights
-from redline.limits.shared.ledger import open_ledger
+from redline.limits.shared.ledger import check_ledger, open_ledger
 from redline.limits.shared.limiter import GIVE_UP_S, SharedLimiter, Slot
 from redline.limits.shared.redis_ledger import RedisLedger
 from redline.limits.shared.schedule import (

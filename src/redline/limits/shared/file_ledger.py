@@ -57,6 +57,26 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Content)
 
 
+def check_path(path: Path) -> None:
+    """Raises ConfigError if no ledger can be kept at `path`; creates nothing."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except FileNotFoundError as error:
+        folder = path.parent
+        if not os.access(folder, os.W_OK | os.X_OK):
+            reason = "is not writable" if folder.exists() else "does not exist"
+            raise _unusable(path, f"{folder} {reason}") from error
+    except OSError as error:
+        raise _unusable(path, error.strerror or str(error)) from error
+
+
+def _unusable(path: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"the shared limits cannot be saved in {path}: {reason}",
+        hint="choose a file in a folder that exists and is writable",
+    )
+
+
 class FileLedger:
     """Keeps the state under `name` in the file at `path`, which is created if it does not exist.
 
@@ -118,10 +138,7 @@ class FileLedger:
             # If the file is locked, a process is using the ledger, and the first turn waits for it.
             state = self._read()[0].states.get(self._name) if self._lock() else None
         except OSError as error:
-            raise ConfigError(
-                f"the shared limits cannot be saved in {self._path}: {error.strerror or error}",
-                hint="choose a file in a folder that exists and is writable",
-            ) from error
+            raise _unusable(self._path, error.strerror or str(error)) from error
         finally:
             self._file.close()
         now_s = self._clock.now_s()

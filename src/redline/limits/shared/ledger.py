@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from redline.clock import SYSTEM, Clock
 from redline.errors import ConfigError
 from redline.limits.rule import Limits
-from redline.limits.shared.file_ledger import FileLedger
+from redline.limits.shared.file_ledger import FileLedger, check_path
 from redline.limits.shared.schedule import Lease, LeaseRequest, described
 
 
@@ -51,6 +51,15 @@ def open_ledger(target: str, limits: Limits, name: str, clock: Clock = SYSTEM) -
     from redline.limits.shared.redis_ledger import RedisLedger
 
     return RedisLedger(target, name, described(limits), clock)
+
+
+def check_ledger(limits: Limits) -> None:
+    """Raises ConfigError if `limits` cannot be shared; makes no connection and creates no file."""
+    limits.check_shared()
+    if "://" in limits.share:
+        _check_url(limits.share)
+    else:
+        check_path(Path(limits.share))
 
 
 def _check_url(url: str) -> None:

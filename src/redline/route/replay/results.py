@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from redline.errors import ConfigError
+from redline.process import counted
 from redline.route.balance import STRATEGIES
 from redline.route.replay.service import LEAST_CALLS, Service
 
@@ -146,6 +147,7 @@ def compared(better: Scored, worse: Scored, figure: str) -> Compared:
 
 def too_few(calls: int) -> ConfigError:
     return ConfigError(
-        f"the trace has {calls:,} answered calls, too few to estimate how long servers take",
+        f"the trace has {counted(calls, 'answered call')}, too few to estimate how long servers "
+        "take",
         hint=f"at least {LEAST_CALLS} are needed, and a few hundred to distinguish strategies",
     )

@@ -186,7 +186,7 @@ class Autoscaler:
         if settings.policy == "rps":
             # Between the last two samples.
             load = self._since(0.0).arrivals_per_s
-            return int(load / (100 * 0.7)) + 1, f"{load:,.0f} calls arrived per second"
+            return int(load / (100 * 0.7)) + 1, f"{counted(round(load), 'call')} arrived per second"
         if not now:
             if sample.waiting:
                 return 1, counted(sample.waiting, "call waits", "calls wait")

@@ -15,6 +15,7 @@ from redline.calls.cost import Price, Prices
 from redline.errors import ConfigError
 from redline.httpserver import check_host
 from redline.job.settings import Embedded, Option, errors_in, fields_in, table_in, values
+from redline.limits.shared import check_ledger
 from redline.process import MOST_PROCESSES
 from redline.serve.admission import CLASSES, ClassSettings
 from redline.serve.batches import BatchSettings
@@ -115,7 +116,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.function is not None:
             function_backend(self.function)
         for endpoint in self.endpoints:
-            _check_share(endpoint.limits.share)
+            if endpoint.limits.share:
+                check_ledger(endpoint.limits)
         if self.state is not None:
             _check_folder(self.state / "batches")
         if self.cache is not None and self.cache.folder is not None:
@@ -142,18 +144,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         """The prices, including models that an endpoint renames or prices differently."""
         models = {one.label: one.models for one in self.endpoints}
         return Prices(self.prices, models, {one.label: one.tariff for one in self.endpoints})
-
-
-def _check_share(share: str) -> None:
-    """Raises ConfigError if limits cannot be shared through this file; ignores a Redis URL."""
-    folder = Path(share).parent
-    if not share or "://" in share or os.access(folder, os.W_OK | os.X_OK):
-        return
-    raise ConfigError(
-        f"the shared limits cannot be saved in {share}: {folder} "
-        + ("is not writable" if folder.exists() else "does not exist"),
-        hint="choose a file in a folder that exists and is writable",
-    )
 
 
 def _check_folder(folder: Path) -> None:
