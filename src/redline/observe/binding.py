@@ -198,7 +198,7 @@ class _Run:
         evidence = self._saturated(index, later)
         if evidence is None and (before := self._latest_saturated(index)) is not None:
             before_s = window.begin_s - before.begin_s
-            more = f"{before.in_flight:,.0f} calls had to queue"
+            more = f"{counted(round(before.in_flight), 'call')} had to queue"
             evidence = f"{before_s:.0f} s earlier, {more} at the endpoint"
         if evidence is not None:
             return Cause.ENDPOINT, "the endpoint", f"{full}, and {evidence}"
@@ -217,7 +217,9 @@ class _Run:
                 return f"{times} {self._times(later, q)}"
         other = self._without_gain(_level_of(self._windows[index].in_flight))
         if other is not None:
-            return f"{math.exp(_LEVEL * other):,.0f} calls in flight bring as many answers a second"
+            calls = round(math.exp(_LEVEL * other))
+            bring = counted(calls, "call in flight brings", "calls in flight bring")
+            return f"{bring} as many answers a second"
         return None
 
     def _without_gain(self, level: int) -> int | None:

@@ -130,6 +130,15 @@ def test_more_calls_in_flight_that_bring_no_more_answers_show_a_saturated_endpoi
     assert {one.cause for one in found[1:]} == {cause}
 
 
+def test_the_rate_of_one_call_in_flight_is_given_in_the_singular() -> None:
+    windows = full(latencies(8, 0.2), [])
+    for second, calls in enumerate([1.0, 8.0] * 8, 1):
+        fields = {"in_flight": calls, "slots": calls, "latency": latencies(30, 0.2)}
+        windows.append(window(second, {"slots": 10}, **fields))
+    evidence = bindings(windows)[2].evidence
+    assert evidence.endswith(", and 1 call in flight brings as many answers a second")
+
+
 def searched(levels: list[int], servers: list[int], sigma: float = 0.02) -> list[Window]:
     """A run whose number of calls in flight is searched for: second by second, that number.
 

@@ -62,11 +62,9 @@ def _services(found: Replay) -> Iterator[str]:
     yield "time of a call at each server, fitted to the trace:"
     width = max(map(len, found.services))
     for name, one in found.services.items():
-        fit = f"typically {one.off:.0%} off, {one.calls:,} calls"
-        if not one.is_own:
-            fit = f"guessed, {one.calls:,} calls"
+        fit = f"typically {one.off:.0%} off" if one.is_own else "guessed"
         fails = f", {one.failures:.1%} of attempts fail" if one.failures else ""
-        yield f"  {name:{width}}  {one}; {fit}{fails}"
+        yield f"  {name:{width}}  {one}; {fit}, {counted(one.calls, 'call')}{fails}"
     if any(one.form == "slots" for one in found.services.values()):
         yield "  n at once: further calls wait in the server, in order of arrival"
     if any(one.form != "slots" for one in found.services.values()):

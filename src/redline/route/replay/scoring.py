@@ -134,7 +134,8 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
     if trace.damaged:
         notes.append(f"{counted(trace.damaged, 'line is', 'lines are')} not a record")
     if dropped := sum(run.dropped for run in trace.runs):
-        notes.append(f"{dropped:,} calls were not recorded, because the disk did not keep up")
+        calls_were = counted(dropped, "call was", "calls were")
+        notes.append(f"{calls_were} not recorded, because the disk did not keep up")
     if others := len(trace.runs) - len(alike):
         notes.append(f"{others:,} of its {len(trace.runs):,} runs had other endpoints")
     calls = _in_a_row(alike)
