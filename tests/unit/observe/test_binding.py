@@ -16,7 +16,7 @@ from redline.observe import (
     summary_of,
     time_by_phase,
 )
-from redline.timeline import LimitUse, Phases, Sketch, Window
+from redline.timeline import LimitUse, Phases, Sketch, Totals, Window
 
 draw = random.Random(1)
 
@@ -367,9 +367,9 @@ def test_a_pace_that_each_of_few_calls_waits_for_is_no_limit_that_binds() -> Non
     """44 of 60 requests a second, for only 16 calls may be in flight, one of which mostly waits."""
     fast, slow = latencies(16, 0.33), latencies(44, 0.33)
 
-    def found(used: int, waiting: float) -> Binding:
+    def found(used: int, waiting: float, **more: Any) -> Binding:
         limits = (LimitUse("60 requests/s", 8, used, 60, 1.0),)
-        fields = {"limits": limits, "in_flight": 16 - waiting, "waiting": waiting}
+        fields = {"limits": limits, **more, "in_flight": 16 - waiting, "waiting": waiting}
         first = window(0, {"slots": 10}, latency=fast, first=fast)
         later = [window(n, {"limit": 8, "slots": 2}, latency=slow, **fields) for n in (1, 2, 3)]
         return bindings([first, *later])[-1]
@@ -378,3 +378,8 @@ def test_a_pace_that_each_of_few_calls_waits_for_is_no_limit_that_binds() -> Non
     assert "a rate limit that is not used up" in found(44, 1.0).evidence
     assert found(59, 1.0).cause is Cause.LIMIT
     assert found(44, 9.0).cause is Cause.LIMIT
+    # Of a limit on tokens, 16 may be less than one call takes.
+    for tokens, cause in ((3, Cause.CONCURRENCY), (30, Cause.LIMIT)):
+        totals = Totals(done_here=10, input_tokens=10 * tokens - 10, output_tokens=10)
+        limits = (LimitUse("60 tokens/s", 8, 44, 60, 1.0),)
+        assert found(44, 1.0, limits=limits, totals=totals).cause is cause
