@@ -334,6 +334,13 @@ def test_where_no_question_was_answered_there_is_no_accuracy(cli: Cli, rows: Row
     assert "accuracy" not in told.out
 
 
+def test_an_empty_file_has_no_accuracy(cli: Cli, rows: Rows) -> None:
+    told = cli("eval", "gsm8k", "--data", rows(), "--endpoint", "sim", "-o", "out.jsonl")
+    assert (told.status, told.err.count("no rows in")) == (2, 1)
+    assert "no question was answered, so there is no score: 0 failed" in told.out
+    assert "accuracy" not in told.out
+
+
 def test_a_file_without_the_question_has_no_accuracy(cli: Cli, rows: Rows) -> None:
     data = rows({"q": "1 + 1?", "answer": "2"}, {"q": "2 + 2?", "answer": "4"})
     told = cli("eval", "gsm8k", "--data", data, "--endpoint", "sim", "-o", "out.jsonl")

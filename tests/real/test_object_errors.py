@@ -89,6 +89,11 @@ BUCKET = "check the name of the bucket, and which store it is in: AWS_ENDPOINT_U
         ("s3://dta/rows.jsonl", "cannot read {}: there is no bucket dta", BUCKET),
         ("s3://data/in/row.jsonl", "{} does not exist", "did you mean rows.jsonl?"),
         (
+            "s3://data/row.jsonl",
+            "{} does not exist",
+            "check the name, which is case-sensitive",
+        ),
+        (
             "s3://data/nowhere/rows.jsonl",
             "{} does not exist",
             "check the name, which is case-sensitive",

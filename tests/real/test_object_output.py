@@ -188,8 +188,9 @@ def two_writers(store: ObjectServer, folder: Path) -> None:
     os.chdir(outputs[1][0])
     with pytest.raises(JournalError) as caught:
         outputs[1][1].upload()
-    assert "was changed by something else, and has content that" in caught.value.what
-    assert "both are kept" in caught.value.hint
+    assert f"{URL} was changed by something else, and has content that" in caught.value.what
+    # No other output, such as `labels`, is moved.
+    assert "move aside labels.jsonl, labels.failed.jsonl and labels.redline in" in caught.value.hint
     assert store.get("data", "out/labels.jsonl") == b'{"by": "first"}\n'
     assert COPY.read_bytes() == b'{"by": "second"}\n'
     # And before a run: nothing is sent, nothing changed.
@@ -212,6 +213,14 @@ def test_two_writers_are_told_and_both_are_kept(
             raise AssertionError(repr(error)) from error
 
     assert_caught(check, store_of, Careless)
+
+
+def test_failures_that_something_else_has_changed_are_named(store: ObjectServer) -> None:
+    asked = Asked("r8", r8=lambda: store.put("data", "out/labels.failed.jsonl", b"{}\n"))
+    report = run(asked)
+    assert report.not_uploaded is not None
+    failures = "s3://data/out/labels.failed.jsonl"
+    assert report.not_uploaded.what.startswith(f"{failures} was changed by something else")
 
 
 def between(

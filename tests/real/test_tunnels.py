@@ -105,10 +105,12 @@ async def answering(
         done.set_result(None)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
-    async with asyncio.timeout(5):
-        await asyncio.gather(*served)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        async with asyncio.timeout(5):
+            await asyncio.gather(*served)
 
 
 async def sent(base_url: str, proxy: str, **settings: Any) -> Outcome:

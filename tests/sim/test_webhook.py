@@ -115,6 +115,27 @@ def test_one_that_is_down_loses_the_oldest_of_too_many() -> None:
     assert "secret" not in lost
 
 
+def test_one_in_transit_is_not_dropped() -> None:
+    hook = Hook(500, 200)
+
+    async def main() -> str | None:
+        async with RawServer(hook) as server:
+            url = server.base_url.removesuffix("/v1") + PATH
+            webhook = Webhook(url, VirtualClock(asyncio.get_running_loop()))
+            webhook.put({"n": 0})
+            await asyncio.sleep(0.5)
+            for n in range(1, 102):
+                webhook.put({"n": n})
+            await asyncio.sleep(10)
+            await webhook.aclose()
+            return webhook.failure
+
+    lost = virtual_run(main())
+    assert hook.taken == [{"n": n} for n in range(102) if n not in (1, 2)]
+    assert lost is not None
+    assert lost.startswith("2 notifications did not reach")
+
+
 def test_a_proxy_of_the_environment_that_cannot_be_used_loses_them_in_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -32,6 +32,7 @@ from redline.timeline import (
     Holder,
     LimitUse,
     Sketch,
+    Totals,
     Window,
     errors_of,
     merged,
@@ -52,7 +53,7 @@ _CPU, _LAG_S = 0.9, 0.05
 # of samples in which it held calls back, or in its used share.
 _NEAR_HELD, _NEAR_USED = 0.75, 0.95
 # A limit has capacity to spare if less than _MOST_SPARE of it is used, and it has room for at least
-# _LEAST_SPARE requests or tokens, while calls in flight or waiting for a limit take at least _FULL
+# _LEAST_SPARE calls, while calls in flight or waiting for a limit take at least _FULL
 # of the slots, and those that wait take less than _FEW_WAITING.
 _MOST_SPARE, _LEAST_SPARE, _FEW_WAITING, _FULL = 0.9, 3, 0.25, 0.9
 # A latency is taken from about this many answers: from the window in question, and from as many of
@@ -366,9 +367,19 @@ def _has_spare(window: Window) -> bool:
         return False
     held = [use for use in window.limits if use.held]
     return bool(held) and all(
-        _used(use, window.end_s) < _MOST_SPARE and use.count - use.used >= _LEAST_SPARE
+        _used(use, window.end_s) < _MOST_SPARE
+        and use.count - use.used >= _LEAST_SPARE * _size(use, window.totals)
         for use in held
     )
+
+
+def _size(use: LimitUse, totals: Totals) -> float:
+    """Returns what a call takes of the limit: 1, or its tokens, the mean of the rows so far."""
+    if "token" not in use.name or not totals.done_here:
+        return 1.0
+    input_tokens = 0 if "output" in use.name else totals.input_tokens
+    output_tokens = 0 if "input" in use.name else totals.output_tokens
+    return (input_tokens + output_tokens) / totals.done_here
 
 
 def _is_near(use: LimitUse, strictest: LimitUse, age_s: float) -> bool:

@@ -213,8 +213,9 @@ def _stated(facts: RunFacts) -> tuple[object, ...]:
 def _changes(was: Setting, to: Setting) -> Iterator[str]:
     """Yields the changes in words, such as `8 -> 16 calls in flight`."""
     if round(was.slots) != round(to.slots):
-        one, other = (f"{n:,.0f}" if n else "any number of" for n in (was.slots, to.slots))
-        yield f"{one} -> {other} {'call' if round(to.slots) == 1 else 'calls'} in flight"
+        one = f"{was.slots:,.0f}" if was.slots else "any number of"
+        other = counted(round(to.slots), "call") if to.slots else "any number of calls"
+        yield f"{one} -> {other} in flight"
     for name in sorted({*was.limits, *to.limits}):
         amounts = was.limits.get(name), to.limits.get(name)
         if amounts[0] != amounts[1]:

@@ -70,6 +70,7 @@ class Figures:
     calls that have begun or ended since.
     forgotten_s: its latency when its speed was last forgotten; 0 if it never was.
     fresh_s: latencies of the answers that the means do not include yet.
+    credit: its share of the calls that it could have got by round_robin, less those that it got.
     steady: with fewer calls in flight than this, it has room for another one; 0 if its backend must
     be asked before each call.
     """
@@ -95,6 +96,7 @@ class Figures:
     others: int = 0
     forgotten_s: float = 0.0
     fresh_s: list[float] = field(default_factory=list)
+    credit: float = 0.0
     steady: int = 0
     _drained_tokens: float = field(default=0.0, init=False)
     _busy_s: float = field(default=0.0, init=False)
@@ -336,17 +338,19 @@ class Cheapest(Strategy):
 
 
 class RoundRobin(Strategy):
-    """round_robin, smoothly: with weights 3 and 1, the second endpoint gets every fourth call."""
+    """round_robin, smoothly: with weights 3 and 1, the second endpoint gets every fourth call.
 
-    def __init__(self) -> None:
-        self._credit: dict[str, float] = {}
+    Of each call, every endpoint that could take it is due its share by weight. See Fagin and
+    Williams, A Fair Carpool Scheduling Algorithm, IBM J. Res. Dev. 27(2), 1983.
+    """
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
-        # Endpoints that cannot take the call lose their credit.
-        credit = {one.name: self._credit.get(one.name, 0.0) + one.weight for one in among}
-        chosen = min(among, key=lambda one: -credit[one.name])
-        credit[chosen.name] -= sum(one.weight for one in among)
-        self._credit = credit
+        total = sum(one.weight for one in among)
+        for one in among:
+            one.credit += one.weight / total
+        # Rounded, as sums of fractions differ by their order.
+        chosen = max(among, key=lambda one: round(one.credit, 9))
+        chosen.credit -= 1
         return chosen
 
 

@@ -127,11 +127,14 @@ class ObjectReader:
             left -= len(skipped)
 
     def _broken(self, error: StoreError) -> CorruptInput:
-        name = self.url.name
-        ends = {"missing": "vanished while it was read", "changed": "was changed while it was read"}
-        end = ends.get(error.store_kind)
-        what = f"{name} {end}" if end else f"cannot continue reading {name}: {error.reason}"
-        return CorruptInput(what, where="after 0 rows", hint=error.hint)
+        name, hint = self.url.name, error.hint
+        what = f"cannot continue reading {name}: {error.reason}"
+        if error.store_kind == "missing":
+            what = f"{name} vanished while it was read"
+            hint = "restore it, then run the same command again to continue"
+        elif error.store_kind == "changed":
+            what = f"{name} was changed while it was read"
+        return CorruptInput(what, where="after 0 rows", hint=hint)
 
 
 class ObjectBlocks(Blocks):

@@ -42,12 +42,13 @@ _LONGEST_REASON = 200
 class StoreError(ConfigError):
     """Raised if an operation of a store fails.
 
-    kind: the kind of failure, stored as store_kind. reason: a short text. code: the store's own
-    error code, or an HTTP status; "" if there is neither.
+    url: of the object. kind: the kind of failure, stored as store_kind. reason: a short text. code:
+    the store's own error code, or an HTTP status; "" if there is neither.
     """
 
     def __init__(self, url: ObjectUrl, kind: Kind, reason: str, *, code: str = "") -> None:
         super().__init__(f"cannot use {url.name}: {reason}", hint=_hint(url, kind))
+        self.url = url
         self.store_kind = kind
         self.reason = reason
         self.code = code

@@ -148,6 +148,7 @@ class S3Store(ObjectStore):
                     "list_objects_v2",
                     Bucket=url.bucket,
                     Prefix=f"{folder}/" if folder else "",
+                    Delimiter="/",
                     MaxKeys=_MOST_LISTED,
                 )
         except StoreError:

@@ -228,6 +228,8 @@ WRONG = {
     "five": ({"error_rate": 5}, "error_rate must be below 100 %, not 5", "20%"),
     "all": ({"error_rate": "100%"}, "error_rate must be below 100 %, not 100%", "20%"),
     "most": ({"tokens_falling": 50}, "tokens_falling must be below 100 %, not 50", "20%"),
+    "huge": ({"rows_per_s": 2e12}, "rows_per_s must be at most 10^12, not 2", "20"),
+    "endless": ({"rows_per_s": {"below": "inf"}}, "rows_per_s must be at most 10^12, not inf", ""),
     "true": ({"error_rate": True}, "error_rate is not a number above 0: True", "20%"),
     "time": ({"error_rate": {"for": "soon"}}, "for is not a time: soon", "5m"),
     "webhook": ({"webhook": "hooks.example.com"}, "webhook is not an http", "https://"),

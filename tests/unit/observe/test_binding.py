@@ -16,7 +16,7 @@ from redline.observe import (
     summary_of,
     time_by_phase,
 )
-from redline.timeline import LimitUse, Phases, Sketch, Window
+from redline.timeline import LimitUse, Phases, Sketch, Totals, Window
 
 draw = random.Random(1)
 
@@ -128,6 +128,15 @@ def test_more_calls_in_flight_that_bring_no_more_answers_show_a_saturated_endpoi
         )
     found = bindings(windows)
     assert {one.cause for one in found[1:]} == {cause}
+
+
+def test_the_rate_of_one_call_in_flight_is_given_in_the_singular() -> None:
+    windows = full(latencies(8, 0.2), [])
+    for second, calls in enumerate([1.0, 8.0] * 8, 1):
+        fields = {"in_flight": calls, "slots": calls, "latency": latencies(30, 0.2)}
+        windows.append(window(second, {"slots": 10}, **fields))
+    evidence = bindings(windows)[2].evidence
+    assert evidence.endswith(", and 1 call in flight brings as many answers a second")
 
 
 def searched(levels: list[int], servers: list[int], sigma: float = 0.02) -> list[Window]:
@@ -358,9 +367,9 @@ def test_a_pace_that_each_of_few_calls_waits_for_is_no_limit_that_binds() -> Non
     """44 of 60 requests a second, for only 16 calls may be in flight, one of which mostly waits."""
     fast, slow = latencies(16, 0.33), latencies(44, 0.33)
 
-    def found(used: int, waiting: float) -> Binding:
+    def found(used: int, waiting: float, **more: Any) -> Binding:
         limits = (LimitUse("60 requests/s", 8, used, 60, 1.0),)
-        fields = {"limits": limits, "in_flight": 16 - waiting, "waiting": waiting}
+        fields = {"limits": limits, **more, "in_flight": 16 - waiting, "waiting": waiting}
         first = window(0, {"slots": 10}, latency=fast, first=fast)
         later = [window(n, {"limit": 8, "slots": 2}, latency=slow, **fields) for n in (1, 2, 3)]
         return bindings([first, *later])[-1]
@@ -369,3 +378,8 @@ def test_a_pace_that_each_of_few_calls_waits_for_is_no_limit_that_binds() -> Non
     assert "a rate limit that is not used up" in found(44, 1.0).evidence
     assert found(59, 1.0).cause is Cause.LIMIT
     assert found(44, 9.0).cause is Cause.LIMIT
+    # Of a limit on tokens, 16 may be less than one call takes.
+    for tokens, cause in ((3, Cause.CONCURRENCY), (30, Cause.LIMIT)):
+        totals = Totals(done_here=10, input_tokens=10 * tokens - 10, output_tokens=10)
+        limits = (LimitUse("60 tokens/s", 8, 44, 60, 1.0),)
+        assert found(44, 1.0, limits=limits, totals=totals).cause is cause

@@ -260,5 +260,6 @@ def test_a_run_without_a_bound_on_its_calls_has_predictions() -> None:
     assert [one.change for one in found] == ["another endpoint"]
     limited = expect([unbound], slots(8))
     assert limited.change == "any number of -> 8 calls in flight"
+    assert expect([unbound], slots(1)).change == "any number of -> 1 call in flight"
     ready = run(proportional, 16, rps=200, held={"memory": 10}, slots=0.0)
     assert expect([ready], slots(0, requests=400)).holds(80)

@@ -332,6 +332,20 @@ class TestRoundRobin:
             counts[among[index_of(made, among)].name] += 1
         assert counts == {"e0": 200, "e1": 100, "e2": 100}
 
+    @pytest.mark.parametrize("pattern", ["heavy one full every second time", "full at random"])
+    def test_each_has_its_share_of_the_calls_that_it_could_take(self, pattern: str) -> None:
+        made, draw = strategy_of("round_robin", random.Random(1)), random.Random(2)
+        all_ones = named([Figures(weight=3.0), Figures(), Figures()])
+        counts, due = Counter[str](), Counter[str]()
+        for call in range(1000):
+            among = all_ones[call % 2 :]
+            if pattern == "full at random":
+                among = draw.sample(all_ones, draw.randrange(1, 4))
+            counts[among[index_of(made, among)].name] += 1
+            for one in among:
+                due[one.name] += one.weight / sum(other.weight for other in among)
+        assert dict(counts) == pytest.approx(dict(due), abs=2)
+
 
 class TestWeightedScore:
     def test_it_is_the_formula(self) -> None:

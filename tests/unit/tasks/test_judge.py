@@ -133,9 +133,18 @@ def test_a_judge_that_cannot_be_asked_is_named() -> None:
     assert outcome.error.what == "the judge large: overloaded"
 
 
-def test_what_is_not_judged_costs_nothing() -> None:
-    """An empty answer, and a question whose own call failed."""
-    outcome, sends = outcome_of(says("  "))
+def test_the_judge_sees_no_reasoning() -> None:
+    outcome, sends = outcome_of(says("<think>By Byron?</think>By her.", "VERDICT: CORRECT"))
+    assert outcome.output == "<think>By Byron?</think>By her."
+    assert outcome.fields is not None
+    assert outcome.fields["extracted"] == "By her."
+    assert "Byron" not in str(sends[1].request.body)
+
+
+@pytest.mark.parametrize("answer", ["  ", "<think>Mary Shelley, of course</think>", "<think>Mary"])
+def test_what_is_not_judged_costs_nothing(answer: str) -> None:
+    """An empty answer, one of reasoning alone, and a question whose own call failed."""
+    outcome, sends = outcome_of(says(answer))
     assert outcome.fields is not None
     assert (outcome.fields["verdict"], len(sends)) == ("invalid", 1)
     outcome, sends = outcome_of(lambda _: Rejected("no"))

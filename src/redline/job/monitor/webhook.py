@@ -63,9 +63,12 @@ class Webhook:
         return f"{lost} did not reach the webhook at {self._host}: {self._reason}"
 
     def put(self, body: dict[str, Any]) -> None:
-        """Queues a notification. If MOST_WAITING are queued already, drops the oldest of them."""
+        """Queues a notification. If MOST_WAITING are queued already, drops the oldest of them.
+
+        The first in the queue may be in transit, so the second is dropped.
+        """
         if len(self._waiting) >= MOST_WAITING:
-            self._waiting.popleft()
+            del self._waiting[1]
             self._lose("too many were waiting")
         self._waiting.append(body)
         if self._task is None:
@@ -98,12 +101,10 @@ class Webhook:
                 endpoint = Endpoint(base_url=f"{self._origin}/v1", timeouts=timeouts)
                 self._backend = HttpBackend(endpoint, clock=self._clock)
             while self._waiting:
-                body = self._waiting[0]
-                reason = await self._send(self._backend, body)
-                if self._waiting and self._waiting[0] is body:
-                    self._waiting.popleft()
-                    if reason is not None:
-                        self._lose(reason)
+                reason = await self._send(self._backend, self._waiting[0])
+                self._waiting.popleft()
+                if reason is not None:
+                    self._lose(reason)
         except ConfigError as error:
             # The settings of a proxy in the environment may be invalid.
             self._reason = error.what

@@ -127,7 +127,7 @@ class Mirror:
                     self._upload(path, found)
         except StoreError as error:
             if error.store_kind == "changed":
-                raise self._refusal(JournalError) from error
+                raise self._refusal(JournalError, error.url) from error
             raise JournalError(
                 f"cannot upload to {self.url.name}: {error.reason}",
                 hint=f"{error.hint.partition('; ')[0]}; every result is in {output.path}: "
@@ -212,7 +212,7 @@ class Mirror:
         if relation is _Relation.NEITHER:
             seen = self._state.seen.get(path.name)
             if seen is None or seen.digest != _digest(path):
-                raise self._refusal(ConfigError)
+                raise self._refusal(ConfigError, self._url(path))
             path.rename(free_name(path, "old"))
         _fetch(self._store, self._url(path), path, self._stopped)
         self._remember(path, found)
@@ -290,14 +290,21 @@ class Mirror:
         name = path.relative_to(self.output.path.parent)
         return self.url.beside(name.as_posix())
 
-    def _refusal(self, kind: type[ConfigError] | type[JournalError]) -> ConfigError | JournalError:
-        path = self.output.path
+    def _refusal(
+        self, kind: type[ConfigError] | type[JournalError], url: ObjectUrl
+    ) -> ConfigError | JournalError:
         return kind(
-            f"{self.url.name} was changed by something else, and has content that {path} lacks",
-            hint=f"both are kept: to continue from the object, move {path.parent}/{path.stem}* "
-            "aside; "
+            f"{url.name} was changed by something else, and has content that its local file lacks",
+            hint=f"both are kept: to continue from the object, move aside {self._places}; "
             "to continue from the file, move the object aside; then run the same command again",
         )
+
+    @property
+    def _places(self) -> str:
+        """The output's local files and folder, for a hint."""
+        output = self.output
+        files = f"{output.path.name}, {output.failed_path.name} and {output.state_path.name}"
+        return f"{files} in {output.path.parent}"
 
     def _load(self) -> None:
         try:
@@ -308,7 +315,7 @@ class Mirror:
         if state.url != self.url.name:
             raise ConfigError(
                 f"{self.output.path} belongs to {state.url}, not to {self.url.name}",
-                hint=f"move {self.output.path.parent} aside, or run redline in another folder",
+                hint=f"move aside {self._places}, or run redline in another folder",
             )
         self._state = state
 

@@ -75,8 +75,10 @@ def _threshold(name: str, stated: object, where: str) -> float:
     what = ""
     if is_percent and not known.is_share:
         what = f"{name} must be a number above 0, not a percentage: {stated}"
-    elif not 0 < value <= _MOST:
+    elif not value > 0:
         what = f"{name} is not a number above 0: {stated}"
+    elif value > _MOST:
+        what = f"{name} must be at most 10^12, not {stated}"
     elif known.is_part and value >= 1:
         what = f"{name} must be below 100 %, not {stated}"
     if what:

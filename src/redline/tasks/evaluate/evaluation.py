@@ -23,6 +23,7 @@ from redline.calls import Outcome, Request
 from redline.errors import ConfigError, Rejected
 from redline.job.settings import Ask
 from redline.process import listed
+from redline.tasks.answers import spoken
 from redline.tasks.evaluate.judge import MOST_REASKS, Judge, JudgeSettings
 from redline.tasks.evaluate.metrics import Grade, Metric, metric_of
 from redline.tasks.evaluate.text import in_thread_if_long
@@ -131,7 +132,7 @@ class Grading:
         if self._judge is None:
             measure = partial(self._metric.grade, right=right, is_cut=reason == "length")
             grade = await in_thread_if_long(text, measure)
-        elif not text.strip():
+        elif not (text := await in_thread_if_long(text, spoken)).strip():
             grade = Grade()
         else:
             seen = self._seen(row, request, text)

@@ -80,25 +80,24 @@ class Scores:
     def text(self) -> str:
         """Returns the summary for a reader, then `name: value` lines; accuracy is the last line.
 
-        If every call failed, there is no score, and `failed` is the only `name: value` line.
+        If no question was answered, there is no score, and `failed` is the only `name: value` line.
         """
+        if not self.answers:
+            # Unanswered questions are neither right nor wrong, so a share would mislead.
+            line = f"no question was answered, so there is no score: {self.failed:,} failed"
+            return summary([line], {"failed": self.failed})
         lines = []
         if not self.is_over:
             lines += ["the run has not finished: this is the score of the answers so far", ""]
         lines += self._warnings()
-        if self.failed and not self.answers:
-            # Unanswered questions are neither right nor wrong, so a share would mislead.
-            lines.append(f"no question was answered, so there is no score: {self.failed:,} failed")
-            return summary(lines, {"failed": self.failed})
         others = {**{name: self.verdicts[name] for name in VERDICTS[1:]}, "failed": self.failed}
-        if self.total:
-            lines += [
-                self._share("accuracy", self.correct, attrgetter("correct")),
-                self._share("strict", self.strict, attrgetter("strict")),
-                f"{'others':10} {', '.join(f'{count:,} {name}' for name, count in others.items())}",
-            ]
-            if self.samples > 1:
-                lines += self._of_questions()
+        lines += [
+            self._share("accuracy", self.correct, attrgetter("correct")),
+            self._share("strict", self.strict, attrgetter("strict")),
+            f"{'others':10} {', '.join(f'{count:,} {name}' for name, count in others.items())}",
+        ]
+        if self.samples > 1:
+            lines += self._of_questions()
         shares = {
             "strict": f"{self.strict}/{self.total}",
             "accuracy": f"{self.correct}/{self.total}",

@@ -12,6 +12,7 @@ from statistics import median
 import msgspec
 
 from redline.journal import Output, read_results
+from redline.process import counted
 from redline.tasks.evaluate import summary
 from redline.tasks.synth.near_duplicates import fewest_words, word_count
 from redline.tasks.synth.synthesis import KINDS, Cause, Line, text_of
@@ -98,9 +99,9 @@ def _note(words: list[int], similarity: float | None) -> str:
     if math.isinf(least) or median(words) >= least:
         return ""
     return (
-        f"half of the texts have at most {median(words):.0f} words; below {least:.0f} words, texts "
-        f"that differ by one word are less similar than {similarity:g} and are all kept: lower "
-        "--similarity"
+        f"half of the texts have at most {counted(round(median(words)), 'word')}; below "
+        f"{least:.0f} words, texts that differ by one word are less similar than {similarity:g} "
+        "and are all kept: lower --similarity"
     )
 
 

@@ -189,10 +189,10 @@ class Synthesis:
         least, most = self._filters.least_chars, self._filters.most_chars
         size = len(text.strip())
         if size < least:
-            reason = f"{size:,} characters, but at least {least:,} are required"
+            reason = f"{counted(size, 'character')}, but at least {least:,} are required"
             return _Judgement(text, "too_short", reason)
         if most is not None and size > most:
-            reason = f"{size:,} characters, but at most {most:,} are allowed"
+            reason = f"{counted(size, 'character')}, but at most {most:,} are allowed"
             return _Judgement(text, "too_long", reason)
         schema = self._filters.schema
         if schema is None:
