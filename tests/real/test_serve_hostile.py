@@ -21,11 +21,13 @@ import pytest
 
 from redline.calls import Endpoint
 from redline.calls.tokens import facts_of
+from redline.calls.wire import reply_memory
 from redline.limits import Limits
 from redline.serve.gateway import GatewaySettings, gateway_of
 from redline.sim import SimSettings
 from redline.sim.server import Sim
 from support.http_peer import Answer, Peer
+from support.raw_server import RawServer, Seen, answer, chat
 from support.serve_gauges import cpu_s, descriptors, settle
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess
@@ -242,6 +244,28 @@ async def test_a_stream_that_is_not_read_gives_up_its_slot_once_others_wait_for_
 
 
 Attack = Callable[[World, AsyncExitStack], Awaitable[object]]
+
+
+async def test_an_answer_that_is_not_read_gives_up_its_memory_once_others_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reply_memory, "FULL_BYTES", 2**20)
+    monkeypatch.setattr(reply_memory, "_OPEN_BYTES", 2**19)
+
+    async def long(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(chat("word " * 4_000_000)))
+
+    async with RawServer(long) as server:
+        settings = GatewaySettings(endpoints=(Endpoint(base_url=server.base_url),), port=0)
+        ask = request("POST", CHAT, {"model": "m", "messages": HELLO})
+        async with gateway_of(settings) as served:
+            port = port_of(served.gateway.base_url)
+            async with peer(port, receive_bytes=2048) as deaf, peer(port) as other:
+                await deaf.send(ask)
+                await deaf.reader.readline()
+                await other.send(ask)
+                async with asyncio.timeout(30):
+                    assert (await other.reader.readline()).startswith(b"HTTP/1.1 200")
 
 
 def sending(per_s: float, of: Callable[[World], Iterable[bytes]]) -> Attack:
