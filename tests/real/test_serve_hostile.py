@@ -24,6 +24,7 @@ from redline.calls.tokens import facts_of
 from redline.calls.wire import reply_memory
 from redline.limits import Limits
 from redline.serve.gateway import GatewaySettings, gateway_of
+from redline.serve.http import messages
 from redline.sim import SimSettings
 from redline.sim.server import Sim
 from support.http_peer import Answer, Peer
@@ -663,6 +664,30 @@ async def test_a_message_of_many_blocks_does_not_hold_others_up() -> None:
     # Nearly all of this time is that of its translation.
     longest_s = max(after_s - before_s for before_s, after_s in pairwise(at_s))
     assert longest_s < 0.6 * (at_s[-1] - at_s[0])
+
+
+async def test_huge_messages_are_translated_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, translate = list[None](), 0, messages.chat_of
+
+    def slowly(body: Any) -> dict[str, Any]:
+        nonlocal most
+        running.append(None)
+        most = max(most, len(running))
+        time.sleep(0.05)
+        running.pop()
+        return translate(body)
+
+    monkeypatch.setattr(messages, "chat_of", slowly)
+    huge = [{"role": "user", "content": "x" * (2**20 + 1)}]
+    ask = request("POST", "/v1/messages", {"model": "m", "max_tokens": 1, "messages": huge})
+    async with Sim(SimSettings()) as sim, AsyncExitStack() as stack:
+        settings = GatewaySettings(endpoints=(Endpoint(base_url=sim.base_url),), port=0)
+        served = await stack.enter_async_context(gateway_of(settings))
+        port = port_of(served.gateway.base_url)
+        peers = [await stack.enter_async_context(peer(port)) for _ in range(4)]
+        answers = await asyncio.gather(*(one.ask(ask) for one in peers))
+    assert [one.status for one in answers] == [200] * 4
+    assert most == 1
 
 
 @pytest.mark.slow
