@@ -250,6 +250,20 @@ def test_limits_and_budgets_hold(cli: Cli) -> None:
         assert "within the budget" in told.err
 
 
+def test_the_cost_is_that_of_the_models_that_answered(cli: Cli, tmp_path: Path) -> None:
+    with simulated() as first, simulated() as second:
+        (tmp_path / "redline.toml").write_text(
+            f'[endpoints.cheap]\nbase_url = "{first.base_url}"\nmodels = {{ m = "gpt-4o-mini" }}\n'
+            f'[endpoints.dear]\nbase_url = "{second.base_url}"\nmodels = {{ m = "gpt-4o" }}\n'
+        )
+        pool = ("bench", "--json", "--limit", "8", "--model", "m", "--max-tokens", "9")
+        costs = [cli(*pool, *names) for names in (("cheap", "dear"), ("dear", "cheap"))]
+        assert costs[0].err.split("; about")[1] == costs[1].err.split("; about")[1]
+        (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "model": "m"}\n')
+        told = cli("bench", "--json", "--limit", "8", "cheap", "--rows", "rows.jsonl")
+    assert json.loads(told.out)["figures"]["spent_usd"] > 0
+
+
 def test_an_interrupt_ends_it_with_the_figures_so_far() -> None:
     with simulated() as sim:
         command = [sys.executable, "-m", "redline", "bench", sim.base_url, "--model", "m"]

@@ -82,8 +82,8 @@ class Gateway:
     client: openai.AsyncOpenAI
     settings: GatewaySettings
 
-    def change(self, *endpoints: Endpoint) -> None:
-        self.served.change(msgspec.structs.replace(self.settings, endpoints=endpoints))
+    async def change(self, *endpoints: Endpoint) -> None:
+        await self.served.change(msgspec.structs.replace(self.settings, endpoints=endpoints))
 
     async def ask(self, model: str) -> int:
         """The status of a call. All calls of a model ask the same, and for a determined answer."""
@@ -167,7 +167,7 @@ def test_a_name_that_moves_to_another_server_waits_for_its_slots() -> None:
         async with listening(one, two), gateway(one.named("A"), two.named("B")) as front:
             calls = front.begin("m", 8)
             await until(lambda: two.in_flight == SLOTS)
-            front.change(two.named("A"))
+            await front.change(two.named("A"))
             calls += front.begin("m", 8)
             assert await statuses(calls) == {200: 16}
             assert two.most_in_flight == SLOTS
@@ -184,7 +184,7 @@ def test_calls_follow_their_model_into_the_pool_of_another() -> None:
         ):
             calls = front.begin("m1", 4) + front.begin("m2", 8)
             await until(lambda: two.in_flight == SLOTS)
-            front.change(one.named("A", "m1"), two.named("B", "m1", "m2"))
+            await front.change(one.named("A", "m1"), two.named("B", "m1", "m2"))
             calls += front.begin("m1", 4) + front.begin("m2", 2)
             assert await statuses(calls) == {200: 18}
             assert two.most_in_flight == SLOTS
@@ -202,7 +202,7 @@ def test_calls_follow_their_model_out_of_the_pool_of_another() -> None:
         ):
             calls = front.begin("m2", 6)
             await until(lambda: two.in_flight == SLOTS)
-            front.change(one.named("A", "m1"), two.named("B", "m2"))
+            await front.change(one.named("A", "m1"), two.named("B", "m2"))
             calls += front.begin("m2", 4)
             assert await statuses(calls) == {200: 10}
             assert two.most_in_flight == SLOTS
@@ -219,7 +219,7 @@ def test_waiting_calls_of_a_model_that_is_gone_end_at_once() -> None:
         ):
             calls = front.begin("m2", 8)
             await until(lambda: two.in_flight == SLOTS)
-            front.change(one.named("A", "m1"))
+            await front.change(one.named("A", "m1"))
             # Those in flight end where they are.
             assert await statuses(calls) == {200: SLOTS, 404: 8 - SLOTS}
             assert await front.ask("m1") == 200
@@ -236,7 +236,9 @@ def test_waiting_calls_pass_over_an_endpoint_that_joins_without_their_model() ->
         ):
             calls = front.begin("m1", 12)
             await until(lambda: one.in_flight + two.in_flight == 2 * SLOTS)
-            front.change(one.named("A", "m1"), two.named("B", "m1", "m2"), three.named("C", "m2"))
+            await front.change(
+                one.named("A", "m1"), two.named("B", "m1", "m2"), three.named("C", "m2")
+            )
             calls += front.begin("m2", 2)
             assert await statuses(calls) == {200: 14}
 
@@ -252,8 +254,8 @@ def test_a_call_that_has_failed_is_not_sent_to_an_endpoint_that_has_lost_its_mod
         ):
             calls = front.begin("m1", 1)
             await until(lambda: one.in_flight == 1)
-            front.change(one.named("A", "m1", "m2"), two.named("B", "m1", "m2"))
-            front.change(one.named("A", "m1", "m2"), two.named("B", "m2"))
+            await front.change(one.named("A", "m1", "m2"), two.named("B", "m1", "m2"))
+            await front.change(one.named("A", "m1", "m2"), two.named("B", "m2"))
             assert await statuses(calls) == {200: 1}
 
     asyncio.run(main())
@@ -268,8 +270,8 @@ def test_a_call_that_an_endpoint_refuses_does_not_go_to_one_that_has_lost_its_mo
         ):
             calls = front.begin("m1", 1)
             await until(lambda: one.in_flight == 1)
-            front.change(one.named("A", "m1", "m2"), two.named("B", "m1", "m2"))
-            front.change(one.named("A", "m1", "m2"), two.named("B", "m2"))
+            await front.change(one.named("A", "m1", "m2"), two.named("B", "m1", "m2"))
+            await front.change(one.named("A", "m1", "m2"), two.named("B", "m2"))
             # No other endpoint has its model.
             assert await statuses(calls) == {502: 1}
 
@@ -287,7 +289,7 @@ def test_calls_that_an_endpoint_had_not_written_follow_their_model_when_it_leave
             async with gateway(slow, both) as front:
                 calls = front.begin("m1", 5)
                 await until(lambda: one.in_flight + two.in_flight >= 3)
-                front.change(both, three.named("C", "m2"))
+                await front.change(both, three.named("C", "m2"))
                 assert await statuses(calls) == {200: 5}
 
     asyncio.run(main())
@@ -303,7 +305,7 @@ def test_a_call_that_was_sent_counts_although_its_model_is_gone() -> None:
         ):
             calls = front.begin("m1", 1)
             await until(lambda: one.in_flight + two.in_flight == 1)
-            front.change(one.named("A", "m2"), two.named("B", "m2"))
+            await front.change(one.named("A", "m2"), two.named("B", "m2"))
             assert await statuses(calls) == {404: 1}
             # The endpoint may have answered, and its tokens are not known.
             assert await front.ask("m2") == 429
@@ -322,7 +324,7 @@ def test_calls_that_wait_for_an_answer_to_share_follow_their_model(tmp_path: Pat
         ):
             calls = front.begin("m1", 4)
             await until(lambda: one.in_flight == 1)
-            front.change(one.named("B", "m1", "m2"))
+            await front.change(one.named("B", "m1", "m2"))
             # Its answer is cut, so they do not share it.
             assert await statuses(calls) == {200: 4}
             assert one.answered["m1"] == 4
@@ -351,9 +353,9 @@ def test_a_lost_endpoint_is_tried_again_when_the_settings_are_read() -> None:
         one = Server(("m",), [401])
         async with listening(one), gateway(one.named("A")) as front:
             assert [await front.ask("m") for _ in range(2)] == [502, 502]
-            assert front.served.change(front.settings) == ["trying again: A"]
+            assert await front.served.change(front.settings) == ["trying again: A"]
             assert await front.ask("m") == 200
-            assert front.served.change(front.settings) == ["nothing has changed"]
+            assert await front.served.change(front.settings) == ["nothing has changed"]
 
     asyncio.run(main())
 
@@ -367,9 +369,9 @@ def test_a_lost_endpoint_that_still_has_a_call_is_tried_again_once() -> None:
             one.latency_s = 1.0
             long = front.begin("m", 1)
             assert await asyncio.gather(*lost) == [502]
-            assert front.served.change(front.settings) == ["trying again: A"]
+            assert await front.served.change(front.settings) == ["trying again: A"]
             await asyncio.sleep(0.1)
-            assert front.served.change(front.settings) == ["nothing has changed"]
+            assert await front.served.change(front.settings) == ["nothing has changed"]
             assert await asyncio.gather(*long) == [200]
             assert await front.ask("m") == 200
 
@@ -402,7 +404,7 @@ def test_waiting_lines_of_a_batch_follow_their_model(tmp_path: Path) -> None:
             batch = await begin_batch(front, "m2", 12)
             calls = front.begin("m2", 4)
             await until(lambda: two.answered["m2"] > 1)
-            front.change(one.named("A", "m1"), two.named("B", "m1", "m2"))
+            await front.change(one.named("A", "m1"), two.named("B", "m1", "m2"))
             assert await statuses(calls) == {200: 4}
 
             assert await completed(front, batch) == 12
@@ -426,7 +428,7 @@ def test_lines_that_wait_for_an_endpoint_that_leaves_go_to_the_one_that_failed(
             # The lines that have failed wait for the other endpoint.
             await asyncio.sleep(2.0)
             assert two.in_flight == SLOTS
-            front.change(one.named("A", "m"))
+            await front.change(one.named("A", "m"))
             assert await completed(front, batch) == 8
 
     asyncio.run(main())
@@ -450,16 +452,37 @@ def test_an_endpoint_with_another_shared_rate_joins_once_the_old_one_is_out_of_u
 
             async with gateway(limited("50/1s")) as front:
                 assert await front.ask("m") == 200
-                front.change(limited("100/1s"))
+                await front.change(limited("100/1s"))
                 assert await front.ask("m") == 200
                 notes = [event.what for event in front.served.gateway.watch.snapshot().changes]
                 assert [note for note in notes if "A cannot join yet" in note]
                 # One that still waits may be replaced, too.
-                front.change(limited("70/1s"))
-                front.change(limited("60/1s"))
+                await front.change(limited("70/1s"))
+                await front.change(limited("60/1s"))
                 assert await front.ask("m") == 200
                 members = front.served.gateway.lineup.members
                 assert [member.name for member in members] == ["A"]
+
+    asyncio.run(main())
+
+
+def test_a_silent_redis_holds_up_no_call_while_settings_change() -> None:
+    """The server can refuse the connection only while the event loop is free."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"-ERR closed for today\r\n")
+        writer.close()
+
+    async def main() -> None:
+        redis = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        share = f"redis://127.0.0.1:{redis.sockets[0].getsockname()[1]}/0"
+        one = Server(("m",))
+        async with redis, listening(one), gateway(one.named("A", "m")) as front:
+            limits = Limits(requests="50/1s", share=share)
+            with pytest.raises(ConfigError, match="closed for today"):
+                await front.change(msgspec.structs.replace(one.named("B", "m"), limits=limits))
+            assert await front.ask("m") == 200
 
     asyncio.run(main())
 
@@ -471,11 +494,11 @@ def test_nothing_changes_if_the_limits_of_a_new_endpoint_cannot_be_opened(tmp_pa
             limits = Limits(requests="50/1s", share=str(tmp_path / "none" / "team.limits"))
             new = msgspec.structs.replace(two.named("B"), limits=limits)
             with pytest.raises(ConfigError, match="cannot be saved"):
-                front.change(new)
+                await front.change(new)
             assert await front.ask("m") == 200
             assert one.answered["m"] == 1
             (tmp_path / "none").mkdir()
-            front.change(new)
+            await front.change(new)
             assert await front.ask("m") == 200
             assert two.answered["m"] == 1
 
@@ -493,12 +516,12 @@ def test_settings_that_need_a_restart_are_named_and_so_are_other_prices() -> Non
                 cache_ttl_s=5.0,
                 prices={"m": Price(input=1, cached_input=1, output=2)},
             )
-            for notes in (front.served.change(other), front.served.change(other)):
+            for notes in (await front.served.change(other), await front.served.change(other)):
                 fixed = [f"{name}: a change needs a restart" for name in FIXED]
                 assert [note for note in notes if "restart" in note] == fixed
             assert "prices changed" not in notes
-            front.served.change(front.settings)
-            assert "prices changed" in front.served.change(other)
+            await front.served.change(front.settings)
+            assert "prices changed" in await front.served.change(other)
 
     asyncio.run(main())
 
@@ -513,12 +536,12 @@ def test_another_bound_of_all_calls_applies_at_once() -> None:
             asked = front.begin("m", 8)
             await until(lambda: one.in_flight + two.in_flight == 3)
             narrow = msgspec.structs.replace(front.settings, most=1)
-            assert front.served.change(narrow) == ["concurrency changed"]
+            assert await front.served.change(narrow) == ["concurrency changed"]
             await until(lambda: one.in_flight + two.in_flight == 0)
             one.most_in_flight = two.most_in_flight = 0
             assert await statuses(asked) == {200: 8}
             assert one.most_in_flight + two.most_in_flight <= 2
-            front.served.change(msgspec.structs.replace(front.settings, most=None))
+            await front.served.change(msgspec.structs.replace(front.settings, most=None))
             asked = front.begin("m", 8)
             await until(lambda: one.in_flight + two.in_flight == 2 * SLOTS)
             assert await statuses(asked) == {200: 8}
@@ -549,7 +572,7 @@ def test_counters_do_not_fall_when_a_pool_ends() -> None:
             assert before["normal"] >= 2
             third = Server(("o",))
             async with listening(third):
-                front.change(third.named("D", "o"))
+                await front.change(third.named("D", "o"))
                 # One of the ways has a call in flight, and the other is about to end.
                 assert (lineup.failovers, counts()) == (1, before)
                 assert await statuses(calls) == {200: 1}
@@ -575,7 +598,7 @@ def test_a_pool_that_is_full_of_calls_of_an_endpoint_that_leaves_ends_no_samples
             calls = front.begin("a", 2)
             await until(lambda: one.in_flight == 1)
             leaving = msgspec.structs.replace(one.named("A", "a"), weight=2.0)
-            front.change(leaving, two.named("B", "b"))
+            await front.change(leaving, two.named("B", "b"))
             snapshot = front.served.gateway.watch.snapshot
             assert snapshot().binding.cause == "concurrency"
             before = len(snapshot().history)

@@ -173,6 +173,21 @@ def test_a_fleet_serves_the_sdk_and_passes_bytes_on(start: Start) -> None:
     assert "the minimum is 1: 0 -> 1" in err
 
 
+def test_a_degraded_replica_keeps_its_count_of_answered_calls(start: Start) -> None:
+    up = start(mood="works")
+    url = up.url()
+    assert [asked(url, {"model": "m"})[0] for _ in range(5)] == [200] * 5
+    assert up.status(url)["replicas"][0]["answered"] == 5
+    with ThreadPoolExecutor(8) as threads:
+        failing = [threads.submit(asked, url, {"model": "500"}) for _ in range(8)]
+        try:
+            status = up.until(url, lambda status: status["replicas"][0]["state"] == "degraded")
+            assert status["replicas"][0]["answered"] == 5
+        finally:
+            up.process.kill()
+    assert all(one.exception() for one in failing)
+
+
 def test_a_second_fleet_does_not_write_the_logs_of_the_first(start: Start) -> None:
     first = start()
     first.until(first.url(), lambda status: status["ready"] == 1)

@@ -1113,9 +1113,9 @@ async def test_keys_do_not_change_if_other_settings_are_refused(tmp_path: Path) 
     async with gateway_of(settings) as served:
         revoke_key(path, key.id)
         with pytest.raises(ConfigError):
-            served.change(replace(settings, endpoints=(endpoint, endpoint)))
+            await served.change(replace(settings, endpoints=(endpoint, endpoint)))
         assert served.gateway.keyring.active == 2
-        assert served.change(settings) == ["keys changed (1 active)"]
+        assert await served.change(settings) == ["keys changed (1 active)"]
         assert served.gateway.keyring.active == 1
 
 

@@ -21,11 +21,14 @@ import pytest
 
 from redline.calls import Endpoint
 from redline.calls.tokens import facts_of
+from redline.calls.wire import reply_memory
 from redline.limits import Limits
 from redline.serve.gateway import GatewaySettings, gateway_of
+from redline.serve.http import messages
 from redline.sim import SimSettings
 from redline.sim.server import Sim
 from support.http_peer import Answer, Peer
+from support.raw_server import RawServer, Seen, answer, chat
 from support.serve_gauges import cpu_s, descriptors, settle
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess
@@ -242,6 +245,28 @@ async def test_a_stream_that_is_not_read_gives_up_its_slot_once_others_wait_for_
 
 
 Attack = Callable[[World, AsyncExitStack], Awaitable[object]]
+
+
+async def test_an_answer_that_is_not_read_gives_up_its_memory_once_others_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reply_memory, "FULL_BYTES", 2**20)
+    monkeypatch.setattr(reply_memory, "_OPEN_BYTES", 2**19)
+
+    async def long(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(chat("word " * 4_000_000)))
+
+    async with RawServer(long) as server:
+        settings = GatewaySettings(endpoints=(Endpoint(base_url=server.base_url),), port=0)
+        ask = request("POST", CHAT, {"model": "m", "messages": HELLO})
+        async with gateway_of(settings) as served:
+            port = port_of(served.gateway.base_url)
+            async with peer(port, receive_bytes=2048) as deaf, peer(port) as other:
+                await deaf.send(ask)
+                await deaf.reader.readline()
+                await other.send(ask)
+                async with asyncio.timeout(30):
+                    assert (await other.reader.readline()).startswith(b"HTTP/1.1 200")
 
 
 def sending(per_s: float, of: Callable[[World], Iterable[bytes]]) -> Attack:
@@ -639,6 +664,30 @@ async def test_a_message_of_many_blocks_does_not_hold_others_up() -> None:
     # Nearly all of this time is that of its translation.
     longest_s = max(after_s - before_s for before_s, after_s in pairwise(at_s))
     assert longest_s < 0.6 * (at_s[-1] - at_s[0])
+
+
+async def test_huge_messages_are_translated_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, translate = list[None](), 0, messages.chat_of
+
+    def slowly(body: Any) -> dict[str, Any]:
+        nonlocal most
+        running.append(None)
+        most = max(most, len(running))
+        time.sleep(0.05)
+        running.pop()
+        return translate(body)
+
+    monkeypatch.setattr(messages, "chat_of", slowly)
+    huge = [{"role": "user", "content": "x" * (2**20 + 1)}]
+    ask = request("POST", "/v1/messages", {"model": "m", "max_tokens": 1, "messages": huge})
+    async with Sim(SimSettings()) as sim, AsyncExitStack() as stack:
+        settings = GatewaySettings(endpoints=(Endpoint(base_url=sim.base_url),), port=0)
+        served = await stack.enter_async_context(gateway_of(settings))
+        port = port_of(served.gateway.base_url)
+        peers = [await stack.enter_async_context(peer(port)) for _ in range(4)]
+        answers = await asyncio.gather(*(one.ask(ask) for one in peers))
+    assert [one.status for one in answers] == [200] * 4
+    assert most == 1
 
 
 @pytest.mark.slow

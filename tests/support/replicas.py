@@ -42,8 +42,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         message = {"role": "assistant", "content": json.dumps([os.environ.get("SLOT"), port])}
         done = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
         status, answer = 200, {"object": "chat.completion", "model": asked["model"], **done}
-        if mood in ("500", "404"):
-            status, answer = int(mood), {"error": {"message": f"no {asked['model']} here"}}
+        said = "500" if asked["model"] == "500" else mood
+        if said in ("500", "404"):
+            status, answer = int(said), {"error": {"message": f"no {asked['model']} here"}}
         body = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")

@@ -18,9 +18,8 @@ class HttpBounds(msgspec.Struct, frozen=True, kw_only=True):
     head_s: the time from the first byte of a head to its end. body_s: the time for a body, counted
     from when the handler first waits for it; proportionally longer on a path with larger bodies.
     idle_s: the time until a request begins. unread_s: the time within which a client must read at
-    least 64 KiB of the data buffered for it. wanted_s: the same for the client of a stream while
-    other requests wait for what the stream holds (see `Exchange.holds`); unread_s if that is
-    shorter.
+    least 64 KiB of the data buffered for it. wanted_s: the same while other requests wait for what
+    the response holds (see `Exchange.holds`); unread_s if that is shorter.
     """
 
     most_connections: int = 32_768

@@ -307,7 +307,7 @@ class Connection(asyncio.Protocol):
             left = self.transport.get_write_buffer_size()
             if left + _LEAST_TAKEN_BYTES <= self._unwritten:
                 self._bound_writing()
-            elif now_s >= self._unread_by_s or self._is_wanted():
+            elif now_s >= self._unread_by_s or (self._current and self._current.is_wanted):
                 self.transport.abort()
                 return
         if now_s < self.read_by_s:
@@ -327,11 +327,6 @@ class Connection(asyncio.Protocol):
             self._advance()
         else:
             self.close()
-
-    def _is_wanted(self) -> bool:
-        """Whether the response is a stream, and other requests wait for what it holds."""
-        exchange = self._current
-        return exchange is not None and exchange.state is State.STREAMING and exchange.is_wanted()
 
     def cancel(self) -> None:
         """Ends the connection and its handler."""

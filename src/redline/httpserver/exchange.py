@@ -94,7 +94,7 @@ class Exchange:
     _is_whole_wanted = False
     _unsent_head = b""
     _is_chunked = True
-    is_wanted: Callable[[], bool] = bool
+    _find_wanted: Callable[[State], bool] | None = None
 
     def __init__(
         self,
@@ -338,13 +338,18 @@ class Exchange:
         if self._channel.is_write_paused:
             await self._channel.drained()
 
-    def holds(self, is_wanted: Callable[[], bool]) -> None:
-        """Notes that the response holds a resource, such as a slot, until its end.
+    def holds(self, is_wanted: Callable[[State], bool]) -> None:
+        """Notes that the response may hold a resource, such as a slot, until it has been read.
 
-        is_wanted: returns whether other requests wait for the resource now; while they do, the slow
-        client of a stream has only `wanted_s` of HttpBounds to read.
+        is_wanted: returns whether it holds one in this state for which other requests wait now;
+        while they do, a slow client has only `wanted_s` of HttpBounds to read.
         """
-        self.is_wanted = is_wanted
+        self._find_wanted = is_wanted
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether other requests wait for what the response holds."""
+        return self._find_wanted is not None and self._find_wanted(self.state)
 
     def break_off(self) -> None:
         """Ends the connection so that the client can see that the response is incomplete."""

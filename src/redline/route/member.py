@@ -51,7 +51,8 @@ class PoolMember(Figures):
     """One endpoint of a pool: its figures, and everything else that the pool knows about it.
 
     error: the error that took the endpoint out for good; None otherwise. is_empty: set when the
-    endpoint is out and has no calls left.
+    endpoint is out and has no calls left. succeeded: the calls that it has answered, which include
+    those in `fresh_s` only after `Pool.traffic` was read.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class PoolMember(Figures):
         self.pages = seat.pages
         self.breaker = Breaker(usual, is_probed=seat.pages is not None and seat.pages.has_health)
         self.is_leaving = False
+        self.succeeded = 0
         self.error: CallError | NoEndpoint | None = None
         self.is_empty = asyncio.Event()
         # The state after a refusal, see `refused`; otherwise the pause is 0.
@@ -145,6 +147,10 @@ class PoolMember(Figures):
         super().answered(latency_s, now_s)
         if self._pause_s and now_s - latency_s >= self._again_s - self._pause_s:
             self._pause_s, self._again_s = 0.0, -math.inf
+
+    def count(self, answers: int) -> None:
+        """Adds to `succeeded`."""
+        self.succeeded += answers
 
     def is_parked(self, now_s: float) -> bool:
         """Returns whether the endpoint takes no calls until a known time."""

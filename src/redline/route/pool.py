@@ -437,6 +437,7 @@ class Pool:
         else:
             # The call began before the endpoint was degraded, and its result is ignored.
             member.ended()
+        member.count(1)
         self._traffic.answered += 1
         self._traffic.served_s += outcome.latency_s
         if member.answers == 1:
@@ -453,6 +454,7 @@ class Pool:
         """Counts the answers that the fast path has left in `member.fresh_s`."""
         if fresh_s := member.fresh_s:
             member.breaker.answered(len(fresh_s))
+            member.count(len(fresh_s))
             self._traffic.answered += len(fresh_s)
             self._traffic.served_s += sum(fresh_s)
             member.take_up(self._now_s())

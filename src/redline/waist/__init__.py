@@ -7,6 +7,7 @@ from redline.waist.backend import (
     Backend,
     Call,
     Chunk,
+    Held,
     Member,
     Outlet,
     Request,

@@ -199,6 +199,10 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 class Held(Protocol):
     """Memory or another resource that is held until it is released."""
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether other calls wait for the resource."""
+
     def release(self) -> None:
         """Releases the resource; further calls do nothing."""
 

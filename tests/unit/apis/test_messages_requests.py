@@ -299,6 +299,8 @@ def test_a_count_needs_no_bound_and_counts_the_same_prompt() -> None:
         (asked(tools=[{"type": "web_search_20250305", "name": "web_search"}]), "tools[0].type"),
         (asked(tools=[{"name": "t"}]), "tools[0]"),
         (asked(tool_choice={"type": "some"}), "tool_choice.type"),
+        (asked(tool_choice={"type": "any"}), "tool_choice"),
+        (asked(tools=[], tool_choice={"type": "tool", "name": "t"}), "tool_choice"),
         (asked(container="c"), "container"),
         (asked(mcp_servers=[{}]), "mcp_servers"),
         (asked(n=2), "n"),

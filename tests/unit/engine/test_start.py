@@ -41,6 +41,15 @@ def test_a_draft_model_must_reach_as_far_as_the_model(models_folder: Path, short
     assert "256 tokens at once" in open_engine(least).notes[0]
 
 
+@pytest.mark.parametrize(("tokens", "sequences"), [(100, "1 sequence"), (300, "3 sequences")])
+def test_each_sequence_takes_max_model_len_of_max_cache_tokens(
+    models_folder: Path, tokens: int, sequences: str
+) -> None:
+    folder = str(random_model("llama", models_folder))
+    settings = EngineSettings(model=folder, max_model_len=100, max_cache_tokens=tokens)
+    assert f"up to {sequences} of 100 tokens" in open_engine(settings).notes[0]
+
+
 @pytest.fixture
 def own(models_folder: Path, tmp_path: Path) -> Path:
     return shutil.copytree(random_model("llama", models_folder), tmp_path / "llama")

@@ -272,6 +272,10 @@ def _prompt(asked: _Prompt) -> Object:
     if asked.tools:
         chat["tools"] = [_function(tool, index) for index, tool in enumerate(asked.tools)]
         chat |= _choice(asked.tool_choice)
+    elif isinstance(asked.tool_choice, _Any | _Named):
+        raise UntranslatableError(
+            "`tool_choice` requires a tool, but `tools` is empty", "tool_choice"
+        )
     if asked.output_config is not None and asked.output_config.format is not None:
         schema = {"name": "answer", "schema": asked.output_config.format.schema, "strict": True}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}

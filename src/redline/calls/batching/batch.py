@@ -33,7 +33,7 @@ from redline.errors import (
     Retryable,
     Withdrawn,
 )
-from redline.waist import Call, Outcome, failed
+from redline.waist import Call, Held, Outcome, failed
 
 # Statuses of calls that may have failed because of their items; None is for errors without a
 # status. 401, 403 and 404 concern the key and the model, which all members have in common.
@@ -251,20 +251,24 @@ def ended_early() -> Outcome:
 class _Share:
     """One member's share of the memory that the joint answer holds.
 
-    shares: the shares that are not yet released; a new share adds itself. release_all: releases the
-    memory; called when the last share is released.
+    shares: the shares that are not yet released; a new share adds itself. held: the memory, which
+    is released with the last share.
     """
 
-    def __init__(self, shares: set[_Share], release_all: Callable[[], None]) -> None:
+    def __init__(self, shares: set[_Share], held: Held) -> None:
         self._shares = shares
-        self._release_all = release_all
+        self._held = held
         shares.add(self)
+
+    @property
+    def is_wanted(self) -> bool:
+        return self._held.is_wanted
 
     def release(self) -> None:
         """Releases the share; may be called more than once."""
         self._shares.discard(self)
         if not self._shares:
-            self._release_all()
+            self._held.release()
 
 
 def _share_held(members: Sequence[Member], call: Call) -> None:
@@ -277,4 +281,4 @@ def _share_held(members: Sequence[Member], call: Call) -> None:
     for member in waiting:
         # The member may still hold the memory of an earlier attempt's answer.
         member.call.let_go()
-        member.call.held = _Share(shares, call.held.release)
+        member.call.held = _Share(shares, call.held)

@@ -148,6 +148,11 @@ class Held:
         self._intake = intake
         self._size_bytes = size_bytes
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether no request is sent before answers have been released."""
+        return self._intake.is_full
+
     def release(self) -> None:
         """Releases the answer; further calls do nothing."""
         size_bytes, self._size_bytes = self._size_bytes, 0

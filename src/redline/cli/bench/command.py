@@ -104,7 +104,7 @@ def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags
                 target=bench.target.label,
                 words=bench.load,
                 objectives=objectives,
-                cost_of=None if bench.target.price is None else bench.target.cost,
+                cost_of=bench.target.cost,
                 on_start=on_start,
             )
             try:

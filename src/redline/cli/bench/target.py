@@ -67,17 +67,18 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def price(self) -> Price | None:
-        """The price of the job's model at its first endpoint; None if it is free or unknown."""
-        job = self.job
-        if not job.endpoints or job.embedded is not None:
-            return None
-        return job.price_table().at(job.endpoints[0].label, job.prompting.model)
+        """The highest price of the job's model at its endpoints; None if free or unknown."""
+        return None if self._is_free else self.job.price_table().find(self.job.prompting.model)
+
+    @property
+    def _is_free(self) -> bool:
+        return not self.job.endpoints or self.job.embedded is not None
 
     def cost(self, answer: Answer) -> int | None:
         """Returns the cost of an answer in picodollars; None if it is free or unknown."""
         job, reply = self.job, answer.reply
         usage = None if reply is None else read_usage(reply.usage, has_output=False)
-        if reply is None or usage is None or job.embedded is not None:
+        if reply is None or usage is None or self._is_free:
             return None
         prices = job.price_table()
         price = prices.at(answer.endpoint, reply.model)

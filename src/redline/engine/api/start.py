@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from redline.engine.api.backend import EngineBackend, Speaker
 from redline.engine.api.detokenize import Pieces
 from redline.engine.draft import Drafter, DraftLength, LookupDrafter, ModelDrafter
-from redline.engine.model import bucketed, model_len, read_config, read_tokenizer, reading
+from redline.engine.model import model_len, read_config, read_tokenizer, reading
 from redline.engine.parallel import make_computer
 from redline.engine.sample import Grammars
 from redline.engine.schedule import Bounds, Scheduler
@@ -77,8 +77,8 @@ def open_engine(settings: EngineSettings) -> Engine:
 def _slots(settings: EngineSettings, length: int) -> int:
     """Returns how many sequences of `length` tokens are computed at once.
 
-    The cache has room for a whole sequence in each slot, so max_cache_tokens bounds the slots.
-    Raises ConfigError if no slot fits.
+    The cache has room for a whole sequence in each slot, so max_cache_tokens bounds the slots. The
+    padding of a slot to a multiple of 16 tokens is not counted. Raises ConfigError if no slot fits.
     """
     if settings.max_cache_tokens is None:
         return settings.max_batch_size
@@ -88,8 +88,7 @@ def _slots(settings: EngineSettings, length: int) -> int:
             f"{length:,} tokens",
             hint="raise it, or lower max_model_len",
         )
-    fitting = max(1, settings.max_cache_tokens // bucketed(length))
-    return min(settings.max_batch_size, fitting)
+    return min(settings.max_batch_size, settings.max_cache_tokens // length)
 
 
 def _speculation(

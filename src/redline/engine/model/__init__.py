@@ -1,7 +1,7 @@
 """The model: loading, attention over the slot cache, and one forward pass."""
 
 from redline.engine.model.attention import NAME, Piece, Step, grouped, positions_of
-from redline.engine.model.kv_cache import Shape, SlotCache, bucketed
+from redline.engine.model.kv_cache import Shape, SlotCache
 from redline.engine.model.loading import (
     OTHERS,
     Loaded,

@@ -134,7 +134,7 @@ class ServedFleet:
         """Returns the current status of the fleet."""
         fleet, pool, scale = self._fleet, self._pool, self._settings.scale
         now_s, members = SYSTEM.now_s(), pool.members
-        starting = fleet.starting
+        starting, traffic = fleet.starting, pool.traffic
         queued = sum(one.backend.load(now_s).waiting for one in members)
         in_flight = sum(one.in_flight for one in members) - queued
         replicas = [
@@ -142,7 +142,7 @@ class ServedFleet:
                 name=one.name,
                 state=one.health(now_s).value,
                 in_flight=one.in_flight,
-                answered=one.answers,
+                answered=one.succeeded,
                 latency_s=round(one.latency_s or one.forgotten_s, 3),
             )
             for one in members
@@ -156,7 +156,7 @@ class ServedFleet:
             starting=len(starting),
             in_flight=in_flight,
             waiting=max(0, self._relay.in_flight - in_flight),
-            answered=pool.traffic.answered,
+            answered=traffic.answered,
             replicas=replicas,
             changes=_last(fleet.history),
             failures=_last(fleet.failures),

@@ -211,7 +211,7 @@ class Gateway(Door):
         except Refusal as refusal:
             self.totals.refused(asking, refusal)
             raise
-        exchange.holds(target.waits_for_slots)
+        exchange.holds(partial(_is_wanted, call, target))
         send = partial(self._sent, asking, target, call, started)
         try:
             await pass_on(exchange, raw, facts, send, request_id=request_id)
@@ -374,3 +374,10 @@ class Gateway(Door):
         if states <= {Health.GONE, Health.DEGRADED, Health.STARTING}:
             return busy("No endpoint works at the moment.", "no_endpoint")
         return None
+
+
+def _is_wanted(call: Call, target: Target, state: State) -> bool:
+    """Whether other calls wait for the slot of a stream, or for the memory of a whole answer."""
+    if state is State.STREAMING:
+        return target.waits_for_slots()
+    return call.held is not None and call.held.is_wanted

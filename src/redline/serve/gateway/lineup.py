@@ -254,7 +254,6 @@ class Lineup:
             # The slots that an endpoint shares with other workers depend on `most`.
             renewed = [one.label for one in self.endpoints]
         before, followed = self.ways, _followed(grouped(endpoints), self.ways)
-        self._check_shares(endpoints)
         self.most = most
         self.ways = [
             self._way(group) if old is None else old._replace(group=group)
@@ -352,7 +351,7 @@ class Lineup:
             if slots is not None and is_usable and gate.waits_for(member.name):
                 slots.want()
 
-    def _check_shares(self, endpoints: Sequence[Endpoint]) -> None:
+    async def check_shares(self, endpoints: Sequence[Endpoint]) -> None:
         """Raises ConfigError if shared limits of new endpoints cannot be opened.
 
         Limits already shared by an endpoint of this lineup are not checked: they may be in use with
@@ -360,8 +359,8 @@ class Lineup:
         """
         known = {one.limits.share for one in self.endpoints}
         for one in endpoints:
-            if known and one.limits.share and one.limits.share not in known:
-                _open_limits(one)
+            if one.limits.share and one.limits.share not in known:
+                await asyncio.to_thread(_open_limits, one)
 
     def _join(self, pool: Pool, endpoint: Endpoint, group: Group, *, is_first: bool) -> None:
         """Adds an endpoint to a pool: at once, or after the changes for which it must wait.
@@ -376,7 +375,6 @@ class Lineup:
             while any(way.pool is pool and endpoint in way.group.endpoints for way in self.ways):
                 try:
                     if endpoint.limits.share:
-                        # In a thread, since opening limits may block for seconds.
                         await asyncio.to_thread(_open_limits, endpoint)
                     pool.add(self._seat(endpoint, group))
                 except ConfigError as error:
@@ -387,7 +385,7 @@ class Lineup:
                 else:
                     return
 
-        if not self._before(endpoint):
+        if is_first or not (endpoint.limits.share or self._before(endpoint)):
             try:
                 pool.add(self._seat(endpoint, group))
             except ConfigError:
@@ -504,7 +502,7 @@ def _is_down(pool: Pool, barred: Collection[str] = ()) -> bool:
 
 
 def _open_limits(endpoint: Endpoint) -> None:
-    """Opens the limits of an endpoint; raises ConfigError if that fails. May block for seconds."""
+    """Opens the limits of an endpoint; raises ConfigError if that fails. Blocks for seconds."""
     open_limiter(endpoint.limits, account_of(endpoint), SYSTEM)
 
 

@@ -136,10 +136,10 @@ class Served(msgspec.Struct, eq=False):
     gateway: Gateway
     inside: dict[str, Any] = {}
 
-    def change(self, settings: GatewaySettings) -> list[str]:
+    async def change(self, settings: GatewaySettings) -> list[str]:
         """Applies new settings, and returns notes that describe the changes.
 
-        Raises ConfigError, and then changes nothing.
+        Only one change may be in progress. Raises ConfigError, and then changes nothing.
         """
         before, gateway = self.settings, self.gateway
         fixed = [name for name in _FIXED if getattr(settings, name) != getattr(before, name)]
@@ -152,8 +152,10 @@ class Served(msgspec.Struct, eq=False):
         settings = replace(settings, **{name: getattr(before, name) for name in kept})
         old, new = before.endpoints, settings.endpoints
         self._check_classes(settings)
+        endpoints = _placed(new, self.inside)
+        await gateway.lineup.check_shares(endpoints)
         keys, lost = gateway.keyring.read(), gateway.lineup.lost
-        gateway.lineup.change(_placed(new, self.inside), settings.most)
+        gateway.lineup.change(endpoints, settings.most)
         has_other_keys = gateway.keyring.take(keys)
         gateway.gates.tenants.replace(settings.tenants)
         gateway.gates.meter.change(settings.price_table)
@@ -210,19 +212,18 @@ def serve_gateway(
     async def main(stop: asyncio.Event) -> None:
         end_at_second(stop)
         is_outdated = asyncio.Event()
-        _on_hangup(is_outdated.set)
+        if hasattr(signal, "SIGHUP"):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, is_outdated.set)
         if worker is not None:
             worker.on_orphaned(stop.set)
         raise_limit_fully()
         async with gateway_of(_worked(settings, worker), worker) as served:
             # All workers read the same settings: only one reports the notes.
             told = on_note if worker is None or worker.is_first else lambda _: None
-            change = partial(_reread, served, lambda: _worked(reread(), worker), told)
-            _on_hangup(change)
-            if is_outdated.is_set():
-                change()
-            (on_url if worker is None else worker.tell)(served.gateway.base_url)
-            await stop.wait()
+            follow = _follow_settings(is_outdated, served, lambda: _worked(reread(), worker), told)
+            async with _beside_it(follow):
+                (on_url if worker is None else worker.tell)(served.gateway.base_url)
+                await stop.wait()
             who = "" if worker is None else f"{worker.name}: "
             if in_flight := served.gateway.in_flight:
                 calls = counted(in_flight, "call")
@@ -266,25 +267,28 @@ def _worked(settings: GatewaySettings, worker: Worker | None) -> GatewaySettings
     return replace(settings, port=worker.port, endpoints=endpoints)
 
 
-def _reread(
-    served: Served, reread: Callable[[], GatewaySettings], on_note: Callable[[str], None]
+async def _follow_settings(
+    is_outdated: asyncio.Event,
+    served: Served,
+    reread: Callable[[], GatewaySettings],
+    on_note: Callable[[str], None],
 ) -> None:
-    """Reads and applies the settings; if they are invalid, reports that and keeps the old ones."""
-    try:
-        notes = served.change(reread())
-    except ConfigError as error:
-        why = ": ".join(filter(None, (error.where, error.what)))
-        on_note(f"the settings are unchanged: {why}")
-        return
-    for note in notes:
-        served.gateway.watch.note(f"settings read: {note}")
-        on_note(f"settings read: {note}")
+    """Reads and applies the settings each time the event is set.
 
-
-def _on_hangup(told: Callable[[], None]) -> None:
-    """Makes the running event loop call `told` on SIGHUP, on systems that have this signal."""
-    if hasattr(signal, "SIGHUP"):
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, told)
+    If they are invalid, reports that and keeps the old ones.
+    """
+    while True:
+        await is_outdated.wait()
+        is_outdated.clear()
+        try:
+            notes = await served.change(reread())
+        except ConfigError as error:
+            why = ": ".join(filter(None, (error.where, error.what)))
+            on_note(f"the settings are unchanged: {why}")
+            continue
+        for note in notes:
+            served.gateway.watch.note(f"settings read: {note}")
+            on_note(f"settings read: {note}")
 
 
 def _place(settings: GatewaySettings) -> str:

@@ -7,6 +7,8 @@ the shape of the Messages API; an endpoint's errors keep their status and text.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -45,6 +47,10 @@ _ESTIMATOR = TokenEstimator()
 # A larger body is translated in a thread, so that it does not hold up other calls: translation
 # takes 5 ms for the 2,500 blocks that fit into 64 KiB, and seconds for the million in 32 MiB.
 _LARGE_BYTES = 64 * 1024
+# Still larger bodies are translated one at a time: beside twelve translations, the event loop would
+# get a thirteenth of the interpreter's time.
+_HUGE_BYTES = 2**20
+_TURN = Lock()
 
 
 async def answer_messages(
@@ -102,7 +108,8 @@ async def count_tokens(exchange: Exchange, raw: bytes, *, request_id: str = "") 
 
 async def _translated(raw: bytes, translate: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     def translated() -> dict[str, Any]:
-        return translate(loose_json.decoded(raw))
+        with _TURN if len(raw) > _HUGE_BYTES else nullcontext():
+            return translate(loose_json.decoded(raw))
 
     try:
         return translated() if len(raw) < _LARGE_BYTES else await in_thread(translated)

@@ -74,6 +74,7 @@ class Relay(Door):
         raw = await self._body(exchange)
         facts = facts_of(raw)
         call = Call(priority=facts.priority or 0)
+        exchange.holds(lambda _: call.held is not None and call.held.is_wanted)
         # Messages are translated with a more lenient JSON parser.
         if facts is NOT_JSON and exchange.path not in MESSAGES_CALLS:
             raise not_json(raw)
