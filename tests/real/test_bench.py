@@ -76,7 +76,7 @@ def test_the_clients_of_the_transports(client: str) -> None:
 
 @pytest.mark.slow
 def test_the_memory_curve(tmp_path: Path) -> None:
-    result = bench("memory", tmp_path, "--rows", "2000")
+    result = bench("memory", tmp_path, "--rows", "20000")
     rows = [sample["rows"] for sample in result["raw"]]
     assert rows == sorted(rows)
     assert len(result["summary"]["rss_mb"]) == 10
