@@ -62,6 +62,7 @@ class Dialer:
         self._context: ssl.SSLContext | None = None
         self._addresses: list[_Address] = []
         self._resolved_s = -float("inf")
+        self._lookup: asyncio.Future[list[_Address]] | None = None
 
     async def connect(self, make: _Make) -> Connection:
         """Opens a connection. make: creates the protocol, which is returned.
@@ -158,16 +159,20 @@ class Dialer:
         return connection
 
     async def _resolve(self) -> list[_Address]:
-        now_s = time.monotonic()
-        if now_s - self._resolved_s > _RESOLVED_FOR_S:
-            host, port = self._first.host, self._first.port
-            found = await in_thread(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-            if not found:
-                raise OSError("the host has no address")
-            addresses = [(family, str(place[0]), port) for family, _, _, _, place in found]
-            self._addresses = list(dict.fromkeys(addresses))
-            self._resolved_s = now_s
-        return self._addresses
+        """Returns the host's addresses; all connections that begin meanwhile share one lookup."""
+        if time.monotonic() - self._resolved_s <= _RESOLVED_FOR_S:
+            return self._addresses
+        if self._lookup is None:
+            self._lookup = in_thread(_look_up, self._first.host, self._first.port)
+            self._lookup.add_done_callback(self._resolved)
+        # If one connection is given up, the others still wait for the lookup.
+        return await asyncio.shield(self._lookup)
+
+    def _resolved(self, lookup: asyncio.Future[list[_Address]]) -> None:
+        self._lookup = None
+        if not lookup.cancelled() and lookup.exception() is None:
+            self._addresses = lookup.result()
+            self._resolved_s = time.monotonic()
 
     def _unconnected(self, server: Server, error: Exception) -> Disconnected:
         """Returns the error of a connection to `server` that was refused or whose TLS failed."""
@@ -203,6 +208,15 @@ class Dialer:
             self._context = ssl.create_default_context()
             self._context.set_alpn_protocols(["http/1.1"])
         return self._context
+
+
+def _look_up(host: str, port: int) -> list[_Address]:
+    """Returns the addresses of a host, without repetitions. Raises OSError if it has none."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    if not found:
+        raise OSError("the host has no address")
+    addresses = [(family, str(place[0]), port) for family, _, _, _, place in found]
+    return list(dict.fromkeys(addresses))
 
 
 def _reason_of(error: Exception) -> str:
