@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
 from operator import attrgetter, itemgetter, sub
@@ -39,6 +39,9 @@ from redline.waist import Attempt
 # this many are recorded, they are processed at the next sample: enough to keep the cost per call
 # low, and few enough that their attempts, with errors and quoted texts, need little memory.
 RECORDED_CALLS = 50
+# The share of the calls to record depends on their mean number in this many samples. Calls that
+# began together often end together, so the number in one sample says little about the next.
+_RECENT_SAMPLES = 10
 _LONGEST_ERROR = 300
 _SENT_AND_COMPLETE = attrgetter("sent_s"), attrgetter("complete_s")
 _FIRST_TOKEN = attrgetter("first_token_s")
@@ -109,6 +112,7 @@ class Gatherer:
         self._sampled = 0  # how many of them had ended at the last sample
         self.due = 0
         self._every = 1  # one call in this many is recorded, on average
+        self._recent = deque[int](maxlen=_RECENT_SAMPLES)  # the calls in each sample, estimated
         self._draw = random.Random(0).random
         self._first_answer_s: float | None = None
         self._clear()
@@ -148,11 +152,12 @@ class Gatherer:
     def sample(self, sample: Sample) -> None:
         """Adds a sample of the run's state."""
         self._samples.append(sample)
-        recorded = len(self._ended) - self._sampled
+        self._recent.append((len(self._ended) - self._sampled) * self._every)
         self._sampled = len(self._ended)
         if self._sampled >= RECORDED_CALLS or self._every > 1:
             self._work_through()
-            self._every = max(1, math.ceil(recorded * self._every / RECORDED_CALLS))
+            mean = sum(self._recent) / len(self._recent)
+            self._every = max(1, math.ceil(mean / RECORDED_CALLS))
             if self._every == 1:
                 self.due = 0
 

@@ -81,11 +81,26 @@ def test_500_calls_a_second_are_all_recorded_and_of_more_only_some() -> None:
     assert load.recorded < 5_250
 
 
+@pytest.mark.parametrize("quiet", [1, 4, 9])
+def test_of_calls_that_end_in_bursts_no_more_are_recorded(quiet: int) -> None:
+    load = Load()
+    load.run(10_000, 1)
+    recorded = ended = answered = 0
+    for _ in range(round(10 / SAMPLE_S / (1 + quiet))):
+        for per_s, for_s in ((10_000 * (1 + quiet), SAMPLE_S), (0, quiet * SAMPLE_S)):
+            window = load.run(per_s, for_s)
+            recorded += load.recorded
+            ended += window.calls
+            answered += window.answered
+    assert 0.4 < recorded / 10 / 500 < 1.1
+    assert answered == pytest.approx(100_000, rel=0.05)
+
+
 def test_all_calls_are_recorded_again_once_they_are_few() -> None:
     load = Load()
     load.run(20_000, 1)
     assert load.recorded < 5_000
-    load.run(100, 0.2)
+    load.run(100, 1)
     window = load.run(100, 1)
     assert load.recorded == window.calls == 100
 
@@ -93,7 +108,7 @@ def test_all_calls_are_recorded_again_once_they_are_few() -> None:
 def test_calls_without_attempts_do_not_hide_the_others() -> None:
     load = Load()
     load.run(20_000, 0.3)
-    load.run(20, 0.2)
+    load.run(20, 1)
     for _ in range(5_000):
         load.ended += 1
         load.gatherer.took_untried(load.ended, 1e-4)
