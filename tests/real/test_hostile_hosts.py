@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+import redline
 from redline.calls import Timeouts
 from redline.errors import CallError, Disconnected, TimedOut
 from support.asking import Asker, wire
 from support.raw_server import RawServer, Seen, answer, reset
+from support.sim_process import SimProcess
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
+
+CHAT = [{"role": "user", "content": "hello"}]
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -115,6 +121,30 @@ def test_a_host_without_an_address_is_one_error(run: Run, monkeypatch: pytest.Mo
             assert caught.value.hint == "check the host in the base URL, and the network"
 
     run(main())
+
+
+def test_a_lookup_that_an_ended_event_loop_began_holds_nothing_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look_up, is_over = socket.getaddrinfo, threading.Event()
+
+    def hangs(host: Any, *given: Any, **options: Any) -> list[Any]:
+        if host != "hangs.invalid":
+            return look_up(host, *given, **options)
+        is_over.wait(10)
+        return look_up("127.0.0.1", *given, **options)
+
+    async def call(client: redline.Client, for_s: float) -> redline.Outcome:
+        async with asyncio.timeout(for_s):
+            return await client.call({"model": "m", "messages": CHAT})
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    with SimProcess() as sim:
+        client = redline.Client(f"http://hangs.invalid:{urlsplit(sim.base_url).port}/v1")
+        with pytest.raises(TimeoutError):
+            asyncio.run(call(client, 0.2))
+        is_over.set()
+        assert asyncio.run(call(client, 10)).is_success
 
 
 # TLS.

@@ -162,14 +162,17 @@ class Dialer:
         """Returns the host's addresses; all connections that begin meanwhile share one lookup."""
         if time.monotonic() - self._resolved_s <= _RESOLVED_FOR_S:
             return self._addresses
-        if self._lookup is None:
-            self._lookup = in_thread(_look_up, self._first.host, self._first.port)
-            self._lookup.add_done_callback(self._resolved)
+        lookup = self._lookup
+        # A lookup that another event loop began would never end here.
+        if lookup is None or lookup.get_loop() is not asyncio.get_running_loop():
+            lookup = self._lookup = in_thread(_look_up, self._first.host, self._first.port)
+            lookup.add_done_callback(self._resolved)
         # If one connection is given up, the others still wait for the lookup.
-        return await asyncio.shield(self._lookup)
+        return await asyncio.shield(lookup)
 
     def _resolved(self, lookup: asyncio.Future[list[_Address]]) -> None:
-        self._lookup = None
+        if lookup is self._lookup:
+            self._lookup = None
         if not lookup.cancelled() and lookup.exception() is None:
             self._addresses = lookup.result()
             self._resolved_s = time.monotonic()
