@@ -22,9 +22,9 @@ import run
 from versions import InFlight, compare, summarize
 
 # Rows of the two runs, and runs of each in a pair. The median of seven turns scatters two thirds as
-# much as their mean: a turn beside other work may cost twice as much. At 1,000 in flight, the ratios
-# of ten pairs were between 0.96 and 1.19 with 12,000 rows, and their standard deviation was 0.04
-# with 24,000 rows and seven turns.
+# much as their mean: a turn beside other work may cost twice as much. At 1,000 in flight, the
+# ratios of ten pairs were between 0.96 and 1.19 with 12,000 rows; with 24,000 rows and seven turns,
+# their standard deviation was 0.04.
 SIZES = {64: (24_000, 2_000, 7), 1_000: (24_000, 4_000, 11)}
 # Of bench/run.py.
 LOADS = {
