@@ -463,6 +463,23 @@ def test_each_worker_answers_requests_of_http_1_0_for_files(tmp_path: Path) -> N
         assert asked == {b"200": 24}
 
 
+def test_each_worker_says_why_it_refuses_an_upload(tmp_path: Path) -> None:
+    toml = """
+        [serve]
+        workers = 2
+        endpoint = "{url}"
+        [serve.batches]
+        file_size = "1k"
+    """
+    with SimProcess() as sim, Serve(tmp_path, toml=toml.format(url=sim.base_url)) as serve:
+        workers_of(serve.url, 2)
+        # Which worker gets a connection is left to the kernel: with 24, each gets some.
+        for _ in range(24):
+            with pytest.raises(openai.APIStatusError, match="longer than") as caught:
+                serve.client().files.create(file=b"x" * 2**21, purpose="batch")
+            assert caught.value.status_code == 413
+
+
 def test_metrics_and_status_are_those_of_all_workers(tmp_path: Path) -> None:
     with (
         SimProcess() as sim,
