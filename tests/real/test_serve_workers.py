@@ -530,6 +530,18 @@ def test_a_worker_that_is_killed_while_it_starts_ends_all_with_the_reason(tmp_pa
     assert "worker 1 ended with status 137 before it could serve" in done.stderr
 
 
+def test_the_efficiency_of_batches_is_that_of_all_workers(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def same(items):\n    return items\n", "utf-8")
+    flags = ("--workers", "2", "--function", "mine:same", "--max-batch-size", "4")
+    with Serve(tmp_path, *flags) as serve:
+        lines = spread(serve.url, 1)
+        for line, items in zip(lines, ("abcd", "ab"), strict=True):
+            assert line.post({"input": [*items]}, "/v1/same")[0] == 200
+        share = 'redline_batch_efficiency_ratio{model="same"} 0.75'
+        for line in lines:
+            wait_until(lambda line=line: share in line.text("/metrics"))
+
+
 def test_a_served_function_may_print(tmp_path: Path) -> None:
     (tmp_path / "talking.py").write_text(
         "print('loaded')\n"
