@@ -398,6 +398,21 @@ def test_a_folder_is_called_by_its_name(tmp_path: Path) -> None:
             assert LocalEngine(settings).model == Path(name).name
 
 
+def test_a_model_inside_is_listed_and_answers_any_name(folder: Path) -> None:
+    """A gateway in front of it shows its clients what the server lists."""
+
+    async def main() -> None:
+        async with (
+            LocalEngine(EngineSettings(model=str(folder))).open() as url,
+            openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client,
+        ):
+            assert [model.id async for model in client.models.list()] == [folder.name, str(folder)]
+            answer = await client.completions.create(model="other", prompt="a", max_tokens=1)
+            assert answer.model == "other"
+
+    run(main())
+
+
 def test_an_engine_that_fails_ends_its_run(
     folder: Path, said: list[Continuation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -370,6 +370,18 @@ def test_an_endpoint_comes_back_though_its_calls_have_not_ended(tmp_path: Path) 
                 one.result()
 
 
+def test_hangup_changes_the_list_of_models_at_once(tmp_path: Path) -> None:
+    with SimProcess() as sim:
+        toml = f'[endpoints.one]\nbase_url = "{sim.base_url}"\n'
+        with Serve(tmp_path, toml=toml) as serve:
+            client = client_of(serve)
+            assert [model.id for model in client.models.list()] == ["sim"]
+            serve.write(toml + 'models = { fast = "m" }\n')
+            serve.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "changed endpoints" in str(serve.page("/status")[1]))
+            assert [model.id for model in client.models.list()] == ["fast"]
+
+
 def test_hangup_changes_the_limits_of_a_simulated_provider(tmp_path: Path) -> None:
     head = '[serve]\nendpoint = "sim"\nconcurrency = 50\n'
     with Serve(tmp_path, toml=head) as serve:

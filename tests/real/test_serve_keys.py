@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
+import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -312,6 +315,23 @@ def test_only_an_admin_sees_the_state_of_others(tmp_path: Path) -> None:
         tenants = {one["name"]: one for one in json.loads(body)["tenants"]}
         assert tenants["one"]["calls"] == 1
         assert tenants["one"]["tokens"] == 6
+
+
+def test_a_tenant_that_is_no_longer_an_admin_gets_no_further_state(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "chief")
+    toml = TOML.format(url="http://127.0.0.1:9/v1")
+    with Serve(tmp_path, toml=toml) as serve:
+        events = urllib.request.Request(
+            serve.url.removesuffix("/v1") + "/events",
+            headers={"Authorization": f"Bearer {keys['chief']}"},
+        )
+        with urllib.request.urlopen(events, timeout=10) as stream:
+            assert stream.readline().startswith(b"data:")
+            serve.write(toml.replace("admin = true", ""))
+            serve.process.send_signal(signal.SIGHUP)
+            # Two events a second come as long as the stream is open.
+            with pytest.raises(http.client.IncompleteRead):
+                stream.read(30_000)
 
 
 def test_what_was_spent_before_a_restart_is_shown_as_spent_today(tmp_path: Path) -> None:

@@ -463,6 +463,23 @@ def test_each_worker_answers_requests_of_http_1_0_for_files(tmp_path: Path) -> N
         assert asked == {b"200": 24}
 
 
+def test_each_worker_says_why_it_refuses_an_upload(tmp_path: Path) -> None:
+    toml = """
+        [serve]
+        workers = 2
+        endpoint = "{url}"
+        [serve.batches]
+        file_size = "1k"
+    """
+    with SimProcess() as sim, Serve(tmp_path, toml=toml.format(url=sim.base_url)) as serve:
+        workers_of(serve.url, 2)
+        # Which worker gets a connection is left to the kernel: with 24, each gets some.
+        for _ in range(24):
+            with pytest.raises(openai.APIStatusError, match="longer than") as caught:
+                serve.client().files.create(file=b"x" * 2**21, purpose="batch")
+            assert caught.value.status_code == 413
+
+
 def test_metrics_and_status_are_those_of_all_workers(tmp_path: Path) -> None:
     with (
         SimProcess() as sim,
@@ -511,6 +528,18 @@ def test_a_worker_that_is_killed_while_it_starts_ends_all_with_the_reason(tmp_pa
     )
     assert (done.returncode, done.stdout) == (137, "")
     assert "worker 1 ended with status 137 before it could serve" in done.stderr
+
+
+def test_the_efficiency_of_batches_is_that_of_all_workers(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def same(items):\n    return items\n", "utf-8")
+    flags = ("--workers", "2", "--function", "mine:same", "--max-batch-size", "4")
+    with Serve(tmp_path, *flags) as serve:
+        lines = spread(serve.url, 1)
+        for line, items in zip(lines, ("abcd", "ab"), strict=True):
+            assert line.post({"input": [*items]}, "/v1/same")[0] == 200
+        share = 'redline_batch_efficiency_ratio{model="same"} 0.75'
+        for line in lines:
+            wait_until(lambda line=line: share in line.text("/metrics"))
 
 
 def test_a_served_function_may_print(tmp_path: Path) -> None:

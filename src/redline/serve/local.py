@@ -123,10 +123,10 @@ async def serving(
     # Imported here, like PyTorch, so that other commands do not wait for these imports.
     from redline.serve.http import Front
 
-    models = dict.fromkeys((engine.name, settings.model)) if is_named else {}
     front = Front(
         engine.backend,
-        models=tuple(models),
+        models=tuple(dict.fromkeys((engine.name, settings.model))),
+        takes_any=not is_named,
         host=host,
         port=port,
         metrics=engine.metrics.__str__,

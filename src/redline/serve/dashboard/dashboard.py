@@ -3,7 +3,8 @@
 path       response
 /          the complete page, which loads nothing else
 /status    the state as JSON
-/events    the state as server-sent events, two per second, until the client leaves
+/events    the state as server-sent events, two per second, until the client leaves or its key is
+           no longer accepted
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class Dashboard:
             await exchange.begin(200, STREAM_HEADERS, event_bytes(self._read()))
             while True:
                 await asyncio.sleep(_EVERY_S)
+                # The key may have expired or been revoked; a refusal then ends the stream.
+                self._check(exchange)
                 await exchange.write(event_bytes(self._read()))
         except ClientGoneError:
             pass

@@ -64,6 +64,7 @@ class ServedFunction(Around):
         max_in_flight: int | None = None,
     ) -> None:
         self.name = self.label = name
+        self.max_batch_size = max_batch_size
         self._forms = forms_of(name)
         self.paths = tuple(self._forms)
         self._takes = _options_of(function, name)

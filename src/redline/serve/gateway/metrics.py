@@ -7,7 +7,7 @@ has few values. The values of the label `model` are the names in the settings, a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from redline._version import __version__
 from redline.clock import SYSTEM
 from redline.errors import ConfigError
 from redline.job.exporter import MetricsPage
-from redline.job.monitor import ENDPOINT_STATES, Family, counter, gauge
+from redline.job.monitor import ENDPOINT_STATES, Family, Histogram, counter, gauge
 from redline.serve.gateway.binding import state_of
 from redline.serve.gateway.lineup import FunctionLineup, Lineup
 from redline.serve.gateway.totals import Totals
@@ -44,7 +44,7 @@ class GatewayMetrics(msgspec.Struct, eq=False):
         found = self.families()
         if self._fellows is not None:
             found = self._fellows.added_to(found)
-        return self._page.of(found)
+        return self._page.of([*found, *self._about_efficiency(found)])
 
     def families(self) -> list[Family]:
         """Returns the metric families of this process."""
@@ -97,12 +97,21 @@ class GatewayMetrics(msgspec.Struct, eq=False):
         about = "Batches that the function was called with."
         yield counter("redline_batches", about, [(name, figures.batches)])
         yield counter("redline_batch_items", "Items in those batches.", [(name, figures.items)])
-        efficiency = figures.batch_efficiency
-        yield gauge(
-            "redline_batch_efficiency_ratio",
-            "Share of the places in batches that were filled.",
-            [] if efficiency is None else [(name, efficiency)],
-        )
+
+    def _about_efficiency(self, families: Sequence[Family]) -> Iterator[Family]:
+        """Yields the efficiency of a function's batches. families: those of all workers."""
+        if not isinstance(self._lineup, FunctionLineup):
+            return
+        function = self._lineup.function
+        of = {one.name: value for one in families for _, value in one.samples}
+        batches, items = of["redline_batches"], of["redline_batch_items"]
+        assert not isinstance(batches, Histogram)
+        assert not isinstance(items, Histogram)
+        if batches:
+            share = items / (batches * function.max_batch_size)
+            samples = [({"model": function.name}, share)]
+            about = "Share of the places in batches that were filled."
+            yield gauge("redline_batch_efficiency_ratio", about, samples)
 
     def _about_endpoints(self) -> Iterator[Family]:
         attempts = self._lineup.attempts.items()

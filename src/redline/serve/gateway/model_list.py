@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from redline.calls import Call, Request
+from redline.calls import Call, Endpoint, Request
 from redline.clock import SYSTEM
 from redline.process import end_tasks
 from redline.serve.gateway.lineup import Ask, Lineup
@@ -28,11 +28,13 @@ class ModelList:
         self._since = int(SYSTEM.wall_s())
         self._found: dict[str, dict[str, Any]] = {}
         self._asked_s = -math.inf
+        self._asked: list[Endpoint] = []
         self._asking: asyncio.Task[None] | None = None
 
     async def all(self) -> list[dict[str, Any]]:
         """Returns one entry for each configured or listed model name."""
-        if SYSTEM.now_s() - self._asked_s > _FRESH_S:
+        endpoints = [*self._lineup.endpoints]
+        if SYSTEM.now_s() - self._asked_s > _FRESH_S or endpoints != self._asked:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.create_task(self._ask())
             # Shielded: a client that disconnects must not cancel the query for other clients.
@@ -52,9 +54,10 @@ class ModelList:
 
     async def _ask(self) -> None:
         """Queries every server for which the settings name no model."""
+        asked = [*self._lineup.endpoints]
         lists = await asyncio.gather(*map(_listed, self._lineup.unnamed()))
         self._found = {entry["id"]: entry for entries in lists for entry in entries}
-        self._asked_s = SYSTEM.now_s()
+        self._asked_s, self._asked = SYSTEM.now_s(), asked
 
 
 async def _listed(ask: Ask) -> list[dict[str, Any]]:

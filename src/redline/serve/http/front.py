@@ -20,10 +20,10 @@ from redline.serve.http.requests import MESSAGES_CALLS, Bounds, read_call
 class Front(Door):
     """A server for `backend`, in an `async with` block or from `start` to `aclose`.
 
-    models: the names that GET /v1/models lists, and that a call may use; empty for any name.
-    metrics: returns the text of GET /metrics, for Prometheus; None for no such page. Messages are
-    translated. The server runs in the event loop that starts it, can start only once, and does not
-    close the backend.
+    models: the names that GET /v1/models lists, and that a call may use. takes_any: a call may use
+    any name, as it may if there are no models. metrics: returns the text of GET /metrics, for
+    Prometheus; None for no such page. Messages are translated. The server runs in the event loop
+    that starts it, can start only once, and does not close the backend.
     """
 
     def __init__(
@@ -31,6 +31,7 @@ class Front(Door):
         backend: Backend,
         *,
         models: Sequence[str] = (),
+        takes_any: bool = False,
         host: str = "127.0.0.1",
         port: int = 0,
         metrics: Callable[[], str] | None = None,
@@ -38,6 +39,7 @@ class Front(Door):
     ) -> None:
         pages = {} if metrics is None else {"/metrics": lambda: metrics().encode()}
         self._backend = backend
+        self._known = () if takes_any else models
         super().__init__(models=models, address=(host, port), pages=pages, bounds=bounds)
 
     async def _answer(self, exchange: Exchange) -> None:
@@ -45,7 +47,7 @@ class Front(Door):
         if exchange.path in MESSAGES_CALLS:
             await self._answer_messages(exchange, raw)
             return
-        asked = read_call(exchange.path, raw, self._models)
+        asked = read_call(exchange.path, raw, self._known)
         del raw
         call = Call(priority=asked.priority)
         stream = EventStream(exchange, asked) if asked.is_stream else None
@@ -70,8 +72,8 @@ class Front(Door):
 
     async def _answer_messages(self, exchange: Exchange, raw: bytes) -> None:
         facts = facts_of(raw)
-        if facts.model and self._models and facts.model not in self._models:
-            raise no_model(facts.model, self._models)
+        if facts.model and self._known and facts.model not in self._known:
+            raise no_model(facts.model, self._known)
         call = Call(priority=facts.priority or 0)
         try:
             await answer_messages(exchange, raw, partial(self._send, call))

@@ -10,9 +10,9 @@ import httptools
 import msgspec
 
 from redline.errors import Disconnected
-from redline.httpserver import BodyError, Exchange, State
+from redline.httpserver import Exchange, State
 from redline.process import end_tasks
-from redline.serve.http import Refusal, Route, busy
+from redline.serve.http import Refusal, Route, busy, read_of
 
 _CONNECT_S = 5.0
 _PIECE_BYTES = 64 * 1024
@@ -66,15 +66,15 @@ class _Passing(msgspec.Struct, eq=False):
     async def run(self) -> None:
         """Returns once the client has the response.
 
-        If the other worker is lost, raises Refusal, or breaks off a response that has begun. Raises
-        BodyError for a request whose body cannot be read.
+        Raises Refusal if the request's body cannot be read. If the other worker is lost, raises
+        Refusal, or breaks off a response that has begun.
         """
         sending = asyncio.ensure_future(self._send())
         answering = asyncio.ensure_future(self._pass_back())
         both = (sending, answering)
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done() and isinstance(error := sending.exception(), BodyError):
+            if not answering.done() and isinstance(error := sending.exception(), Refusal):
                 raise error
             # A request may be refused before its body is complete.
             await answering
@@ -94,7 +94,7 @@ class _Passing(msgspec.Struct, eq=False):
             lines.append("host:")
         lines += [f"{name}: {value}" for name, value in headers.items() if name not in _NOT_SENT]
         length = None if "content-encoding" in headers else headers.get("content-length")
-        part = await exchange.part()
+        part = await read_of(exchange.part())
         if length is not None:
             # For an upload, this size is reserved from the tenant's quota; without a length, the
             # maximum is.
@@ -105,7 +105,7 @@ class _Passing(msgspec.Struct, eq=False):
         while part:
             writer.write(part if length is not None else b"%x\r\n%b\r\n" % (len(part), part))
             await writer.drain()
-            part = await exchange.part()
+            part = await read_of(exchange.part())
             if not part and length is None:
                 writer.write(b"0\r\n\r\n")
         await writer.drain()
