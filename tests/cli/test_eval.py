@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Cli, Told
-from support.scripted import USAGE, Text, model, scripted
+from support.scripted import USAGE, Asked, Text, chat, model, said, scripted
 
 Rows = Callable[..., str]
 # The simulated model repeats its prompt, so a task is right where its column holds the gold answer.
@@ -201,6 +201,24 @@ def test_a_judges_words_and_tokens_are_in_the_line(cli: Cli, rows: Rows, tmp_pat
     (line,) = lines("out.jsonl")
     assert line["judgement"] == "Fine.\nVERDICT: CORRECT"
     assert line["usage"] == {name: 2 * count for name, count in USAGE.items()}
+
+
+def test_a_judge_costs_what_its_own_model_costs(cli: Cli, rows: Rows, tmp_path: Path) -> None:
+    judged(tmp_path)
+    (tmp_path / "redline.toml").write_text("[prices.m]\ninput = 1\noutput = 1\n")
+
+    def script(request: Asked) -> Any:
+        return chat(said("VERDICT: CORRECT"), usage=USAGE, model=request.body["model"])
+
+    with scripted(script) as server:
+        given = ("--task", "task.toml", "--data", rows({"q": "a", "gold": "a"}))
+        command = ("eval", *given, "--base-url", server.base_url, "--model", "m", "-o", "out.jsonl")
+        refused = cli(*command, "--budget", "1usd")
+        assert (refused.status, server.asked) == (2, [])
+        assert "needs the price of large, which is not known" in refused.err
+        told = cli(*command, "--log", "json")
+    assert told.status == 0, told.err
+    assert json.loads(told.err.splitlines()[-1])["spent_usd"] is None
 
 
 def test_a_dry_run_counts_the_requests_to_a_judge(cli: Cli, rows: Rows, tmp_path: Path) -> None:

@@ -221,7 +221,8 @@ def test_a_missing_package_is_one_line_with_what_installs_it(
 
 def test_redline_toml_changes_no_rule_of_a_synthesis(cli: Cli) -> None:
     Path("redline.toml").write_text(
-        '[run]\nlimit = 1\nformat = "batch"\nfail_on = ["empty"]\nmax_retries = 2\n', "utf-8"
+        '[run]\nlimit = 1\nformat = "batch"\nvia = "batch"\nfail_on = ["empty"]\nmax_retries = 2\n',
+        "utf-8",
     )
     told = cli(*NUMBERED, *OUT, "--count", "2")
     assert (told.status, told.out.splitlines()[-1]) == (0, "delivered: 2/2"), told.err

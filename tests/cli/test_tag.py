@@ -184,7 +184,7 @@ def test_a_pydantic_model_of_this_folder(cli: Cli, given: str) -> None:
 def test_settings_of_the_project_that_tagging_has_no_use_for(
     cli: Cli, given: str, labels: str
 ) -> None:
-    Path("redline.toml").write_text('[run]\nformat = "batch"\nmodel = "m"\n')
+    Path("redline.toml").write_text('[run]\nformat = "batch"\nvia = "batch"\nmodel = "m"\n')
     told = cli("tag", given, "--schema", labels, *ECHO, "--prompt", SAID, "--limit", "1")
     assert told.outputs == [{"label": "bug"}]
 

@@ -119,6 +119,7 @@ MISTAKES = [
     (["--ordered"], "--ordered needs an output file", "", "set it with -o labels.jsonl"),
     (["--restart"], "--restart needs an output file", "", "set it with -o labels.jsonl"),
     (["-o", "."], "the output . is a folder", "", "choose a file in it: labels.jsonl"),
+    (["-o", "new/"], "the output new/ is a folder", "", "choose a file in it: new/labels.jsonl"),
     (["-o", "/dev/null"], "the output /dev/null is not a file", "",
      "leave out -o to get results on stdout"),
     (["-o", "none/o.jsonl"], "the folder none does not exist", "--output none/o.jsonl",

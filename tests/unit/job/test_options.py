@@ -42,10 +42,18 @@ def test_the_default_endpoint_and_key() -> None:
     assert (endpoint.base_url, endpoint.api_key) == ("http://b.example/v1", "own")
 
 
-def test_an_unknown_option_is_named_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="unknown option: promt") as caught:
-        job(promt="x")
-    assert caught.value.hint == "did you mean prompt?"
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("promt", "did you mean prompt?"),
+        ("temperature", 'set it as a field of the body: params={"temperature": ...}'),
+        ("headroom", "it belongs to limits, which takes a redline.Limits"),
+    ],
+)
+def test_an_unknown_option_has_a_hint(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown option: {name}") as caught:
+        job(**{name: "x"})
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize("function", [redline.run, redline.arun, redline.stream])

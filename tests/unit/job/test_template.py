@@ -217,6 +217,7 @@ def test_a_template_keeps_text_as_it_is() -> None:
         ("{{ n // 0 }}", "the prompt template fails on the row: .*by zero"),
         ("{{ text + 1 }}", "the prompt template fails on the row: "),
         ("{% for i in n %}{% endfor %}", "the prompt template fails on the row: "),
+        ("{{ text | truncate(1) }}", "the prompt template fails on the row: expected length"),
     ],
 )
 def test_a_template_that_does_not_fit_a_row(template: str, problem: str) -> None:

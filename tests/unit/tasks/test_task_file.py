@@ -55,6 +55,7 @@ def test_shots_may_be_an_object_or_anywhere_on_this_machine(
         ('"capital"', "3", "gold must be text, not a whole number", ""),
         ("prompt =", "system =", "prompt is missing", ""),
         ('metric = "exact"', "judge = {}", "judge.model is missing", ""),
+        ('metric = "exact"', "judge = 'gpt-4o'", "judge must be a table, not text", ""),
         (
             'metric = "exact"',
             "fields = [1]",

@@ -113,7 +113,8 @@ def _carry_out(session: Session) -> int:
     if "count" not in given:
         raise ConfigError("say how many texts to generate", hint="--count 1000")
     wanted, rows = given["count"], _variations(given)
-    resolved = session.resolved(rows, session.given)
+    # A project's `via` does not apply, since a row may need several requests.
+    resolved = session.resolved(rows, {**session.given, "via": "live"})
     task = Synthesis(
         rows,
         _filters(given),

@@ -111,8 +111,9 @@ def _carry_out(session: Session, rows: str) -> int:
     if "schema" not in given:
         raise ConfigError("tagging needs a schema", hint="set it with --schema labels.json")
     schema = load(given["schema"])
-    # A result line needs its row: the comparison with gold labels and the table use the columns.
-    resolved = session.resolved(rows, {**given, "keep_input": True})
+    # A result line needs its row: the comparison with gold labels and the table use the columns. A
+    # project's `via` does not apply, since a row may need several requests.
+    resolved = session.resolved(rows, {**given, "keep_input": True, "via": "live"})
     row = first_row(rows)
     gold = gold_of(given["gold"], schema, row) if "gold" in given else None
     table = _table_path(given, resolved.job.output, rows)

@@ -54,8 +54,15 @@ _CONTINUES = "no flag is needed to continue: the same command sends the remainin
 _SENTENCES = {
     **dict.fromkeys(("resume", "continue", "append"), ("restart", _CONTINUES)),
     **dict.fromkeys(
-        ("seed", "top-p", "top-k", "n", "stop", "presence-penalty", "frequency-penalty"),
+        (
+            *("seed", "top-p", "top-k", "n", "stop", "presence-penalty", "frequency-penalty"),
+            *("temperature", "max-tokens", "response-format", "tools"),
+        ),
         ("param", "set it as a field of the body: {option}"),
+    ),
+    **dict.fromkeys(
+        ("requests", "tokens", "input-tokens", "output-tokens", "profile", "headroom", "charge"),
+        ("limits", "it belongs to {option}, which takes a redline.Limits"),
     ),
     **dict.fromkeys(
         ("input", "input-file", "in", "file", "dataset", "rows"),
@@ -75,6 +82,8 @@ def meant(name: str, known: Iterable[str]) -> str:
     if word in _SENTENCES:
         option, hint = _SENTENCES[word]
         shown = f"--{option} NAME=VALUE" if name.startswith("-") else option
+        if option == "param" and "params" in plain:
+            option, shown = "params", f'params={{"{name}": ...}}'
         return hint.format(option=shown) if option in plain else ""
     for option, words in _SYNONYMS.items():
         if option in plain and word in words.split():

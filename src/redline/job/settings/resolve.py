@@ -67,12 +67,14 @@ def output_at(place: str | os.PathLike[str], options: Options) -> Output:
 
     Raises ConfigError for a folder, and for anything else that is not a file, such as a pipe.
     """
-    if url_of(place) is None and (path := local_path(place)).exists() and not path.is_file():
-        if path.is_dir():
-            what, hint = "is a folder", f"choose a file in it: {path / 'labels.jsonl'}"
-        else:
-            what, hint = "is not a file", "leave out -o to get results on stdout"
-        raise ConfigError(f"the output {os.fspath(place)} {what}", hint=hint)
+    if url_of(place) is None:
+        path, name = local_path(place), os.fspath(place)
+        if path.is_dir() or name.endswith("/"):
+            hint = f"choose a file in it: {path / 'labels.jsonl'}"
+            raise ConfigError(f"the output {name} is a folder", hint=hint)
+        if path.exists() and not path.is_file():
+            hint = "leave out -o to get results on stdout"
+            raise ConfigError(f"the output {name} is not a file", hint=hint)
     return Output.at(place, **_given(options, *_OUTPUT))
 
 

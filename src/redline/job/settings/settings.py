@@ -280,9 +280,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 "a budget cannot be enforced for a function of your own",
                 hint="use an endpoint instead, or limit the number of rows",
             )
-        model = self.prompting.params.get("model", self.prompting.model)
-        if self.allowance.picodollars is not None and isinstance(model, str):
-            self.price_table().checked(model)
+        if self.allowance.picodollars is None:
+            return
+        judge = self.task.settings().get("judge", {}) if self.task is not None else {}
+        for model in (self.prompting.params.get("model", self.prompting.model), judge.get("model")):
+            if isinstance(model, str):
+                self.price_table().checked(model)
 
     def _check_model(self) -> None:
         """Refuses a model that no endpoint has, if all endpoints list their models."""

@@ -76,6 +76,7 @@ def _words(error: str) -> str:
     found = _MISMATCH.match(error)
     if found is None or found[3] is None:
         return f"a setting cannot be read: {error}"
-    wanted = " or ".join(_TYPES.get(one.strip(), one) for one in found[1].split("|"))
+    kinds = [kind for kind in found[1].split(" | ") if kind != "null"]  # TOML has no null
+    wanted = " or ".join(_TYPES.get(kind, kind) for kind in kinds)
     name = re.sub(r"(.*)\[\.\.\.\]", r"a value of \1", found[3])
     return f"{name} must be {wanted}, not {_TYPES.get(found[2], found[2])}"

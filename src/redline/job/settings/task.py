@@ -20,13 +20,13 @@ NO_MORE_S = -math.inf
 class Ask:
     """Sends the requests of one row to the job's backend, within the row's deadline.
 
-    on_outcome: called with the outcome of each request. tried: the latest attempts at the row's
-    requests, at most MOST_TRIED, oldest first.
+    on_outcome: called with the outcome of each request, and the request. tried: the latest attempts
+    at the row's requests, at most MOST_TRIED, oldest first.
     """
 
     _backend: Backend
     _call: Call
-    _on_outcome: Callable[[Outcome], None] | None = None
+    _on_outcome: Callable[[Outcome, Request], None] | None = None
     _has_asked: bool = False
     tried: tuple[Attempt, ...] = ()
 
@@ -46,7 +46,7 @@ class Ask:
             self._has_asked = True
             self._call.priority -= 1
         if self._on_outcome is not None:
-            self._on_outcome(outcome)
+            self._on_outcome(outcome, request)
         return outcome
 
 

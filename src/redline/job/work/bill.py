@@ -74,10 +74,20 @@ class Bill:
         self._is_known = job.call is None and job.embedded is None
         self.reads_replies = self._is_known and self._allowance.picodollars is None
 
-    def add(self, reply: Reply, endpoint: str = "", *, is_batched: bool = False) -> bool:
-        """Adds the cost of a reply; returns False once the run's cost is unknown."""
+    def add(
+        self,
+        reply: Reply,
+        endpoint: str = "",
+        model: str | None = None,
+        *,
+        is_batched: bool = False,
+    ) -> bool:
+        """Adds the cost of a reply; returns False once the run's cost is unknown.
+
+        model: the requested model, by default the job's.
+        """
         prices = self._prices
-        price = prices.at(endpoint, reply.model) or prices.at(endpoint, self._model)
+        price = prices.at(endpoint, reply.model) or prices.at(endpoint, model or self._model)
         usage = read_usage(reply.usage, has_output=False)
         if price is None or usage is None:
             self._is_known = False

@@ -41,6 +41,8 @@ _DATA = (str, int, float, dict, list, tuple, type(None))
 # Types that `{{ }}` prints as `str` does.
 PRINTED_AS_STR = frozenset({str, int, bool})
 _PRINTED = (str, int, list, dict, tuple, jinja2.Undefined)
+# What filters and the methods of values raise, besides errors of Jinja's own.
+_RAISED = (ArithmeticError, AssertionError, LookupError, RecursionError, TypeError, ValueError)
 _BRACES = re.compile(r"(?<![{\w])\{\s*([^\W\d]\w*)\s*\}(?!\})")
 
 
@@ -187,7 +189,7 @@ class Template:
                 f"the {self._name} template does not fit the row: {error.message}; "
                 f"the row's columns are: {listed(row)}"
             ) from error
-        except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError) as error:
+        except (jinja2.TemplateError, *_RAISED) as error:
             raise BadTemplate(f"the {self._name} template fails on the row: {error}") from error
 
     def _values(self, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -523,7 +523,7 @@ class Runner:
         task_of_job = self.job.task
         if task_of_job is None:
             outcome = await backend.send(request, call)
-            self._pay(outcome)
+            self._pay(outcome, request)
         else:
             ask = Ask(backend, call, self._pay)
             outcome = await task_of_job.do(row, request, ask)
@@ -554,10 +554,15 @@ class Runner:
             rejected = Rejected(f"processing the row raised {type(error).__name__}: {error}")
         return Outcome(status="rejected", error=rejected, attempts=call.attempts)
 
-    def _pay(self, outcome: Outcome) -> None:
-        """Adds the cost of an answer to the bill, even if its row is sent again."""
+    def _pay(self, outcome: Outcome, request: Request | None = None) -> None:
+        """Adds the cost of an answer to the bill, even if its row is sent again.
+
+        request: that of the answer, if its model may not be the job's, such as a judge's.
+        """
         if self.bill is not None and outcome.reply is not None and not outcome.is_cached:
-            is_known = self.bill.add(outcome.reply, outcome.endpoint, is_batched=outcome.is_batched)
+            model = None if request is None else request.model
+            reply, is_batched = outcome.reply, outcome.is_batched
+            is_known = self.bill.add(reply, outcome.endpoint, model, is_batched=is_batched)
             self.bill = self.bill if is_known else None
 
     async def _finish(self, outcome: Outcome, reply: Reply) -> None:

@@ -104,7 +104,7 @@ _AT_END = re.compile(
 _UNSAID = re.compile(r"(?i)\W*(?:if|suppose|assum\w+)\b|.*(?:\bnot\b|n't\b|cannot\b|never\b)")
 _ALONE_ON_LINE = re.compile(rf"(?m)^{_BLANK}[\[(]?(?P<letter>[A-Z])[\]).]{{0,2}}[ {BOLD}.]*$")
 _ALONE_AT_END = re.compile(rf"\n[^\w\n]*[A-Z][ {BOLD}]*\n?$")
-_OPTION = re.compile(r"(?:^|[\s(\[])([A-Z])[).:\]][ ]")
+_OPTION = re.compile(rf"(?:^|[\s(\[{BOLD}])([A-Z])[).:\]][ ]")
 _MENTIONED = re.compile(
     r"(?:\b(?i:options?|choice|letter|leaves|leaving|opción|opção|alternativa|letra|antwort|réponse|"
     rf"вариант|选项)[ {BOLD}]*[\[(]?|[\[(](?=\w[\])]))"
@@ -160,7 +160,10 @@ def final_choice(answer: str, letters: str = "ABCD", *, is_cut: bool = False) ->
     lines = [line for line in page.text.split("\n") if line.strip()]
     first, final = lines[:1], [] if is_cut else lines[-1:]
     if len(listed) > 1:
-        first, final = [], [line for line in final if len(re.findall(r"\w", line)) == 1]
+        opening = _OPTION.findall(lines[0])
+        may_list = opening == [letters[0]] and any(map(_LINE.match, lines[1:]))
+        first = first if len(opening) == 1 and not may_list else []
+        final = [line for line in final if len(re.findall(r"\w", line)) == 1]
     for line in (*first, *final):
         found = _LINE.match(line) or _LABELLED.match(line)
         is_denied = found and _WRONG_NEXT.match(line, found.end("letter"))

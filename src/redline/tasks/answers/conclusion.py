@@ -14,7 +14,7 @@ from fractions import Fraction
 from redline.tasks.answers.markup import BOLD, BOX_END, TAG_END
 from redline.tasks.answers.numeral import Number, Numeral, Span, word_numerals
 from redline.tasks.answers.page import Page
-from redline.tasks.answers.sentence import Pick, choose
+from redline.tasks.answers.sentence import Pick, choose, is_bold
 
 _CLOSING = re.compile(
     r"(?i)[^\w]{0,8}(?:(?:i )?hope|let me know|feel free|if you|please|tell me|would you|do you|"
@@ -57,6 +57,11 @@ _NONE_LEFT = re.compile(
     re.IGNORECASE,
 )
 _AMOUNT = re.compile(r"[=$€£]")
+# A first paragraph that is a heading, or that sets out the working, states no answer.
+_SETS_OUT = re.compile(
+    rf"(?i){BOLD}[^{BOLD}\n]*[^.!{BOLD}\n]{BOLD}:?\n\n|"
+    r"\W*(?:to|let|we|given|first|start\w*|if|since|step)\b"
+)
 
 _DANGLING = re.compile(
     r"(?i)(?:[-+*/×÷=(,:<]|<<.*|\b(?:to|the|a|an|and|or|of|so|is|are|was|were|be|for|by|from|with|in|"
@@ -126,6 +131,26 @@ def concluded(page: Page, start: int, end: int) -> Numeral | None:
         if before is not None:
             return before
     return _last_answer(page, start, end).numeral
+
+
+def stated(page: Page) -> Numeral | None:
+    """Returns the only number in bold, if the first paragraph states it before an explanation.
+
+    It is no answer if a correction follows, or a conclusion with a number, such as `So ... 18`.
+    """
+    end = page.text.find("\n\n")
+    given = None if _SETS_OUT.match(page.text) else concluded(page, 0, end)
+    rest = Span(end, len(page.text))
+    is_answer = (
+        given is not None
+        and is_bold(page.text, given)
+        and not any(is_bold(page.text, one) for one in page.numerals(rest))
+        and not any(
+            _CONCLUDES.search(page.of(span)) and page.numerals(span) for span in page.within(*rest)
+        )
+        and correction_start(page, end) == len(page.text)
+    )
+    return given if is_answer else None
 
 
 def corrected(page: Page, start: int) -> Numeral | None:

@@ -7,8 +7,8 @@ are removed (reasoning.py, markup.py). Then, in this order:
    one, unless it is only a remark.
 2. The number that a correction after this mark ("Wait, ...") concludes with, unless the correction
    only confirms the first number (conclusion.py).
-3. Without a mark, a number alone above an explanation; otherwise the answer of the last
-   sentence that gives one.
+3. Without a mark, a number alone above an explanation, or stated above it as the only number in
+   bold; otherwise the answer of the last sentence that gives one.
 
 No number is found if the answer was cut before it, that is, if the answer ends inside a sentence,
 an expression, a box or its reasoning.
@@ -27,7 +27,7 @@ from __future__ import annotations
 import re
 
 from redline.tasks.answers.announced import announced, opening
-from redline.tasks.answers.conclusion import concluded, corrected, looks_cut
+from redline.tasks.answers.conclusion import concluded, corrected, looks_cut, stated
 from redline.tasks.answers.markup import plain_text
 from redline.tasks.answers.numeral import MOST_DIGITS, Number, read_number, whole_number
 from redline.tasks.answers.page import page_of
@@ -51,7 +51,7 @@ def final_number(answer: str, *, is_cut: bool = False) -> Number | None:
     if numeral is not None:
         numeral = corrected(page, numeral.end) or numeral
     elif not (is_open or is_cut or looks_cut(page)):
-        numeral = concluded(page, 0, len(page.text))
+        numeral = stated(page) or concluded(page, 0, len(page.text))
         if numeral is None and len(page.text) <= MOST_DIGITS:
             # The number may be in Chinese characters, which are not looked for in sentences.
             return whole_number(page.text)

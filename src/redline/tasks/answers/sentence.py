@@ -135,7 +135,7 @@ def choose(text: str, span: Span, found: Sequence[Numeral]) -> Pick:
         if _RANGE in ranks or any(numeral.number is None for numeral in numerals):
             return Pick("valueless")
         return Pick("unsolved" if _OPERAND in ranks else "nothing")
-    bold = [(rank, one) for rank, one in candidates if _is_bold(text, one)]
+    bold = [(rank, one) for rank, one in candidates if is_bold(text, one)]
     _, best = max(bold or candidates, key=lambda candidate: (candidate[0], candidate[1].start))
     if best.number is None:
         return Pick("valueless")
@@ -217,6 +217,7 @@ def _rank(head: str, tail: str, first: str) -> int:
     return _MAIN
 
 
-def _is_bold(text: str, numeral: Numeral) -> bool:
+def is_bold(text: str, numeral: Numeral) -> bool:
+    """Returns whether a numeral of plain text is in bold."""
     line = max(text.rfind("\n", 0, numeral.start) + 1, numeral.start - 2000)
     return text.count(BOLD, line, numeral.start) % 2 == 1
