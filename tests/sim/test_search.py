@@ -13,7 +13,7 @@ import pytest
 
 from redline.limits import Rate
 from redline.limits.discover import RateSearch
-from redline.sim import MovingWindow
+from redline.sim import FixedWindow, MovingWindow
 from support.scripts import script
 
 script("bench/record.py")
@@ -80,12 +80,27 @@ def test_a_server_that_says_when_to_come_back(server: str, rate: Rate) -> None:
     check_bars(RateSearch, server, rate, SHORT_S[rate], is_told=True)
 
 
+class Aligned(FixedWindow):
+    """Its windows begin at whole multiples of their length, not with a call."""
+
+    def take(self, amount: int, now_s: float) -> None:
+        super().take(amount, now_s)
+        self._ends_s = (now_s // self._window_s + 1) * self._window_s
+
+
+@pytest.mark.parametrize("seed", [2, 7, 9, 11])
+def test_a_window_that_began_before_the_first_call_is_found(seed: int) -> None:
+    case = bench.Case(Aligned(PER_MINUTE), seed, 640.0, is_told=True)
+    seen, search = drive(case)
+    assert seen.share(PER_MINUTE, 320.0, 640.0)[0] >= bench.LEAST_USED, f"found {search.found}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("now", [Rate(10, 1.0), Rate(40, 1.0)], ids=str)
 def test_a_limit_that_changes_is_found_again(server: str, now: Rate) -> None:
     make = bench.SERVERS[server]
-    case = bench.Case(make(PER_SECOND), 1, 450.0, changes=[(150.0, make(now))])
+    case = bench.Case(make(PER_SECOND), 3, 450.0, changes=[(150.0, make(now))])
     seen, search = drive(case)
     used, rejected = seen.share(now, 350.0, 450.0)
     assert used >= 0.93, f"found {search.found}"

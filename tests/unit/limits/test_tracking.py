@@ -50,9 +50,9 @@ def above(limit: float) -> Callable[[int, Rate], bool]:
     return lambda number, rate: rate.count / rate.window_s > limit and number % 10 == 9
 
 
-def test_a_rate_is_proven_by_a_window_without_refusals() -> None:
+def test_a_rate_is_proven_by_one_and_a_half_windows_without_refusals() -> None:
     caller = Caller(Rate(600, 60.0))
-    caller.calls(500)
+    caller.calls(800)
     assert not caller.hold.is_proven
     caller.calls(200)
     assert caller.hold.is_proven

@@ -39,6 +39,9 @@ _DUE = 5
 _GUARD_S = 0.05
 # Refusals within this many calls have one cause.
 _CLOSE = 10
+# A rate is proven after this many of its windows. A rate that is too high because the server's
+# window is longer than assumed has been refused by then.
+_PROOF_WINDOWS = 1.5
 # The number of refusals within _CLOSE calls that stops a proven rate, and an unproven one.
 _LOST, _LOST_UNPROVEN = 3, 2
 # A second block within this many calls, or within four windows, has the same cause: the limit is a
@@ -88,7 +91,7 @@ class Hold:
 
     def __init__(self, rate: Rate, now_s: float, burst: int) -> None:
         self.rate = self.sure = rate
-        self.is_proven = False  # a whole window has passed at this rate
+        self.is_proven = False  # enough windows have passed at this rate
         self._burst = burst
         self._full: Rate | None = None  # the rate before it was trimmed
         self._first_share = 0.0  # the share of refusals at `_full`
@@ -140,7 +143,7 @@ class Hold:
         window_s, admitted = self.rate.window_s, self._level.admitted
         lasted_s = now_s - self._slowest_s - self._level.since_s
         if not self.is_proven:
-            self.is_proven = admitted >= 20 and lasted_s >= window_s
+            self.is_proven = admitted >= 20 and lasted_s >= _PROOF_WINDOWS * window_s
         elif self._more:
             if admitted >= _WATCHED_DUE / self._more and lasted_s >= _WATCHED_WINDOWS * window_s:
                 self._gained()
