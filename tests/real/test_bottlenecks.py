@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+import redline
 from redline.observe import Cause, bindings
 from redline.timeline import NAME, read_timeline
 from support.bottlenecks import Scenario, played, scenarios
@@ -41,6 +43,20 @@ def test_a_pool_that_may_have_fewer_calls_than_its_endpoints_is_short_of_concurr
     causes = [binding.cause for binding in bindings(windows)]
     assert causes.count(Cause.CONCURRENCY) >= 0.6 * len(causes)
     assert Cause.CLIENT not in causes
+
+
+def test_a_function_that_blocks_the_event_loop_is_named_and_not_the_concurrency(
+    tmp_path: Path,
+) -> None:
+    async def ask(row: dict[str, int]) -> str:
+        time.sleep(0.05)
+        return "yes"
+
+    rows = [{"number": number} for number in range(60)]
+    redline.run(rows, call=ask, concurrency=16, output=tmp_path / "out.jsonl", progress=False)
+    windows = read_timeline(tmp_path / "out.redline" / NAME).runs[0].windows[:-1]
+    causes = [binding.cause for binding in bindings(windows)]
+    assert causes.count(Cause.CLIENT) > 0.5 * len(causes)
 
 
 def test_the_last_window_of_a_run_has_its_slots(tmp_path: Path) -> None:

@@ -319,10 +319,10 @@ def _most(window: Window) -> tuple[Holder | None, float]:
 
 
 def _halted(window: Window) -> Found | None:
-    """Returns the finding that the process was stopped, or blocked by writes; None otherwise."""
+    """Returns the finding that the process was stopped or blocked; None otherwise."""
     if window.stopped_s >= _MOST_OF * window.span_s:
-        evidence = f"the process did not run for {window.stopped_s:.1f} of {window.span_s:.1f} s"
-        return Cause.CLIENT, "the client, which was stopped", evidence
+        ran = f"the event loop did not run for {window.stopped_s:.1f} of {window.span_s:.1f} s"
+        return Cause.CLIENT, "the client, which was stopped or blocked", ran
     if window.write_s >= _MOST_OF * window.span_s:
         evidence = f"writing results took {window.write_s:.1f} of {window.span_s:.1f} s"
         return Cause.WRITER, "the disk", evidence
@@ -338,7 +338,7 @@ def _busy_client(window: Window) -> Found | None:
             evidence += f", including waits for a CPU: the process had {window.cpu:.2f} of one"
         return Cause.CLIENT, "the client's CPU", evidence
     if window.late_s >= _MOST_OF * window.span_s:
-        evidence = f"the event loop was held up for {window.late_s:.1f} of {window.span_s:.1f} s"
+        evidence = f"the event loop was blocked for {window.late_s:.1f} of {window.span_s:.1f} s"
         return Cause.CLIENT, "the client's event loop", evidence
     return None
 

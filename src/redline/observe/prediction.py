@@ -345,10 +345,10 @@ def _of_endpoint(known: _Known, to: Setting, most: float) -> Draws | str:
     grown = to.endpoints / now.endpoints
     is_full = known.cause in (Cause.CONCURRENCY, Cause.ENDPOINT)
     slots = to.slots or math.inf
-    is_same = is_full and math.isclose(slots, now.slots or math.inf)
+    is_same = is_full and grown == 1 and math.isclose(slots, now.slots or math.inf)
     # Another constraint binds, and still binds with the new setting.
     is_bound = most <= level.per_s * (1 + _NO_GAIN) and slots >= level.in_flight
-    if grown == 1 and (is_same or is_bound):
+    if is_same or (is_bound and grown >= 1):
         return around(level.per_s, _BINDING_ERROR)
     if known.curve is None:
         return _FEW_LEVELS

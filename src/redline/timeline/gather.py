@@ -84,7 +84,8 @@ class Sample(msgspec.Struct, kw_only=True):
     hold it back. in_flight: requests on the wire. in_hand: rows that have begun and have no outcome
     yet. slots: maximum calls in flight. waiting: calls that wait for a grant. retrying: rows that
     wait for a retry. is_feed_empty: workers wait for a row. is_journal_full: too much is not
-    durable yet. lag_s: how late the sample was taken, in seconds.
+    durable yet. lag_s: how late the sample was taken, in seconds. blocked_s: the seconds since the
+    last sample if something blocked the event loop, otherwise 0.
     """
 
     held: Holder | None
@@ -97,6 +98,7 @@ class Sample(msgspec.Struct, kw_only=True):
     is_feed_empty: bool = False
     is_journal_full: bool = False
     lag_s: float = 0.0
+    blocked_s: float = 0.0
 
 
 class Gatherer:
@@ -242,7 +244,7 @@ class Gatherer:
             feed_empty=mean("is_feed_empty"),
             journal_full=mean("is_journal_full"),
             lag_s=rounded(max((sample.lag_s for sample in samples), default=0.0)),
-            late_s=rounded(sum(sample.lag_s for sample in samples)),
+            late_s=rounded(sum(sample.blocked_s for sample in samples)),
             busy=rounded((new.thread_s - old.thread_s) / span_s),
             cpu=rounded((new.cpu_s - old.cpu_s) / span_s),
             write_s=rounded(new.write_s - old.write_s),

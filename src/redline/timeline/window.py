@@ -196,11 +196,12 @@ class Window(
     MOST_LIMITS, those that held most often first. endpoints: if there are several, at most
     MOST_ENDPOINTS. parked_s: for how many seconds after the window the endpoint may not be called.
 
-    lag_s: the longest delay of a sample; late_s: the sum of the samples' delays. busy: the share of
-    the time in which the event loop's thread ran, or was ready to run while others had the CPU.
-    cpu: CPU seconds of the whole process per second. write_s: seconds in which the event loop
-    waited for writes of results; sync_s: seconds in which an fsync of results was in progress.
-    stopped_s: seconds in which the whole process was stopped.
+    lag_s: the longest delay of a sample; late_s: seconds in which something blocked the event loop,
+    from the samples with a delay that its own work does not explain. busy: the share of the time in
+    which the event loop's thread ran, or was ready to run while others had the CPU. cpu: CPU
+    seconds of the whole process per second. write_s: seconds in which the event loop waited for
+    writes of results; sync_s: seconds in which an fsync of results was in progress. stopped_s:
+    seconds in which the whole process was stopped, or its event loop was blocked for long.
 
     latency: of answered attempts, from the write to the end of the answer. first: the same for
     requests that were written before the run had its first answer, when the endpoint had no other

@@ -549,6 +549,28 @@ def test_limits_that_an_answer_states_hold_while_its_sink_still_takes_it() -> No
     play(handle, story, limits=Limits(requests="1000/60s", rate="auto", profile="fixed"))
 
 
+@pytest.mark.parametrize("concurrency", [2, 64])
+def test_a_token_limit_that_an_answer_states_holds_for_calls_that_already_wait(
+    concurrency: int,
+) -> None:
+    numbers = itertools.count(1)
+
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        left = max(0, 1000 - 100 * next(numbers))
+        stated = {"x_ratelimit_limit_tokens": "1000", "x_ratelimit_remaining_tokens": str(left)}
+        usage = {"prompt_tokens": 50, "completion_tokens": 50, "total_tokens": 100}
+        writer.write(answer(chat("yes") | {"usage": usage}, **stated))
+
+    async def story(backend: HttpBackend, server: RawServer) -> None:
+        calls = sent(backend, 60)
+        await asyncio.sleep(50.0)
+        assert 5 <= len(server.seen) <= 12
+        await cancelled(calls)
+
+    limits = Limits(requests="60/60s", rate="auto", concurrency=concurrency)
+    play(handle, story, limits=limits)
+
+
 class SlowLoop(VirtualLoop):
     """It may be blocked, and its connections may take long to make."""
 

@@ -139,6 +139,9 @@ def test_few_levels_say_nothing_but_what_another_constraint_does() -> None:
     assert gain_text(twice).endswith("; at most +105 %")
     assert not twice.holds(80)
     assert gain_text(expect(alone, slots(128, requests=40))).startswith("no gain (")
+    starved = predictions([run(proportional, 16, held={"input": 10})])
+    assert not isinstance(starved, str)
+    assert all(gain_text(one).startswith("no gain (") for one in starved)
     # Three numbers that hardly differ are no three levels.
     near = [run(proportional, n) for n in (20, 23, 27)]
     assert expect(near, slots(54)).unknown

@@ -308,16 +308,16 @@ class HttpBackend:
             if self._finds_limits:
                 self._steering.begin(request.body)
             if self.limiter.counts_tokens:
-                # Refuse the request before any wait if the limits could never grant it.
-                most = 0 if self._charges_reserved else self.limiter.easy_tokens
-                bound = self.estimator.bound(request, most) if most else None
-                attempt.cost = bound or self._cost(request)
+                self._count_tokens(attempt)
             # The deadline's alarm would fire only after the loop has read its sockets.
             if call.deadline_s != math.inf and call.deadline_s <= self.clock.now_s():
                 raise TimedOut("row")
             if not self.slots.take_free():
                 await self._wait_for_slot(attempt)
             try:
+                if attempt.cost is _NOTHING and self.limiter.counts_tokens:
+                    # A token limit was found while the attempt waited.
+                    self._count_tokens(attempt)
                 if sink is None:
                     attempt.load(request)
                     try:
@@ -447,6 +447,15 @@ class HttpBackend:
             raise
         wait.slot_s = self.clock.now_s()
 
+    def _count_tokens(self, attempt: _Attempt) -> None:
+        """Sets an attempt's cost, before any wait if the token limits are known by then.
+
+        Raises OverLimit if the limits could never grant it.
+        """
+        most = 0 if self._charges_reserved else self.limiter.easy_tokens
+        bound = self.estimator.bound(attempt.request, most) if most else None
+        attempt.cost = bound or self._cost(attempt.request)
+
     async def go_ahead(self, attempt: _Attempt) -> None:
         """Waits until an attempt may get ready for its grant; only a few get ready at once."""
         if attempt.cost is not _NOTHING:
@@ -455,6 +464,8 @@ class HttpBackend:
             call, wait = attempt.call, self.begin_wait(attempt)
             await call.in_time(self.ahead.acquire(call.priority), self.clock)
             wait.ahead_s = self.clock.now_s()
+            if attempt.cost is _NOTHING and self.limiter.counts_tokens:
+                attempt.cost = self._cost(attempt.request)
         attempt.is_ahead = True
 
     def leave_ahead(self, attempt: _Attempt) -> None:

@@ -43,6 +43,9 @@ from redline.timeline import (
 SAMPLE_S = 0.1
 # Shorter unexplained delays of a sample do not count: a merely busy event loop is not stopped.
 _LEAST_STOP_S = 0.25
+# The event loop was blocked if a sample has a longer unexplained delay. Other threads delay it by
+# about 5 ms, after which Python hands over its lock.
+_LEAST_BLOCK_S = 0.007
 # The most windows in memory: half an hour of them, or more once older neighbours are merged. A
 # merged window is at most as long as this share of its age.
 _MOST_WINDOWS = 1_800
@@ -76,9 +79,9 @@ class Sampler:
         self.windows: list[Window] = []
         self.slots = 0
         self._thread_time = _ThreadTime()
-        self._begun_s = self._closed_s = 0.0
+        self._begun_s = self._closed_s = self._sampled_s = 0.0
         self._counters = Counters()
-        self._stopped_s = 0.0
+        self._stopped_s = self._worked_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._totals: Callable[[], Totals] = Totals
         self._on_window: Callable[[Window], None] | None = None
@@ -103,7 +106,7 @@ class Sampler:
         self._totals = totals
         self._on_window = on_window
         self._thread_time.open()
-        self._begun_s = self._closed_s = self.clock.now_s()
+        self._begun_s = self._closed_s = self._sampled_s = self.clock.now_s()
         self._counters = self._count()
         self.gatherer.begin(self._begun_s, self._counters)
         if self.is_fixed:
@@ -122,7 +125,7 @@ class Sampler:
         try:
             await end_tasks(self._task)
             now_s = self.clock.now_s()
-            self.gatherer.sample(self._state(now_s, 0.0))
+            self.gatherer.sample(self._state(now_s, 0.0, 0.0))
             self._close(now_s)
             while self._writing is not None:
                 await asyncio.wait([self._writing])
@@ -160,6 +163,7 @@ class Sampler:
             self._sample(now_s, max(0.0, now_s - due_s))
 
     def _sample(self, now_s: float, late_s: float) -> None:
+        blocked_s = self._blocked_s(now_s, late_s)
         stopped_s = self._stopped_for_s(late_s) if late_s >= _LEAST_STOP_S else 0.0
         if stopped_s >= WINDOW_S:
             # Two windows: the sampled time so far, and the time without samples.
@@ -168,9 +172,21 @@ class Sampler:
             self._close(now_s)
             return
         self._stopped_s += stopped_s
-        self.gatherer.sample(self._state(now_s, late_s))
+        self.gatherer.sample(self._state(now_s, late_s, blocked_s))
         if now_s - self._closed_s >= WINDOW_S - SAMPLE_S / 2:
             self._close(now_s)
+
+    def _blocked_s(self, now_s: float, late_s: float) -> float:
+        """Returns the seconds since the last sample if something blocked the loop; 0 otherwise.
+
+        The loop's own work and the writes since the last sample explain a part of `late_s`.
+        """
+        before_s, worked_s = self._sampled_s, self._worked_s
+        self._sampled_s, self._worked_s = now_s, self._thread_time.read_s()
+        if self.journal is not None:
+            self._worked_s += self.journal.write_s
+        is_blocked = late_s - (self._worked_s - worked_s) >= _LEAST_BLOCK_S
+        return now_s - before_s if is_blocked else 0.0
 
     def _stopped_for_s(self, late_s: float) -> float:
         """Returns for how many seconds the process was stopped while a sample was late.
@@ -211,7 +227,7 @@ class Sampler:
             self._new.append(window)
             self._write_on()
 
-    def _state(self, now_s: float, late_s: float) -> Sample:
+    def _state(self, now_s: float, late_s: float, blocked_s: float) -> Sample:
         """Returns a sample of the run's current state. late_s: how many seconds it is late."""
         runner, feed, load, tally = self.runner, self.feed, self.runner.load, self.tally
         loads, limits = self.endpoints.loads(now_s)
@@ -249,6 +265,7 @@ class Sampler:
             is_feed_empty=is_starved,
             is_journal_full=is_behind,
             lag_s=late_s,
+            blocked_s=blocked_s,
         )
 
     def _count(self) -> Counters:
