@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from redline.errors import ConfigError, nearest
+from redline.errors import ConfigError, check_known
 from redline.limits.rule import Rate, span
 from redline.sim.faults import Faults
 from redline.sim.latency import Constant, Latency
@@ -74,9 +74,9 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        _one_of("algorithm", self.algorithm, ALGORITHMS)
-        _one_of("charge", self.charge, CHARGES)
-        _one_of("header style", self.headers, HEADER_STYLES)
+        check_known("algorithm", self.algorithm, ALGORITHMS)
+        check_known("charge", self.charge, CHARGES)
+        check_known("header style", self.headers, HEADER_STYLES)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"a port must be 0 to 65535, not {self.port}", hint="0 picks one")
         if self.concurrency is not None and self.concurrency < 1:
@@ -155,11 +155,3 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"{self.near_duplicates * 100:.3g} % near-duplicates")
         parts.append(f"seed {self.seed}")
         return "; ".join(parts)
-
-
-def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(
-            f"unknown {what}: {value}",
-            hint=nearest(value, known) or f"choose one of {', '.join(known)}",
-        )
