@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, unquote_to_bytes, urle
 import msgspec
 
 from redline.errors import ConfigError, nearest
+from redline.limits.rule import SECONDS
 
 _SCHEMES = ("redis", "rediss")
 _FORM = "for example redis://host:6379/0/tickets?group=labels"
@@ -16,7 +17,6 @@ _OPTIONS = ("group", "field", "idle", "deliveries", "orphans")
 # Options that are passed to redis-py unchanged. None is a secret: the manifest stores the URL.
 _TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
-_SECONDS = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LEAST_IDLE_S, MOST_IDLE_S = 0.1, 86_400.0
 _ORPHANS = ("keep", "claim")
 _KEY_BYTES = 8
@@ -128,7 +128,7 @@ def _options(parts: SplitResult, shown: str) -> dict[str, str]:
 
 def _seconds(text: str, shown: str) -> float:
     match = _TIME.fullmatch(text)
-    value_s = float(match[1]) * _SECONDS[match[2]] if match is not None else 0.0
+    value_s = float(match[1]) * SECONDS[match[2] or "s"] if match is not None else 0.0
     if not _LEAST_IDLE_S <= value_s <= MOST_IDLE_S:
         raise ConfigError(
             f"idle of {shown} must be a time from 100ms to 24h, not {text}",

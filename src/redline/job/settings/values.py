@@ -18,12 +18,11 @@ import msgspec
 
 from redline.errors import ConfigError, nearest
 from redline.limits import Rate, parse_count, parse_rate
-from redline.limits.rule import span
+from redline.limits.rule import SECONDS, span
 from redline.store import local_path
 
 MAX_SECONDS = 31 * 86_400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|min|m|h|d)?")
-_SECONDS = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _TIMES, _LONGEST_EXAMPLE_S = "for example 30, 500ms, 5m or 6h", 6 * 3600.0
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -56,7 +55,7 @@ def duration(text: str, flag: str, most_s: float = MAX_SECONDS, *, may_be_0: boo
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ConfigError(f"{flag} is not a time: {text}", hint=_TIMES)
-    value_s = float(match[1]) * _SECONDS[match[2]]
+    value_s = float(match[1]) * SECONDS[match[2] or "s"]
     if value_s > most_s or not (value_s or may_be_0):
         least = "0 s or more" if may_be_0 else "above 0 s"
         what = f"{flag} must be {least} and at most {span(most_s)}, not {text}"
