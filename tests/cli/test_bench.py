@@ -115,7 +115,7 @@ def test_figures_are_json_and_saved(cli: Cli) -> None:
     Path("rows.jsonl").write_text('{"prompt":"x"}\n')
     told = cli("bench", "sim", "--limit", "5", "-o", "rows.jsonl")
     assert told.status == 2
-    assert "rows.jsonl contains something other than figures of redline bench" in told.err
+    assert "rows.jsonl exists and is not a figures file that redline wrote" in told.err
     assert Path("rows.jsonl").read_text() == '{"prompt":"x"}\n'
 
 
@@ -312,7 +312,7 @@ def test_an_interrupt_ends_it_with_the_figures_so_far() -> None:
         (("sim", "-c", "auto"), "-c takes a number of users, not auto"),
         (("sim", "-c", "0"), "--concurrency must be 1 to 100,000, not 0"),
         (("sim", "--batch-size", "4"), "a backend takes one request at a time"),
-        (("sim", "-o", "nofolder/f.json"), "the folder nofolder does not exist"),
+        (("sim", "-o", "nofolder/f.json"), "f.json is in a folder that does not exist"),
         (("http://127.0.0.1:9/v1", "--model", "m", "--duration", "5s"), "no request succeeded"),
         (("mine:pool", "--limit", "40"), "no request succeeded"),
         (("mine:pieces", "--limit", "4"), "make it an async generator, or return the whole answer"),

@@ -94,6 +94,7 @@ _OWN = (
         "output",
         "FILE",
         "Save the figures in FILE as JSON.",
+        read=values.local,
         short="-o",
         section="Display",
     ),

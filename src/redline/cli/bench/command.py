@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from redline.calls.cost import dollars_text
 from redline.cli.bench.asked import Asked, asked_of, recorded_calls
 from redline.cli.bench.progress import Progress
 from redline.cli.bench.target import Target, answering, target_of
-from redline.cli.session import load, say_json, say_lines, tell_line
+from redline.cli.session import load, new_file, say_json, say_lines, tell_line
 from redline.errors import ConfigError
 from redline.job.settings import Flags, flag_of, values
 from redline.limits import parse_rate
@@ -46,12 +45,12 @@ from redline.measure import (
     swept,
 )
 from redline.process import counted, duration, write_file
-from redline.store import local_path
 
 DONE, SOME_FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 130
 _USUAL_S, _LEVEL_S = 60.0, 15.0
 _MOST_LEVEL = 256
 _MARK = "redline_bench"
+_BEGINNING = f'{{\n  "{_MARK}"'
 # At most one of these flags sets how requests arrive; without any, each user sends one request
 # after another.
 _KINDS = ("constant", "poisson", "replay", "find_concurrency")
@@ -79,7 +78,10 @@ def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags
     `redline run`. Raises RedlineError if there are no figures.
     """
     objectives = parse_objectives(options["slo"]) if "slo" in options else ()
-    place = None if "output" not in options else _place(options["output"])
+    place = None
+    if "output" in options:
+        hint = "choose a file, such as -o bench.json"
+        place = new_file(options["output"], "figures file", _BEGINNING, hint, may_be_empty=True)
     bench = _bench(folder, targets, options, flags)
     is_shown = not options.get("quiet")
     if is_shown:
@@ -270,35 +272,6 @@ def _cost_words(bench: _Bench, most: int | None) -> str:
     one = price.most(asked.input_tokens, asked.output_tokens, may_write=False)
     of = "for 1,000 requests" if most is None else "at most"
     return f"; about {dollars_text((most or 1000) * one)} {of}{budget}"
-
-
-def _place(text: str) -> Path:
-    """Returns the path for the figures. A file there must hold earlier figures or be empty.
-
-    Raises ConfigError if the path cannot be used or its file holds other data.
-    """
-    path = Path(os.path.expanduser(local_path(text)))
-    if path.is_dir():
-        raise ConfigError(
-            f"the output {text} is a folder", hint=f"choose a file in it: {path}/bench.json"
-        )
-    if not path.parent.is_dir():
-        raise ConfigError(
-            f"the folder {path.parent} does not exist", hint=f"mkdir -p {path.parent}"
-        )
-    if path.exists():
-        try:
-            with path.open("rb") as file:
-                is_own = _MARK.encode() in file.read(len(_MARK) + 10)
-                is_empty = file.seek(0, os.SEEK_END) == 0
-        except OSError as error:
-            raise ConfigError(f"{text} cannot be read: {error.strerror}") from error
-        if not (is_own or is_empty):
-            raise ConfigError(
-                f"{text} contains something other than figures of redline bench",
-                hint="choose another -o; only a file that redline bench wrote is overwritten",
-            )
-    return path
 
 
 def _page(bench: _Bench, found: Sequence[Figures], knee: Knee | None) -> bytes:

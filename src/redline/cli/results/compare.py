@@ -10,9 +10,9 @@ from click import Context
 from redline.apis import loose_json
 from redline.calls.cost import dollars_text
 from redline.cli.flags import Word, flag, read_flags, switch, whole
-from redline.cli.results.reading import SEED, new_file, notes_of, open_results, priced
+from redline.cli.results.reading import SEED, notes_of, open_results, priced
 from redline.cli.results.show import seconds
-from redline.cli.session import aligned, folded, say_json, say_lines, screen_width
+from redline.cli.session import aligned, folded, new_file, say_json, say_lines, screen_width
 from redline.errors import ConfigError
 from redline.job.inspect import KINDS, PAGE, Comparison, Figures, Opened, compare_outputs, page_of
 from redline.process import counted, write_file

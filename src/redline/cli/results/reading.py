@@ -15,7 +15,7 @@ from redline.errors import ConfigError
 from redline.job.inspect import Opened, Tariff, opened
 from redline.journal import Output
 from redline.process import counted
-from redline.store import local_path, url_of
+from redline.store import url_of
 
 # The flag `--seed` of commands that draw a sample.
 SEED = whole(
@@ -37,35 +37,6 @@ def priced() -> tuple[Tariff, list[str]]:
         return Tariff(), [f"the prices in redline.toml are not used: {error}"]
     models = {name: table.get("models", {}) for name, table in settings.endpoints.items()}
     return Tariff(own=settings.prices, models=models, tariffs=settings.tariffs), []
-
-
-def new_file(text: str, kind: str, beginning: str, hint: str) -> Path:
-    """Returns the path of a page or report to be written.
-
-    kind: what the file is, for errors. beginning: how it begins. hint: for a path that cannot be a
-    file. Raises ConfigError for such a path, and for an existing file that begins differently.
-    """
-    path = local_path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
-        raise ConfigError(f"the {kind} {text} {what}", hint=hint)
-    if path.exists() and not _begins_with(path, beginning.encode()):
-        raise ConfigError(
-            f"{text} exists and is not a {kind} that redline wrote",
-            hint=f"choose another -o, or move the file away first; a {kind} of an older version or "
-            "in another format is not replaced either",
-        )
-    return path
-
-
-def _begins_with(path: Path, beginning: bytes) -> bool:
-    if not path.is_file():
-        return False
-    try:
-        with path.open("rb") as file:
-            return file.read(len(beginning)) == beginning
-    except OSError:
-        return False
 
 
 @contextmanager

@@ -8,9 +8,8 @@ from pathlib import Path
 from click import Context
 
 from redline.cli.flags import Word, flag, stated
-from redline.cli.results.reading import new_file
 from redline.cli.results.recorded import read_recorded
-from redline.cli.session import say
+from redline.cli.session import new_file, say
 from redline.errors import ConfigError, check_known
 from redline.job.report import (
     BEGINNINGS,

@@ -1,6 +1,7 @@
 """Carries a command from its settings to its exit status: configuration, display and errors."""
 
 from redline.cli.session.configuration import ENDPOINT_KEYS, RUN_KEYS, Configuration, load
+from redline.cli.session.destination import new_file
 from redline.cli.session.folding import aligned, folded, screen_width
 from redline.cli.session.output import (
     Notes,
