@@ -6,6 +6,14 @@ from redline.sources.jsonl import LongLine, split_lines
 from redline.sources.object import ObjectReader
 from redline.sources.open import first_rows, open_source, opened, opened_source, row_counts
 from redline.sources.repeated import sampled
-from redline.sources.row import MAX_ROW_BYTES, Row, Source, custom_id, plain_form, sort_sets
+from redline.sources.row import (
+    MAX_ROW_BYTES,
+    Row,
+    Rows,
+    Source,
+    custom_id,
+    plain_form,
+    sort_sets,
+)
 from redline.sources.stream_url import StreamUrl, message_key, stream_of
 from redline.sources.text import ByteStream, extra

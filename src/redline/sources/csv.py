@@ -136,8 +136,8 @@ class CsvRows(StreamRows):
 
     _when_empty = "it has a header but no rows below it"
 
-    def __init__(self, stream: ByteStream, delimiter: str, max_row_bytes: int) -> None:
-        super().__init__(stream, max_row_bytes)
+    def __init__(self, stream: ByteStream, delimiter: str) -> None:
+        super().__init__(stream)
         self._delimiter = delimiter
         self._is_tsv = delimiter == "\t"
 

@@ -217,9 +217,9 @@ class FollowedRows(LineRows):
     `Row.line` counts from 1 in each file that has had the name; `Row.number` keeps counting.
     """
 
-    def __init__(self, path: Path, max_row_bytes: int) -> None:
+    def __init__(self, path: Path) -> None:
         self._file = FollowedFile(path)
-        super().__init__(ByteStream(self._file), max_row_bytes)
+        super().__init__(ByteStream(self._file))
 
     def batches(self) -> Iterator[list[Row]]:
         """Yields lists of 1 to 256 rows, each row as soon as its line is complete."""

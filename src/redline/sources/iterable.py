@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
 from typing import Generic, TypeVar
 
-from redline.sources.row import MAX_ROW_BYTES, BlockingRows, Row, Rows, row_of
+from redline.sources.row import BlockingRows, Row, Rows, row_of
 
 _PATIENCE_S = 0.05
 
@@ -16,8 +16,8 @@ Items = TypeVar("Items")
 class _ItemRows(Rows, Generic[Items]):
     """Base of the rows of both kinds of iterables. `close` leaves the iterable itself open."""
 
-    def __init__(self, name: str, items: Items, max_row_bytes: int = MAX_ROW_BYTES) -> None:
-        super().__init__(name, len(items) if isinstance(items, Sized) else None, max_row_bytes)
+    def __init__(self, name: str, items: Items) -> None:
+        super().__init__(name, len(items) if isinstance(items, Sized) else None)
         self._items = items
 
     def _next_row(self, value: object) -> Row:

@@ -91,8 +91,8 @@ class LineRows(StreamRows):
     is one JSON array or one object over many lines, if it is cut short, or if it has no row.
     """
 
-    def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
-        super().__init__(stream, max_row_bytes)
+    def __init__(self, stream: ByteStream) -> None:
+        super().__init__(stream)
         self._line = 0
 
     def open(self) -> None:

@@ -18,7 +18,7 @@ from redline.sources.iterable import AsyncRows, IterableRows
 from redline.sources.jsonl import LineRows
 from redline.sources.parquet import open_dataset, open_parquet
 from redline.sources.repeated import sampled
-from redline.sources.row import MAX_ROW_BYTES, Row, Source
+from redline.sources.row import Row, Source
 from redline.sources.stream_url import stream_of
 from redline.sources.text import COMPRESSIONS, ByteStream
 from redline.store import ObjectUrl, OpenedObject, local_path, url_of
@@ -33,44 +33,42 @@ _FRAMES = {
 }
 
 
-def open_source(
-    rows: object, *, is_followed: bool = False, max_row_bytes: int = MAX_ROW_BYTES
-) -> Source | AsyncRows:
+def open_source(rows: object, *, is_followed: bool = False) -> Source | AsyncRows:
     """Returns the source of `rows`: a path or URL, "-" for stdin, an iterable or async iterable.
 
     The suffix of a path decides its format: JSON Lines (.jsonl, .ndjson, .jsonlines, .json, .txt,
     or none), .csv or .tsv, each also with .gz or .zst; or .parquet. A folder must have been written
     by Dataset.save_to_disk. A URL, such as s3://bucket/rows.jsonl, is read in the same way, but
-    must not be a folder. is_followed: wait for new rows at the end of a file, see follow.py.
-    max_row_bytes: a longer row is a bad row. Close the source when done. Raises ConfigError if
-    `rows` cannot be read. The beginning of a file or an object is read here; a pipe is first read
-    by `batches`.
+    must not be a folder. is_followed: wait for new rows at the end of a file, see follow.py. A
+    row above MAX_ROW_BYTES is a bad row. Close the source when done. Raises ConfigError if `rows`
+    cannot be read. The beginning of a file or an object is read here; a pipe is first read by
+    `batches`.
     """
     if is_followed:
-        return _followed(rows, max_row_bytes)
+        return _followed(rows)
     if isinstance(rows, OpenedObject):
         opened: Source = rows.source
         return opened
     if isinstance(rows, (str, os.PathLike)):
         if os.fspath(rows) == "-":
-            return LineRows(ByteStream(FileBlocks(None)), max_row_bytes)
+            return LineRows(ByteStream(FileBlocks(None)))
         if (stream := stream_of(rows)) is not None:
             raise ConfigError(
                 f"{stream.name} is a stream, which only a run can read: a message goes to one run"
             )
         url = url_of(rows)
         if url is not None:
-            return _open_object(url, max_row_bytes)
-        return _open_path(local_path(rows), max_row_bytes)
+            return _open_object(url)
+        return _open_path(local_path(rows))
     if isinstance(rows, AsyncIterable):
-        return AsyncRows("<async iterable>", rows, max_row_bytes=max_row_bytes)
+        return AsyncRows("<async iterable>", rows)
     for method, hint in _FRAMES.items():
         if hasattr(rows, method):
             raise ConfigError(f"a {type(rows).__name__} is not an iterable of rows", hint=hint)
     if isinstance(rows, Mapping):
         raise ConfigError("one mapping is not an iterable of rows", hint="pass [row] for one row")
     if isinstance(rows, Iterable) and not isinstance(rows, (bytes, bytearray, memoryview)):
-        return IterableRows("<iterable>", rows, max_row_bytes)
+        return IterableRows("<iterable>", rows)
     raise ConfigError(
         f"rows cannot come from a value of type {type(rows).__name__}",
         hint="pass a path, or an iterable of dicts or strings",
@@ -111,7 +109,7 @@ def row_counts(rows: object) -> Iterator[int] | None:
         path = local_path(rows)
         if not path.is_file() or path.suffix.lower() == ".parquet":
             return None
-        return _text_rows(FileBlocks(path), path, MAX_ROW_BYTES).counts()
+        return _text_rows(FileBlocks(path), path).counts()
     except (ConfigError, OSError, ValueError):
         return None
 
@@ -121,7 +119,7 @@ def _stdin_counts() -> Iterator[int] | None:
     if sys.stdin is None or not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode):
         return None
     begins_at = os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR)
-    return LineRows(ByteStream(FileBlocks(None, begins_at=begins_at)), MAX_ROW_BYTES).counts()
+    return LineRows(ByteStream(FileBlocks(None, begins_at=begins_at))).counts()
 
 
 def opened(rows: object) -> object:
@@ -132,10 +130,10 @@ def opened(rows: object) -> object:
     url = url_of(rows)
     if url is None or isinstance(rows, OpenedObject) or stream_of(rows) is not None:
         return rows
-    return OpenedObject(url, _open_object(url, MAX_ROW_BYTES))
+    return OpenedObject(url, _open_object(url))
 
 
-def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
+def _followed(rows: object) -> FollowedRows:
     """Opens the rows of a growing file. Raises ConfigError for an input that cannot be followed."""
     url = url_of(rows)
     if url is not None:
@@ -162,40 +160,40 @@ def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
         )
     # The existing content must be JSON Lines too.
     stream = ByteStream(FileBlocks(path))
-    beginning = LineRows(stream, max_row_bytes)
+    beginning = LineRows(stream)
     try:
         beginning.open()
         if stream.is_compressed:
             raise ConfigError(f"{path} is compressed, so it cannot be followed")
     finally:
         beginning.close()
-    return FollowedRows(path, max_row_bytes)
+    return FollowedRows(path)
 
 
-def _open_path(path: Path, max_row_bytes: int) -> Source:
+def _open_path(path: Path) -> Source:
     mode = _mode(path)
     if stat.S_ISDIR(mode):
-        return open_dataset(path, max_row_bytes)
+        return open_dataset(path)
     if path.suffix.lower() == ".parquet":
-        return open_parquet(path, str(path), max_row_bytes)
-    source = _text_rows(FileBlocks(path), path, max_row_bytes)
+        return open_parquet(path, str(path))
+    source = _text_rows(FileBlocks(path), path)
     if stat.S_ISREG(mode):
         source.open()
     return source
 
 
-def _open_object(url: ObjectUrl, max_row_bytes: int) -> Source:
+def _open_object(url: ObjectUrl) -> Source:
     # Imported here, so that runs on local files do not load the store libraries.
     from redline.sources.object import ObjectBlocks, ObjectFile
 
     if url.file.suffix.lower() == ".parquet":
-        return open_parquet(ObjectFile(url), url.name, max_row_bytes)
-    source = _text_rows(ObjectBlocks(url), url.file, max_row_bytes)
+        return open_parquet(ObjectFile(url), url.name)
+    source = _text_rows(ObjectBlocks(url), url.file)
     source.open()
     return source
 
 
-def _text_rows(blocks: Blocks, path: PurePath, max_row_bytes: int) -> CsvRows | LineRows:
+def _text_rows(blocks: Blocks, path: PurePath) -> CsvRows | LineRows:
     """Returns the rows of text, in the format that the suffix of `path` indicates.
 
     Raises ConfigError for an unknown suffix.
@@ -204,9 +202,9 @@ def _text_rows(blocks: Blocks, path: PurePath, max_row_bytes: int) -> CsvRows | 
     if suffix in COMPRESSIONS:
         suffix = PurePath(path.stem).suffix.lower()
     if suffix in _DELIMITERS:
-        return CsvRows(ByteStream(blocks), _DELIMITERS[suffix], max_row_bytes)
+        return CsvRows(ByteStream(blocks), _DELIMITERS[suffix])
     if suffix in _LINES:
-        return LineRows(ByteStream(blocks), max_row_bytes)
+        return LineRows(ByteStream(blocks))
     raise ConfigError(
         f"{blocks.name} has an unknown suffix: {suffix}",
         hint="supported suffixes: .jsonl, .ndjson, .json, .csv and .tsv, also with .gz or .zst, "

@@ -38,10 +38,9 @@ class ArrowRows(BlockingRows):
         total_rows: int,
         tables: Iterator[_Table],
         arrow: Any,
-        max_row_bytes: int,
         files: Iterable[Path],
     ) -> None:
-        super().__init__(name, total_rows, max_row_bytes)
+        super().__init__(name, total_rows)
         self._tables = tables
         self._arrow = arrow
         self._seen = _stamps(files)
@@ -155,7 +154,7 @@ def _batch_rows(size_bytes: int, rows: int) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, size_bytes)))
 
 
-def open_parquet(place: Path | RawIOBase, name: str, max_row_bytes: int) -> ArrowRows:
+def open_parquet(place: Path | RawIOBase, name: str) -> ArrowRows:
     """Opens a Parquet file, given as a path or an open file. Raises ConfigError for other files."""
     arrow = extra("pyarrow", "parquet", f"reading {name}")
     parquet = extra("pyarrow.parquet", "parquet", f"reading {name}")
@@ -176,10 +175,10 @@ def open_parquet(place: Path | RawIOBase, name: str, max_row_bytes: int) -> Arro
         for table in file.iter_batches(batch_rows, row_groups=[group], use_threads=False)
     )
     files = [place] if isinstance(place, Path) else []
-    return ArrowRows(name, meta.num_rows, tables, arrow, max_row_bytes, files)
+    return ArrowRows(name, meta.num_rows, tables, arrow, files)
 
 
-def open_dataset(path: Path, max_row_bytes: int) -> ArrowRows:
+def open_dataset(path: Path) -> ArrowRows:
     """Opens a folder that `Dataset.save_to_disk` wrote. Raises ConfigError for other folders."""
     name = str(path)
     _check_folder(path, name)
@@ -193,7 +192,7 @@ def open_dataset(path: Path, max_row_bytes: int) -> ArrowRows:
     batch_rows = _batch_rows(dataset.data.nbytes, rows)
     tables = dataset.with_format("arrow").iter(batch_size=batch_rows)
     files = [Path(file["filename"]) for file in dataset.cache_files]
-    return ArrowRows(name, rows, tables, arrow, max_row_bytes, files)
+    return ArrowRows(name, rows, tables, arrow, files)
 
 
 def _check_folder(path: Path, name: str) -> None:

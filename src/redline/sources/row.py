@@ -217,11 +217,11 @@ class Rows:
     """Base of most sources: counts the rows, and records whether it is closed."""
 
     _when_empty = ""  # the hint if there is no row
+    _max_row_bytes = MAX_ROW_BYTES  # a longer row is a bad row
 
-    def __init__(self, name: str, total_rows: int | None, max_row_bytes: int) -> None:
+    def __init__(self, name: str, total_rows: int | None) -> None:
         self.name = name
         self.total_rows = total_rows
-        self._max_row_bytes = max_row_bytes
         self._number = 0
         self._is_closed = False
 

@@ -187,8 +187,8 @@ class ByteStream:
 class StreamRows(BlockingRows):
     """Base of sources that read a stream of bytes."""
 
-    def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
-        super().__init__(stream.name, None, max_row_bytes)
+    def __init__(self, stream: ByteStream) -> None:
+        super().__init__(stream.name, None)
         self._stream = stream
 
     def read_fraction(self) -> float | None:

@@ -9,26 +9,28 @@ import os
 import sys
 import tracemalloc
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
 
 from redline.errors import ConfigError
-from redline.sources import CorruptInput, Row, open_source, row_counts
+from redline.sources import MAX_ROW_BYTES, CorruptInput, Row, Rows, open_source, row_counts
 from redline.sources import text as source_bytes
 
 BANKING77 = Path(__file__).parents[4] / "shared" / "data" / "banking77" / "test.csv"
 
 
-def rows_of(path: Path, **options: int) -> list[Row]:
-    source = open_source(path, **options)
-    try:
+def rows_of(path: Path, max_row_bytes: int = MAX_ROW_BYTES) -> list[Row]:
+    with (
+        patch.object(Rows, "_max_row_bytes", max_row_bytes),
+        closing(open_source(path)) as source,
+    ):
         return [row for batch in source.batches() for row in batch]
-    finally:
-        source.close()
 
 
 def rows_in(tmp_path: Path, content: bytes, name: str = "in.csv", **options: int) -> list[Row]:
@@ -380,7 +382,7 @@ class TestParquet:
     def test_large_rows_come_in_small_batches(self, pa: Any, tmp_path: Path) -> None:
         texts = [os.urandom(500_000).hex() for _ in range(12)]
         path = parquet(pa, tmp_path / "in.parquet", {"t": texts})
-        batches = list(open_source(path, max_row_bytes=2**21).batches())
+        batches = list(open_source(path).batches())
         assert max(map(len, batches)) <= 4
         assert [r.data for b in batches for r in b] == [{"t": text} for text in texts]
         problem = rows_of(path, max_row_bytes=1000)[0].problem

@@ -9,7 +9,9 @@ import os
 import random
 import threading
 import tracemalloc
+from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -21,6 +23,7 @@ from redline.sources import (
     FileBlocks,
     LongLine,
     Row,
+    Rows,
     open_source,
     row_counts,
     split_lines,
@@ -31,12 +34,12 @@ from redline.sources import text as source_bytes
 GSM8K = Path(__file__).parents[4] / "shared" / "data" / "gsm8k" / "test.jsonl"
 
 
-def rows_of(path: Path, **options: int) -> list[Row]:
-    source = open_source(path, **options)
-    try:
+def rows_of(path: Path, max_row_bytes: int = MAX_ROW_BYTES) -> list[Row]:
+    with (
+        patch.object(Rows, "_max_row_bytes", max_row_bytes),
+        closing(open_source(path)) as source,
+    ):
         return [row for batch in source.batches() for row in batch]
-    finally:
-        source.close()
 
 
 def rows_in(tmp_path: Path, content: bytes, **options: int) -> list[Row]:

@@ -14,20 +14,22 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
 
 from redline.errors import ConfigError
-from redline.sources import AsyncRows, Row, open_source
+from redline.sources import MAX_ROW_BYTES, AsyncRows, Row, Rows, open_source
 from redline.sources import blocks as source_blocks
 from redline.sources import iterable as source_iterable
 
 
-def rows_of(rows: object, **options: int) -> list[Row]:
-    source = open_source(rows, **options)
-    assert not isinstance(source, AsyncRows)
-    return [row for batch in source.batches() for row in batch]
+def rows_of(rows: object, max_row_bytes: int = MAX_ROW_BYTES) -> list[Row]:
+    with patch.object(Rows, "_max_row_bytes", max_row_bytes):
+        source = open_source(rows)
+        assert not isinstance(source, AsyncRows)
+        return [row for batch in source.batches() for row in batch]
 
 
 def error_of(rows: object) -> ConfigError:
