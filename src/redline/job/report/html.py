@@ -16,6 +16,7 @@ from redline.errors import ConfigError
 from redline.job.inspect import PAGE, rendered
 from redline.job.report import colours, markdown, svg, words
 from redline.job.report.data import VERSION, JobReport
+from redline.observe import advice
 from redline.process import counted
 
 # How a report in each format begins; no file of another program begins like that.
@@ -45,6 +46,7 @@ def html_of(reports: Sequence[JobReport]) -> str:
         data=_json(chart_data(reports)),
         plotly=script,
         words=words,
+        advice=advice,
         counted=counted,
         causes=[(one.value, *both) for one, both in colours.OF_CAUSES.items()],
         colours=colours,

@@ -12,7 +12,6 @@ from redline.job.report.words import (
     SCORES,
     facts_of,
     headline,
-    helps_rows,
     nothing_text,
     percent,
     rows_text,
@@ -21,6 +20,7 @@ from redline.job.report.words import (
     state_text,
     when,
 )
+from redline.observe import advice
 from redline.process import duration
 
 # How every report in Markdown begins.
@@ -55,7 +55,7 @@ def _one(report: JobReport) -> Iterator[str]:
             for one in report.shares
         ],
     )
-    yield from _table("What would help", HELPS, helps_rows(report))
+    yield from _table("What would help", HELPS, advice(report.helps))
     yield from _table("Predictions", SCORES, score_rows(report))
     yield from _table(
         "Attempts that failed",

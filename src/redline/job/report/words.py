@@ -9,7 +9,7 @@ import msgspec
 
 from redline.job.report.data import Figures, JobReport, RunLine
 from redline.job.show import InputCounts, usd_text
-from redline.observe import Cause, advice
+from redline.observe import Cause
 from redline.process import counted, duration
 
 _STATES = {
@@ -155,11 +155,6 @@ def facts_of(*figures: Figures) -> list[tuple[str, list[str]]]:
 # The column heads of two tables: what would help, and how predictions compare with measurements.
 HELPS = ("with", "answers per second")
 SCORES = ("change", "answers per second", "verdict")
-
-
-def helps_rows(report: JobReport) -> list[tuple[str, str]]:
-    """Returns each change of settings that would help, with the predicted rate."""
-    return advice(report.helps)
 
 
 def score_rows(report: JobReport) -> list[tuple[str, str, str]]:
