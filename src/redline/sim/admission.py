@@ -284,11 +284,6 @@ class Admission:
             (what, rate, self._make(rate)) for what in KINDS for rate in rates.get(what, ())
         ]
 
-    @property
-    def rates(self) -> dict[str, list[Rate]]:
-        """The limits by kind, with every kind present."""
-        return {what: [rate for kind, rate, _ in self._limits if kind == what] for what in KINDS}
-
     def change(self, rates: Rates, now_s: float) -> None:
         """Replaces all limits of the kinds in `rates`; limits of other kinds stay.
 
