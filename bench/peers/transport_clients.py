@@ -53,8 +53,8 @@ async def through_redline(url: str) -> AsyncIterator[Ask]:
     transport = Transport(endpoint, SYSTEM, lambda took_s: None)
 
     async def ask() -> bytes:
-        exchange = Free(Timing(endpoint.timeouts, SYSTEM))
-        exchange.carry(transport.head("POST", PATH, {}, BODY), BODY)
+        head = transport.head("POST", PATH, {}, BODY)
+        exchange = Free(Timing(endpoint.timeouts, SYSTEM), head=head, body=BODY)
         answer = await transport.exchange(exchange)
         assert answer.status == 200
         return answer.body

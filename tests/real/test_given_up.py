@@ -117,10 +117,8 @@ def test_waiting_for_a_grant_does_not_renew_the_time_that_a_connection_may_be_id
             asker = Asker(server.base_url)
 
             def asked(gate: asyncio.Event | None) -> Asked:
-                one = Asked(Timing(asker.timeouts, SYSTEM))
-                one.gate = gate
-                one.carry(transport.head("GET", "/x", {}, None), None)
-                return one
+                head = transport.head("GET", "/x", {}, None)
+                return Asked(Timing(asker.timeouts, SYSTEM), head=head, gate=gate)
 
             await transport.exchange(asked(None))
             async with asyncio.timeout(5):
@@ -156,9 +154,8 @@ def test_bytes_that_nothing_asked_for_are_found_beside_a_lost_connection(run: Ru
             strays, granted = list[int](), asyncio.Event()
 
             def ask(name: str, gate: asyncio.Event | None = None) -> asyncio.Task[bytes]:
-                asked = Asked(Timing(endpoint.timeouts, SYSTEM))
-                asked.gate = gate
-                asked.carry(transport.head("POST", name, {}, b""), b"")
+                head = transport.head("POST", name, {}, b"")
+                asked = Asked(Timing(endpoint.timeouts, SYSTEM), head=head, gate=gate)
 
                 async def body() -> bytes:
                     return (await transport.exchange(asked)).body
@@ -220,8 +217,8 @@ def test_an_interrupted_write_leaves_no_other_without_an_answer(run: Run, place:
             transport = Transport(endpoint, SYSTEM, lambda _: None, outbox=Outbox(before))
 
             async def ask(number: int) -> bytes:
-                asked = Blocked(Timing(endpoint.timeouts, SYSTEM, written))
-                asked.carry(transport.head("POST", f"/{number}", {}, b""), b"")
+                head = transport.head("POST", f"/{number}", {}, b"")
+                asked = Blocked(Timing(endpoint.timeouts, SYSTEM, written), head=head)
                 return (await transport.exchange(asked)).body
 
             await asyncio.gather(*[ask(number) for number in range(3)])
@@ -247,8 +244,9 @@ def test_requests_of_two_endpoints_leave_together_if_they_share_an_outbox(run: R
             both = [Transport(endpoint, SYSTEM, lambda _: None, outbox=outbox) for _ in range(2)]
 
             async def ask(number: int) -> bytes:
-                asked, transport = Asked(Timing(endpoint.timeouts, SYSTEM)), both[number % 2]
-                asked.carry(transport.head("POST", f"/{number}", {}, b""), b"")
+                transport = both[number % 2]
+                head = transport.head("POST", f"/{number}", {}, b"")
+                asked = Asked(Timing(endpoint.timeouts, SYSTEM), head=head)
                 return (await transport.exchange(asked)).body
 
             expected = [b"/%d" % number for number in range(6)]

@@ -94,8 +94,11 @@ class Asker:
         return await self.transport.exchange(self._exchange(sent or wire()), take)
 
     def _exchange(self, sent: Asking) -> Exchange:
-        asked = Asked(Timing(self.timeouts, SYSTEM))
-        asked.gate = self._gate
-        head = self.transport.head(sent.method, sent.path, sent.headers, sent.body)
-        asked.carry(head, sent.body, sent.deadline_s)
-        return asked
+        return Asked(
+            Timing(self.timeouts, SYSTEM),
+            head=self.transport.head(sent.method, sent.path, sent.headers, sent.body),
+            body=sent.body or b"",
+            is_head=sent.method == "HEAD",
+            deadline_s=sent.deadline_s,
+            gate=self._gate,
+        )

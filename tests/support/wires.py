@@ -196,8 +196,7 @@ def _exchange(module: ModuleType, case: Case) -> Result:
         transport = FakeTransport()
         connection = connected()
     transport.written = b""
-    asked = Asked(Timing(_TIMEOUTS, SYSTEM))
-    asked.carry(b"head", case.asked)
+    asked = Asked(Timing(_TIMEOUTS, SYSTEM), head=b"head", body=case.asked)
     assert asked.may_leave()
     connection.open(asked, is_streamed=case.reads != "whole")
     transport.is_slow = len(case.asked) > len(b"body")

@@ -147,8 +147,7 @@ class Asking:
         self.connection.connection_made(self.transport)
 
     def write(self, body: bytes = b"", *, is_streamed: bool = False) -> None:
-        asked = Asked(Timing(Timeouts(), SYSTEM))
-        asked.carry(b"head", body)
+        asked = Asked(Timing(Timeouts(), SYSTEM), head=b"head", body=body)
         assert asked.may_leave()
         self.connection.open(asked, is_streamed=is_streamed)
         if not self.connection.is_open:

@@ -109,16 +109,16 @@ class TooLate(Exception):
 class Exchange(msgspec.Struct, eq=False):
     """One exchange, with its timeouts and its grant, which the caller releases or settles.
 
-    may_repeat: whether the transport may raise Repeat. is_head: whether the request is a HEAD,
-    whose response ends with its headers. grant: for one write. due_s: since when the request waited
-    for results to be saved, if it did. failed: the error of its first write, at failed_sent_s, on a
-    connection that had carried other requests; the request is then written on a new connection.
-    doubted: the body of the response that caused the repetition. on_write: called just before the
-    request gets its send time and is written; if it raises a CallError, the request is not written.
-    take_now: takes a part of a streamed body without waiting; returns whether it did. chunk_taker:
-    returns a function that passes on chunks as they are on the wire; this function returns the
-    number of bytes in their bodies, or 0 if it has not passed them on. chunk_taker returns None
-    while there is no such function.
+    deadline_s: when it times out, in monotonic time. may_repeat: whether the transport may raise
+    Repeat. is_head: whether the request is a HEAD, whose response ends with its headers. grant: for
+    one write. due_s: since when the request waited for results to be saved, if it did. failed: the
+    error of its first write, at failed_sent_s, on a connection that had carried other requests; the
+    request is then written on a new connection. doubted: the body of the response that caused the
+    repetition. on_write: called just before the request gets its send time and is written; if it
+    raises a CallError, the request is not written. take_now: takes a part of a streamed body
+    without waiting; returns whether it did. chunk_taker: returns a function that passes on chunks
+    as they are on the wire; this function returns the number of bytes in their bodies, or 0 if it
+    has not passed them on. chunk_taker returns None while there is no such function.
     """
 
     # A Struct, because an object with attributes in a dict would need a dict for each attempt:
@@ -162,15 +162,6 @@ class Exchange(msgspec.Struct, eq=False):
         Returns at once, unless a subclass bounds the number of exchanges that get ready.
         """
         return
-
-    def carry(self, head: bytes, body: bytes | None, deadline_s: float = math.inf) -> None:
-        """Sets the request, which times out at `deadline_s` (monotonic time)."""
-        self.head = head
-        if body is not None:
-            self.body = body
-        else:
-            self.is_head = head.startswith(b"HEAD ")
-        self.deadline_s = deadline_s
 
     def was_due(self, due_s: float) -> None:
         """Records since when the request has waited for results to be saved."""
