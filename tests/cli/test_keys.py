@@ -32,7 +32,7 @@ def test_a_key_is_printed_once_and_opens_the_door(cli: Cli, tmp_path: Path) -> N
     assert ADDED.fullmatch(told.err), told.err
     path = tmp_path / "keys.jsonl"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert Keyring(path, Tenants()).tenant(f"Bearer {secret}").name == "team-a"
+    assert Keyring(path, Tenants()).known(f"Bearer {secret}").tenant.name == "team-a"
 
 
 def test_a_list_has_no_secret_and_no_hash(cli: Cli, tmp_path: Path) -> None:
@@ -166,5 +166,5 @@ def test_several_processes_at_once(tmp_path: Path) -> None:
     secrets = [maker.communicate()[0].strip() for maker in makers]
     assert [maker.returncode for maker in makers] == [0] * 6
     keyring = Keyring(tmp_path / "keys.jsonl", Tenants())
-    names = [keyring.tenant(None, secret).name for secret in secrets]
+    names = [keyring.known(None, secret).tenant.name for secret in secrets]
     assert names == [f"team-{number}" for number in range(6)]

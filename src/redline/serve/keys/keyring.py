@@ -68,18 +68,11 @@ class Keyring:
         """Whether requests need a key."""
         return self._default is None
 
-    def tenant(self, authorization: str | None, api_key: str | None = None) -> Tenant:
+    def known(self, authorization: str | None, api_key: str | None = None) -> Known:
         """Returns the tenant of a request with `Authorization: Bearer KEY` or `x-api-key: KEY`.
 
-        authorization, api_key: the values of these headers; None for a missing header. Raises
-        InvalidKey.
-        """
-        return self.known(authorization, api_key).tenant
-
-    def known(self, authorization: str | None, api_key: str | None = None) -> Known:
-        """Returns what is known about the key of a request; see `tenant`. Raises InvalidKey.
-
-        The result is valid until `readings` changes or the key expires.
+        authorization, api_key: the values of these headers; None for a missing header. The result
+        is valid until `readings` changes or the key expires. Raises InvalidKey.
         """
         if self._default is not None:
             return self._default

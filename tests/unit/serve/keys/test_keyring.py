@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
 
 def refused(keyring: Keyring, authorization: str | None, api_key: str | None = None) -> InvalidKey:
     with pytest.raises(InvalidKey) as caught:
-        keyring.tenant(authorization, api_key)
+        keyring.known(authorization, api_key)
     error = caught.value
     assert isinstance(error, Refusal)
     assert error.status == 401
@@ -36,15 +36,15 @@ def test_each_header_leads_to_the_tenant_of_the_key(path: Path) -> None:
     _, also_of_acme = add_key(path, "acme")
     tenants = Tenants({"acme": TenantSettings(concurrency=3)})
     keyring = Keyring(path, tenants)
-    acme = keyring.tenant(f"Bearer {of_acme}")
+    acme = keyring.known(f"Bearer {of_acme}").tenant
     assert acme is tenants.of("acme")
     assert acme.settings.concurrency == 3
-    assert keyring.tenant(f"bearer  {also_of_acme} ") is acme
-    assert keyring.tenant(None, of_acme) is acme
-    assert keyring.tenant("Basic YTpi", of_acme) is acme
-    assert keyring.tenant("", of_acme) is acme
-    assert keyring.tenant(f"BEARER {of_lab}", of_acme).name == "lab"
-    assert keyring.tenant(None, of_lab).settings == TenantSettings()
+    assert keyring.known(f"bearer  {also_of_acme} ").tenant is acme
+    assert keyring.known(None, of_acme).tenant is acme
+    assert keyring.known("Basic YTpi", of_acme).tenant is acme
+    assert keyring.known("", of_acme).tenant is acme
+    assert keyring.known(f"BEARER {of_lab}", of_acme).tenant.name == "lab"
+    assert keyring.known(None, of_lab).tenant.settings == TenantSettings()
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_an_expired_key_is_refused_from_its_second_on(path: Path) -> None:
     assert key.expires is not None
     clock = ManualClock(wall_s=key.expires.timestamp() - 0.5)
     keyring = Keyring(path, Tenants(), clock)
-    assert keyring.tenant(None, secret).name == "acme"
+    assert keyring.known(None, secret).tenant.name == "acme"
     clock.advance(0.5)
     error = refused(keyring, None, secret)
     assert f"The API key {key.id} expired on {key.expires:%Y-%m-%d}" in str(error)
@@ -98,12 +98,12 @@ def test_a_revoked_key_is_refused_after_a_reload_and_others_go_on(path: Path) ->
     _, other = add_key(path, "acme")
     keyring = Keyring(path, Tenants())
     assert not keyring.reload_if_changed()
-    acme = keyring.tenant(None, secret)
+    acme = keyring.known(None, secret).tenant
     started = acme.limits.try_start(0.0)
     revoke_key(path, key.id)
     assert keyring.reload_if_changed()
     assert f"The API key {key.id} has been revoked" in str(refused(keyring, None, secret))
-    assert keyring.tenant(None, other) is acme, "what counts against its limits stays"
+    assert keyring.known(None, other).tenant is acme, "what counts against its limits stays"
     assert acme.limits.in_flight == 1
     assert started is not None
 
@@ -114,7 +114,7 @@ def test_a_new_key_is_known_after_a_reload(path: Path) -> None:
     _, secret = add_key(path, "lab")
     refused(keyring, None, secret)
     keyring.take(keyring.read())
-    assert keyring.tenant(None, secret).name == "lab"
+    assert keyring.known(None, secret).tenant.name == "lab"
 
 
 @pytest.mark.parametrize("damage", ["half", "gone", "mode"])
@@ -133,7 +133,7 @@ def test_a_damaged_file_leaves_the_keys_as_they_were(path: Path, damage: str) ->
             keyring.reload_if_changed()
     with pytest.raises(ConfigError):
         keyring.take(keyring.read())
-    assert keyring.tenant(None, secret).name == "acme"
+    assert keyring.known(None, secret).tenant.name == "acme"
     with pytest.raises(ConfigError):
         Keyring(path, Tenants())
 
@@ -148,7 +148,7 @@ def test_a_change_of_the_same_length_is_seen(path: Path) -> None:
     os.utime(other, ns=(found.st_atime_ns, found.st_mtime_ns))
     other.replace(path)
     assert keyring.reload_if_changed()
-    assert keyring.tenant(None, secret).name == "emca"
+    assert keyring.known(None, secret).tenant.name == "emca"
 
 
 def test_an_empty_file_refuses_everyone(path: Path) -> None:
@@ -160,7 +160,7 @@ def test_an_empty_file_refuses_everyone(path: Path) -> None:
 def test_without_a_file_everyone_is_the_default_tenant() -> None:
     tenants = Tenants({"default": TenantSettings(concurrency=2)})
     keyring = Keyring(None, tenants)
-    assert keyring.tenant(None) is tenants.of("default")
-    assert keyring.tenant("Bearer anything").settings.concurrency == 2
+    assert keyring.known(None).tenant is tenants.of("default")
+    assert keyring.known("Bearer anything").tenant.settings.concurrency == 2
     keyring.take(keyring.read())
     assert not keyring.reload_if_changed()
