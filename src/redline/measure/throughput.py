@@ -10,7 +10,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 import msgspec
 
-from redline.errors import ConfigError, nearest
+from redline.errors import ConfigError, check_known
 from redline.measure.callers import caller_of
 from redline.measure.figures import Figures
 from redline.measure.load import Plan
@@ -223,11 +223,7 @@ def _check(options: LoadOptions, duration_s: float) -> None:
     """Raises ConfigError for an unknown option or an invalid value."""
     known = LoadOptions.__annotations__
     for name, value in options.items():
-        if name not in known:
-            raise ConfigError(
-                f"unknown option: {name}",
-                hint=nearest(name, known) or f"known options: {', '.join(known)}",
-            )
+        check_known("option", name, known)
         if name in _COUNTS and (not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
         if name in _NUMBERS:

@@ -18,7 +18,7 @@ from random import Random
 
 import msgspec
 
-from redline.errors import ConfigError, nearest
+from redline.errors import ConfigError, check_known
 
 KINDS = ("429", "500", "503", "reset", "half", "notjson", "stall")
 _HINT = "write one share like 0.05, or shares by kind like 429=0.02 and stall=0.01"
@@ -36,11 +36,7 @@ class Faults(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         seen: set[str] = set()
         for kind, share in self.shares:
-            if kind not in KINDS:
-                raise ConfigError(
-                    f"unknown kind of fault: {kind}",
-                    hint=nearest(kind, KINDS) or f"the kinds are {', '.join(KINDS)}",
-                )
+            check_known("kind of fault", kind, KINDS)
             if kind in seen:
                 raise ConfigError(f"the fault {kind} is given twice", hint="give it once")
             if not 0 <= share <= 1:

@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, unquote_to_bytes, urle
 
 import msgspec
 
-from redline.errors import ConfigError, nearest
+from redline.errors import ConfigError, check_known
 from redline.limits.rule import SECONDS
 
 _SCHEMES = ("redis", "rediss")
@@ -116,13 +116,8 @@ def _path(path: str) -> tuple[str, bytes]:
 
 def _options(parts: SplitResult, shown: str) -> dict[str, str]:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    known = (*_OPTIONS, *_TLS)
     for key in options:
-        if key not in known:
-            raise ConfigError(
-                f"unknown option of {shown}: {key}",
-                hint=nearest(key, known) or f"known are {', '.join(_OPTIONS)}",
-            )
+        check_known(f"option of {shown}", key, (*_OPTIONS, *_TLS))
     return options
 
 

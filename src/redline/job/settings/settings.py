@@ -73,11 +73,7 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
                 hint="put the prompt into the body template",
             )
         method = self.method.upper()
-        if method not in METHODS:
-            raise ConfigError(
-                f"unknown HTTP method: {self.method}",
-                hint=nearest(method, METHODS) or f"one of {', '.join(METHODS)}",
-            )
+        check_known("HTTP method", method, METHODS)
         if method in BODILESS:
             for name in ("prompt", "system", "body", "model", "params"):
                 if getattr(self, name):
