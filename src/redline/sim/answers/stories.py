@@ -10,47 +10,43 @@ from hashlib import blake2b
 from itertools import count
 from random import Random
 
-
-def _listed(words: str) -> list[str]:
-    """Splits the words at white space."""
-    return words.split()
-
-
-_NAMES = _listed("""
-    Ada Bela Chandra Dunya Eamon Farid Greta Hana Ines Jonas Kofi Leila Marek Nadia Olaf Priya Quinn
-    Rosa Soren Tariq Ulla Viktor Wanda Ximena Yusuf Zora Amara Boris Clara Dmitri Elena Fumiko
-""")
-_THINGS = _listed("""
-    lantern kettle map violin ladder compass letter umbrella clock basket mirror anchor whistle coat
-    suitcase candle ribbon telescope spoon drum blanket ticket notebook button feather hammer key
-    bicycle pocketwatch saddle teapot harp barrel chessboard kite wheel scarf bell lamp trunk
-""")
-_KINDS = _listed("""
-    broken silver borrowed crooked forgotten heavy painted quiet rusty small stolen strange tall
-    tiny velvet wooden yellow ancient brass burnt careful cheap cold dusty empty folded golden
-    hollow ivory jagged lost muddy narrow odd pale restless sharp simple tangled worn
-""")
-_PLACES = _listed("""
-    harbour orchard station cellar bridge market attic lighthouse quarry ferry library bakery
-    windmill garden tunnel courtyard meadow theatre chapel canal rooftop stable forest kitchen
-    museum pier valley workshop tower glacier island bazaar crossroads dockyard monastery schoolyard
-""")
-_DEEDS = _listed("""
-    carried hid mended sold found followed traded polished buried counted dropped examined guarded
-    handed inspected kicked lifted measured noticed opened packed questioned raised searched
-    touched unwrapped visited watched wrapped admired bought chased dragged emptied fetched gathered
-""")
-_TIMES = _listed("""
-    yesterday later suddenly tomorrow slowly again afterwards eventually meanwhile nightly once
-    finally quickly secretly carefully together alone twice sometimes nearby
-""")
+# Lists of words, each under the letter that stands for one of its words in a sentence.
 _WORDS = {
-    "N": _NAMES,
-    "t": _THINGS,
-    "k": _KINDS,
-    "p": _PLACES,
-    "d": _DEEDS,
-    "w": _TIMES,
+    letter: words.split()
+    for letter, words in {
+        "N": """
+            Ada Bela Chandra Dunya Eamon Farid Greta Hana Ines Jonas Kofi Leila Marek Nadia Olaf
+            Priya Quinn Rosa Soren Tariq Ulla Viktor Wanda Ximena Yusuf Zora Amara Boris Clara
+            Dmitri Elena Fumiko
+        """,
+        "t": """
+            lantern kettle map violin ladder compass letter umbrella clock basket mirror anchor
+            whistle coat suitcase candle ribbon telescope spoon drum blanket ticket notebook button
+            feather hammer key bicycle pocketwatch saddle teapot harp barrel chessboard kite wheel
+            scarf bell lamp trunk
+        """,
+        "k": """
+            broken silver borrowed crooked forgotten heavy painted quiet rusty small stolen strange
+            tall tiny velvet wooden yellow ancient brass burnt careful cheap cold dusty empty folded
+            golden hollow ivory jagged lost muddy narrow odd pale restless sharp simple tangled worn
+        """,
+        "p": """
+            harbour orchard station cellar bridge market attic lighthouse quarry ferry library
+            bakery windmill garden tunnel courtyard meadow theatre chapel canal rooftop stable
+            forest kitchen museum pier valley workshop tower glacier island bazaar crossroads
+            dockyard monastery schoolyard
+        """,
+        "d": """
+            carried hid mended sold found followed traded polished buried counted dropped examined
+            guarded handed inspected kicked lifted measured noticed opened packed questioned raised
+            searched touched unwrapped visited watched wrapped admired bought chased dragged emptied
+            fetched gathered
+        """,
+        "w": """
+            yesterday later suddenly tomorrow slowly again afterwards eventually meanwhile nightly
+            once finally quickly secretly carefully together alone twice sometimes nearby
+        """,
+    }.items()
 }
 # Each letter that is a key of _WORDS is replaced by a word from its list.
 _SENTENCES = tuple(
@@ -117,6 +113,6 @@ def _changed(story: str, rng: Random) -> str:
     words = story.split(" ")
     for place in rng.sample(range(len(words)), _CHANGED_WORDS):
         end = "." if words[place].endswith(".") else ""
-        word = rng.choice([thing for thing in _THINGS if thing != words[place].lower().rstrip(".")])
-        words[place] = word + end
+        before = words[place].lower().rstrip(".")
+        words[place] = rng.choice([thing for thing in _WORDS["t"] if thing != before]) + end
     return " ".join(words)
