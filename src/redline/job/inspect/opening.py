@@ -14,14 +14,11 @@ from redline.errors import ConfigError, JournalError, RedlineError
 from redline.job.batch import Ledger
 from redline.job.inspect.cost import Cost, Tariff
 from redline.job.inspect.current import CurrentLines, current_lines
-from redline.job.outputs import near, read_spent
-from redline.journal import Manifest, Output, has_sound_line, is_held, is_other, keyed_rows, mark_of
+from redline.job.outputs import check_written, near, read_spent
+from redline.journal import Manifest, Output, is_held, is_other, keyed_rows, mark_of
 from redline.journal import manifest as manifests
 from redline.sources import opened_source
 from redline.timeline import NAME, read_timeline
-
-# The first bytes of gzip, zstd and zip files.
-_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +118,7 @@ def opened(output: Output) -> Iterator[Opened]:
     Raises ConfigError if the output is not the results file of a run, and JournalError if it cannot
     be read.
     """
-    _check(output)
+    check_written(output)
     manifest, problem = _manifest(output)
     with current_lines(output) as lines:
         try:
@@ -158,18 +155,3 @@ def _manifest(output: Output) -> tuple[Manifest | None, str]:
     except JournalError as error:
         return None, error.what
     return manifest, "" if manifest is not None else f"there is no {manifests.path_of(output)}"
-
-
-def _check(output: Output) -> None:
-    """Raises ConfigError if the output is not a results file; its hint explains why."""
-    path = output.path
-    if manifests.path_of(output).exists() or has_sound_line(path):
-        return
-    hint = (
-        f"redline wrote none of its lines, and there is no {manifests.path_of(output)}: pass the "
-        "file that the run was given with -o"
-    )
-    with path.open("rb") as file:
-        if file.read(4).startswith(_PACKED):
-            hint = "it is compressed: unpack it first"
-    raise ConfigError(f"{path} is not a results file of redline", hint=hint)

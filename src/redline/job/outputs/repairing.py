@@ -14,16 +14,14 @@ from pathlib import Path
 
 import msgspec
 
-from redline.errors import ConfigError
+from redline.job.outputs.checking import check_written
 from redline.journal import (
     KeySet,
     Output,
     OutputLock,
-    has_sound_line,
     read_stretches,
     take_out,
 )
-from redline.journal import manifest as manifests
 from redline.process import open_alone, sync_name, telling
 
 
@@ -51,12 +49,7 @@ def repair(output: Output) -> list[Repair]:
     Raises ConfigError if there is no results file of redline, or while a run is writing to it;
     JournalError if a file cannot be read or written.
     """
-    if not manifests.path_of(output).exists() and not has_sound_line(output.path):
-        raise ConfigError(
-            f"{output.path} is not a results file of redline",
-            hint=f"redline wrote none of its lines, and there is no {manifests.path_of(output)}: "
-            "pass the file that the run was given with -o",
-        )
+    check_written(output)
     with OutputLock(output):
         repairs = [_repaired(output.path, is_unique=True)]
         if output.failed_path.exists():

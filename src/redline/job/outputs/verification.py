@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 
 from redline.errors import ConfigError
+from redline.job.outputs.checking import check_written
 from redline.journal import (
     KeySet,
     Output,
-    has_sound_line,
     keyed_rows,
     mark_of,
     opened_lines,
@@ -76,12 +76,20 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
 
     rows: the input; None for the path in the manifest. limit: only the first `limit` rows must have
     a line, and later rows are read so that their lines do not count as strange; None for all rows.
-    Raises ConfigError if there is no such output or no input to compare with; JournalError if the
-    output cannot be read.
+    Raises ConfigError if redline did not write the output, or if there is no input to compare with;
+    JournalError if the output cannot be read.
     """
     manifest = manifests.load(output)
     if manifest is None:
-        manifest = _without_folder(output, is_input_named=rows is not None)
+        # The results were copied without their state folder.
+        check_written(output)
+        manifest = manifests.Manifest(settings={})
+        if rows is None:
+            raise ConfigError(
+                f"the input of {output.path} is unknown, because {manifests.path_of(output)} is "
+                "missing",
+                hint="pass the input with --input",
+            )
     rows = rows if rows is not None else manifest.input
     if not rows or (rows == manifest.input and "\ufffd" in rows and not os.path.exists(rows)):
         made = (
@@ -99,25 +107,6 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
         of_rows = _compare(source, limit, (succeeded, failed), verification)
     verification.strange = len(succeeded) + len(failed) - of_rows
     return verification
-
-
-def _without_folder(output: Output, *, is_input_named: bool) -> manifests.Manifest:
-    """Returns an empty manifest, for results that were copied without their state folder.
-
-    Raises ConfigError if redline did not write the results, or if the input is not given.
-    """
-    missing = manifests.path_of(output)
-    if not output.path.exists() or not has_sound_line(output.path):
-        raise ConfigError(
-            f"{output.path} is not a results file of redline",
-            hint=f"there is no {missing}: pass the file that the run was given with -o",
-        )
-    if not is_input_named:
-        raise ConfigError(
-            f"the input of {output.path} is unknown, because {missing} is missing",
-            hint="pass the input with --input",
-        )
-    return manifests.Manifest(settings={})
 
 
 def _scan(path: Path, verification: Verification) -> KeySet:
