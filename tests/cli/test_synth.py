@@ -212,7 +212,7 @@ def test_a_missing_package_is_one_line_with_what_installs_it(
     told = cli(*NUMBERED, *OUT, "--count", "2")
     assert (told.status, told.out) == (2, "")
     assert told.err == (
-        "error: finding near-duplicates needs the package datasketch\n\n"
+        "error: finding near-duplicates needs datasketch, which is not installed\n\n"
         "hint: pip install 'redline[synth]', or keep them with --similarity off\n"
     )
     told = cli(*NUMBERED, *OUT, "--count", "2", "--similarity", "off")

@@ -234,15 +234,16 @@ def _zstd(name: str) -> _Codec:
     return _Codec("zstd", unpacker.decompressobj, zstandard.ZstdError, 4096)
 
 
-def extra(module: str, group: str, purpose: str) -> Any:
+def extra(module: str, group: str, purpose: str, instead: str = "") -> Any:
     """Imports an optional library. Raises ConfigError with the command that installs it.
 
     group: the extra of redline that includes it. purpose: what needs the library, for the message.
+    instead: what to do without the library, for the hint.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
             f"{purpose} needs {module.partition('.')[0]}, which is not installed",
-            hint=f"pip install 'redline[{group}]'",
+            hint=f"pip install 'redline[{group}]'{f', or {instead}' if instead else ''}",
         ) from error

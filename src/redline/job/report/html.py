@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from redline.errors import ConfigError
 from redline.job.inspect import PAGE, rendered
 from redline.job.report import colours, markdown, svg, words
 from redline.job.report.data import VERSION, JobReport
 from redline.observe import advice
 from redline.process import counted
+from redline.sources import extra
 
 # How a report in each format begins; no file of another program begins like that.
 BEGINNINGS = {
@@ -55,14 +55,8 @@ def html_of(reports: Sequence[JobReport]) -> str:
 
 def _plotly() -> str:
     """Returns plotly's script. Raises ConfigError if plotly is not installed."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ConfigError(
-            "a page needs plotly, which is not installed",
-            hint="pip install 'redline[report]'; or --format md, json or svg, which do not need it",
-        ) from error
-    script: str = get_plotlyjs()
+    instead = "--format md, json or svg, which do not need it"
+    script: str = extra("plotly.offline", "report", "a page", instead).get_plotlyjs()
     return script
 
 

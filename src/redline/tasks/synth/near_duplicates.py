@@ -18,7 +18,7 @@ from array import array
 from hashlib import blake2b
 from typing import Any
 
-from redline.errors import ConfigError
+from redline.sources import extra
 
 # Thai, Lao, Burmese, Khmer, kana, and the ideographs of planes 0, 2 and 3.
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -39,13 +39,8 @@ class NearDuplicates:
     """
 
     def __init__(self, similarity: float) -> None:
-        try:
-            import datasketch
-        except ImportError as error:
-            raise ConfigError(
-                "finding near-duplicates needs the package datasketch",
-                hint="pip install 'redline[synth]', or keep them with --similarity off",
-            ) from error
+        instead = "keep them with --similarity off"
+        datasketch = extra("datasketch", "synth", "finding near-duplicates", instead)
         self._similarity = similarity
         band = longest_band(similarity)
         self._index = datasketch.MinHashLSH(
