@@ -19,7 +19,7 @@ import msgspec
 from redline.calls.cost import NOTHING, Amount
 from redline.errors import JournalError
 from redline.journal import Output
-from redline.process import replace_file
+from redline.process import replace_file, telling
 
 _LINE_BYTES = 160
 _HINT = (
@@ -63,10 +63,8 @@ class AccountFile:
 
         Raises JournalError.
         """
-        try:
+        with telling(self.path):
             os.fsync(self._fd)
-        except OSError as error:
-            raise JournalError(f"cannot write {self.path}: {error.strerror}") from error
 
     def close(self) -> None:
         try:
