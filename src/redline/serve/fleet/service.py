@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from redline.process import (
     counted,
     end_at_second,
     end_tasks,
+    lock_folder,
     raise_limit_fully,
     run_until_told,
 )
@@ -253,15 +253,12 @@ def _lock(logs: Path) -> LockedFile:
     Raises ConfigError if the folder cannot be written, or if another fleet has locked it.
     """
     try:
-        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = LockedFile(os.open(logs / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        is_alone = lock.try_lock()
+        lock = lock_folder(logs)
     except OSError as error:
         raise ConfigError(
             f"logs cannot be written in {logs}: {error.strerror}", hint="set another folder: logs"
         ) from error
-    if not is_alone:
-        lock.close()
+    if lock is None:
         raise ConfigError(
             f"another fleet writes its logs in {logs}",
             hint="stop that fleet, or give each fleet its own file with another folder: logs",
