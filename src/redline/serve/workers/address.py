@@ -6,7 +6,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 
-from redline.errors import ConfigError
 from redline.httpserver import cannot_listen
 
 
@@ -15,12 +14,8 @@ def reserved(host: str, port: int) -> Iterator[int]:
     """Reserves a port for this user's processes, which share it by SO_REUSEPORT; yields the port.
 
     port: 0 for a free one. Does not listen on the port. Raises ConfigError if another process
-    listens on it, or if the system cannot share ports.
+    listens on it.
     """
-    if not hasattr(socket, "SO_REUSEPORT"):
-        raise ConfigError(
-            "this system lets only one process listen on an address", hint="use --workers 1"
-        )
     with ExitStack() as stack:
         try:
             for family, place in _places(host):
