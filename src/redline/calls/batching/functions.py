@@ -26,7 +26,7 @@ from redline.calls.batching.parts import Part
 from redline.calls.client import call_error_of
 from redline.clock import SYSTEM, Clock
 from redline.errors import BadReply, BadRow, CallError, NoEndpoint, Rejected
-from redline.process import DaemonThreads
+from redline.process import DaemonThreads, counted
 from redline.waist import Attempt, Call, Load, Outcome, Reply, Request, Sink, failed
 
 
@@ -161,9 +161,8 @@ def listed(result: Any, count: int, label: str) -> list[Any]:
             hint=f"return a list with one answer for each item that {label} is called with",
         )
     if len(result) != count:
-        answers = f"{len(result)} answer{'' if len(result) == 1 else 's'}"
         raise BadReply(
-            f"{label} returned {answers} for {count} item{'' if count == 1 else 's'}",
+            f"{label} returned {counted(len(result), 'answer')} for {counted(count, 'item')}",
             hint="return one answer for each item, in the same order; for an item that failed,"
             " return an Exception as its answer",
         )
