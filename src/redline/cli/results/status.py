@@ -15,7 +15,7 @@ from redline.calls.cost import DOLLAR, dollars_text
 from redline.cli.flags import Word, stated, switch
 from redline.cli.results.recorded import read_recorded
 from redline.cli.session import say, say_json, screen_width
-from redline.job.show import InputCounts
+from redline.job.show import InputCounts, is_terminal
 from redline.journal import Output
 from redline.observe import SILENT_S, Score, Status, advice, status_of
 from redline.process import counted, duration, three_digits
@@ -49,7 +49,7 @@ def status(ctx: Context, results: str) -> int:
     output = Output.at(results)
     found, is_held = _read(output)
     is_json, is_watching = "json" in given, "watch" in given
-    is_drawn = is_watching and not is_json and sys.stdout is not None and sys.stdout.isatty()
+    is_drawn = is_watching and not is_json and is_terminal(sys.stdout)
     every_s = _EVERY_S if is_drawn or is_json else _PLAIN_EVERY_S
     try:
         while True:

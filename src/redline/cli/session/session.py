@@ -22,6 +22,7 @@ from redline.job.show import (
     PlainProgress,
     TerminalProgress,
     can_redraw,
+    is_terminal,
 )
 
 ALL_DONE, SOME_FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 130
@@ -93,7 +94,7 @@ def _display(resolved: Resolved, *, is_json: bool) -> Display:
     if is_json:
         return JsonProgress(sys.stderr)
     # A redrawn line needs a terminal that can redraw and that does not also show the results.
-    is_shared = resolved.job.output is None and sys.stdout is not None and sys.stdout.isatty()
+    is_shared = resolved.job.output is None and is_terminal(sys.stdout)
     if is_shared or not can_redraw(sys.stderr):
         return PlainProgress(sys.stderr)
     return TerminalProgress(sys.stderr)

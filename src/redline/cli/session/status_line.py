@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
-from redline.job.show import can_redraw
+from redline.job.show import can_redraw, screen_size
 from redline.process import lasting, printable
-
-_COLUMNS = 80
 
 
 class StatusLine:
@@ -24,8 +21,9 @@ class StatusLine:
         if not self.is_live:
             self.write(text)
             return
+        columns, _ = screen_size(sys.stderr)
         # One column stays free: a full line would wrap on some terminals.
-        line = printable(text)[: _columns() - 1]
+        line = printable(text)[: columns - 1]
         if line != self._drawn:
             self._put(f"\r\x1b[K{line}")
             self._drawn = line
@@ -44,11 +42,3 @@ class StatusLine:
     def _put(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
-
-
-def _columns() -> int:
-    try:
-        # 0 if the terminal does not report its width.
-        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
-    except OSError:
-        return _COLUMNS

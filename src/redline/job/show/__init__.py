@@ -8,5 +8,5 @@ from redline.job.show.progress import JsonProgress, PlainProgress, line_of
 from redline.job.show.report import Report
 from redline.job.show.row_count import InputCounts, RowCount
 from redline.job.show.snapshot import Bound, Meter, Snapshot, usd_text
-from redline.job.show.terminal import TerminalProgress, can_redraw
+from redline.job.show.terminal import TerminalProgress, can_redraw, is_terminal, screen_size
 from redline.job.show.view import Display, View

@@ -45,7 +45,7 @@ class TerminalProgress:
         try:
             with area.beside():
                 while True:
-                    width, height = _size(self._stream)
+                    width, height = screen_size(self._stream)
                     # One column stays free: a full line would wrap on some terminals.
                     lines = screen(meter.read(), view.source_name, width - 1, is_plain=is_plain)
                     if drawing is not None and drawing.done():
@@ -86,7 +86,7 @@ class _Area:
         """Removes the lines, and leaves the cursor where the first line began."""
         with self.lock:
             if self._lines:
-                self._put(f"{self._top(_size(self._stream)[0])}\x1b[J")
+                self._put(f"{self._top(screen_size(self._stream)[0])}\x1b[J")
                 self._lines, self._frame = (), ""
 
     def above(self, text: str, write: Callable[[str], object]) -> None:
@@ -196,7 +196,7 @@ def is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-def _size(stream: TextIO) -> tuple[int, int]:
+def screen_size(stream: TextIO) -> tuple[int, int]:
     """Returns (columns, rows) from the terminal, otherwise from the environment or a default."""
     try:
         size = os.get_terminal_size(stream.fileno())
