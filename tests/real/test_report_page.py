@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("plotly")
 
-from redline.job.report import JobReport, html_of, points_each, read_files, report_of
+from redline.job.report import JobReport, html_of, read_files, report_of
 from redline.timeline import read_timeline
 from support.browser import PROGRAM, Browser
 from support.recorded_jobs import FINISHED, jobs, output_of, window
@@ -52,7 +52,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobReport]:
     for name, output in outputs.items():
         timeline = read_timeline(output.state_path / "timeline.jsonl")
         files = read_files(output, timeline, is_running=False)
-        found[name] = report_of(files, points_each(1))
+        found[name] = report_of(files)
     assert found["million"].figures.rows == 1_000_000
     return found
 

@@ -17,7 +17,6 @@ from redline.job.report import (
     html_of,
     json_of,
     markdown_of,
-    points_each,
     read_files,
     report_of,
     svg_of,
@@ -75,7 +74,7 @@ def test_a_long_job_has_at_most_a_megabyte_of_data_and_keeps_its_sums() -> None:
 
 def test_a_page_of_several_has_no_more_points_than_one_of_one() -> None:
     files = JobFiles(name="a", timeline=Timeline([history(*map(window, range(3000)))]))
-    counts = [len(report_of(files, points_each(jobs)).series.begin_s) for jobs in (1, 3, 7)]
+    counts = [len(report_of(files, jobs).series.begin_s) for jobs in (1, 3, 7)]
     assert all(count * jobs <= 610 for count, jobs in zip(counts, (1, 3, 7), strict=True))
 
 

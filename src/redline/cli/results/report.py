@@ -18,7 +18,6 @@ from redline.job.report import (
     html_of,
     json_of,
     markdown_of,
-    points_each,
     read_files,
     report_of,
     svg_of,
@@ -82,7 +81,7 @@ def report(ctx: Context, results: Sequence[str] | None) -> None:
     path = None
     if "output" in given:
         path = new_file(given["output"], "report", BEGINNINGS[form], _HINT)
-    reports = [_read(Output.at(name), points_each(len(results))) for name in results]
+    reports = [_read(Output.at(name), len(results)) for name in results]
     text = _FORMATS[form](reports)
     if path is None:
         say(text)
@@ -92,9 +91,9 @@ def report(ctx: Context, results: Sequence[str] | None) -> None:
     say(f"{path}: {_size_text(len(data))}\n")
 
 
-def _read(output: Output, most_points: int) -> JobReport:
+def _read(output: Output, jobs: int) -> JobReport:
     timeline, is_running = read_recorded(output)
-    return report_of(read_files(output, timeline, is_running=is_running), most_points)
+    return report_of(read_files(output, timeline, is_running=is_running), jobs)
 
 
 def _format(stated_format: str | None, output: str | None) -> str:

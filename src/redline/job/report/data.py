@@ -143,16 +143,11 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def points_each(jobs: int) -> int:
-    """Returns the most points per output: `jobs` outputs share the points that one could have."""
-    return MOST_POINTS // jobs
-
-
-def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
-    """Returns the report on one output. most_points: for its series, see `points_of`."""
+def report_of(files: JobFiles, jobs: int = 1) -> JobReport:
+    """Returns the report on one of `jobs` outputs, which share the points that one could have."""
     timeline = files.timeline
     bound = bound_of(timeline)
-    points = points_of(timeline, bound, most_points)
+    points = points_of(timeline, bound, MOST_POINTS // jobs)
     last, windows = timeline.runs[-1], timeline.windows
     summary = summary_of([one for run in bound for one in run])
     runs = _runs(files)
