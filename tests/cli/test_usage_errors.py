@@ -308,7 +308,7 @@ def test_a_want_of_memory_or_threads_is_no_defect(
     def short(*_: object) -> int:
         raise error
 
-    monkeypatch.setattr("redline.cli.commands.run.run_command", short)
+    monkeypatch.setattr("redline.cli.commands.run.Session", short)
     told = cli("run", rows({"text": "a"}))
     assert told.err == error_of(
         "the operating system refuses this process more memory or threads",
@@ -325,7 +325,7 @@ def test_our_own_defect_is_told_as_one(
     def broken(*_: object) -> int:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("redline.cli.commands.run.run_command", broken)
+    monkeypatch.setattr("redline.cli.commands.run.Session", broken)
     told = cli("run", rows({"text": "a"}))
     assert told.status == 3
     assert "ZeroDivisionError: planted" in told.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 from click import Context
 
 from redline.cli.flags import Word, choice, switch, with_helps
-from redline.cli.session import LOGS, run_command
+from redline.cli.session import LOGS, Session
 from redline.job.settings import FLAGS, Option
 
 _FLAGS = (
@@ -72,4 +72,5 @@ def run(ctx: Context, rows: str) -> int:
     Exit status: 0 all done; 1 some rows failed; 2 bad usage or settings, or the run was stopped
     early; 3 a defect in redline; 130 interrupted.
     """
-    return run_command(ctx, rows)
+    session = Session(ctx)
+    return session.carry_out(session.resolved(rows, session.given))

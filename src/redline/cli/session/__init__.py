@@ -22,5 +22,5 @@ from redline.cli.session.present import (
     without_secret,
 )
 from redline.cli.session.resolve import resolve_endpoints, resolve_run
-from redline.cli.session.session import LOGS, Session, run_command
+from redline.cli.session.session import LOGS, Session
 from redline.cli.session.status_line import StatusLine

@@ -32,16 +32,6 @@ LOGS = ("text", "json")
 _NOT_SETTINGS = ("rows", "dry_run")
 
 
-def run_command(ctx: Context, rows: str) -> int:
-    """Plans or runs a job, prints the result, and returns the exit status.
-
-    Raises ConfigError or JournalError if the run cannot begin, BrokenPipeError if the reader of
-    the results has gone.
-    """
-    session = Session(ctx)
-    return session.carry_out(session.resolved(rows, session.given))
-
-
 class Session:
     """Carries out one command that runs a job: reads its settings, runs it, displays the result."""
 
@@ -65,7 +55,11 @@ class Session:
         return resolve_run(rows, flags, self.configuration, is_sending=not self.is_dry)
 
     def carry_out(self, resolved: Resolved) -> int:
-        """Plans or runs the job, prints the result, and returns the exit status."""
+        """Plans or runs the job, prints the result, and returns the exit status.
+
+        Raises ConfigError or JournalError if the run cannot begin, BrokenPipeError if the reader of
+        the results has gone.
+        """
         self._name_other_input(resolved.job)
         if self.is_dry:
             made = plan(resolved.job)
