@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from redline.clock import SYSTEM, Clock
@@ -71,9 +71,12 @@ class Sim(HttpServer):
 
     def _metrics(self) -> Reply:
         """Returns the metrics that a pool reads from each of its servers."""
-        running, waiting = self._provider.stats.serving, self._provider.waiting
-        page = _page({"redline_requests_running": running, "redline_requests_waiting": waiting})
-        return Reply(200, page, PROMETHEUS)
+        gauges = {
+            "redline_requests_running": self._provider.stats.serving,
+            "redline_requests_waiting": self._provider.waiting,
+        }
+        lines = (f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items())
+        return Reply(200, "".join(lines).encode(), PROMETHEUS)
 
     def _show(self, exchange: Exchange) -> Reply | None:
         """Returns the page of a path whose requests are not counted; None for any other path."""
@@ -97,12 +100,6 @@ class Sim(HttpServer):
                 return refusal(error)
             return _MODELS
         return None
-
-
-def _page(gauges: Mapping[str, int]) -> bytes:
-    """Returns the gauges, by name, in Prometheus' text format."""
-    lines = (f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items())
-    return "".join(lines).encode()
 
 
 def serve_forever(
