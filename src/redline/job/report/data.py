@@ -12,7 +12,6 @@ from redline.job.report.series import (
     MOST_POINTS,
     Series,
     band_of,
-    bound_of,
     offsets_of,
     points_of,
     series_of,
@@ -26,6 +25,7 @@ from redline.observe import (
     Share,
     State,
     best_of,
+    bindings,
     gain_text,
     predictions,
     scores_of,
@@ -146,7 +146,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 def report_of(files: JobFiles, jobs: int = 1) -> JobReport:
     """Returns the report on one of `jobs` outputs, which share the points that one could have."""
     timeline = files.timeline
-    bound = bound_of(timeline)
+    bound = [bindings(run.windows) for run in timeline.runs]
     points = points_of(timeline, bound, MOST_POINTS // jobs)
     last, windows = timeline.runs[-1], timeline.windows
     summary = summary_of([one for run in bound for one in run])

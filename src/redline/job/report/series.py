@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import msgspec
 
-from redline.observe import Binding, bindings, summary_of
+from redline.observe import Binding, summary_of
 from redline.timeline import Timeline, Window, errors_of, merged, merged_phases
 
 # The points of one output: a page then has at most about 300 kB of data.
@@ -111,15 +111,10 @@ def offsets_of(timeline: Timeline) -> list[float]:
     return offsets
 
 
-def bound_of(timeline: Timeline) -> list[list[Binding]]:
-    """Returns, for each run, what held it back in each of its windows."""
-    return [bindings(run.windows) for run in timeline.runs]
-
-
 def points_of(timeline: Timeline, bound: Sequence[Sequence[Binding]], most: int) -> list[Point]:
     """Returns at most `most` points, plus one for each run and each gap.
 
-    bound: the result of `bound_of`.
+    bound: for each run, what held it back in each of its windows.
     """
     longest_s = 2 * sum(run.last_s for run in timeline.runs) / most
     points = []
