@@ -8,7 +8,6 @@ from redline.process.files import (
     copy_mode,
     drop_unfinished,
     free_name,
-    lock_folder,
     make_like,
     open_alone,
     replace_file,

@@ -71,19 +71,6 @@ class LockedFile:
         os.close(fd)
 
 
-def lock_folder(folder: Path) -> LockedFile | None:
-    """Creates a folder that only its owner may read, and locks it until the result is closed.
-
-    Returns None if another process has locked it. Raises OSError if it cannot be written or locked.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = LockedFile(os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    if lock.try_lock():
-        return lock
-    lock.close()
-    return None
-
-
 _OPEN: set[LockedFile] = set()
 
 

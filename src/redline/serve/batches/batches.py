@@ -20,7 +20,7 @@ from redline.calls import Backend
 from redline.clock import SYSTEM, Clock
 from redline.errors import ConfigError, JournalError
 from redline.httpserver import JSON, Exchange
-from redline.process import LockedFile, counted, end_tasks, lock_folder, sync_name, telling
+from redline.process import LockedFile, counted, end_tasks, sync_name, telling
 from redline.serve.batches.asked import read_batch
 from redline.serve.batches.disk import Disk
 from redline.serve.batches.files import Files
@@ -272,14 +272,17 @@ class Batches:
     def _load(self) -> None:
         """Locks the state folder, reads its records, and removes data without a record. Blocks."""
         try:
-            # It contains prompts and answers, so only its owner may read it.
-            lock = lock_folder(self._state)
+            # The folder contains prompts and answers, so only its owner may read it.
+            self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            lock = LockedFile(os.open(self._state / "lock", flags, 0o600))
         except OSError as error:
             raise ConfigError(
                 f"the state cannot be saved in {self._state}: {error.strerror}",
                 hint="choose a writable folder: --state",
             ) from error
-        if lock is None:
+        if not lock.try_lock():
+            lock.close()
             raise ConfigError(
                 f"{self._state} is in use by another redline serve process",
                 hint="stop that process, or choose another folder for the state: --state",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,7 +28,6 @@ from redline.process import (
     counted,
     end_at_second,
     end_tasks,
-    lock_folder,
     raise_limit_fully,
     run_until_told,
 )
@@ -253,12 +253,15 @@ def _lock(logs: Path) -> LockedFile:
     Raises ConfigError if the folder cannot be written, or if another fleet has locked it.
     """
     try:
-        lock = lock_folder(logs)
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = LockedFile(os.open(logs / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        is_alone = lock.try_lock()
     except OSError as error:
         raise ConfigError(
             f"logs cannot be written in {logs}: {error.strerror}", hint="set another folder: logs"
         ) from error
-    if lock is None:
+    if not is_alone:
+        lock.close()
         raise ConfigError(
             f"another fleet writes its logs in {logs}",
             hint="stop that fleet, or give each fleet its own file with another folder: logs",
