@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from statistics import median
 from typing import Any
 
 import pytest
@@ -100,14 +101,19 @@ def test_a_window_that_began_before_the_first_call_is_found(seed: int) -> None:
 @pytest.mark.parametrize("now", [Rate(10, 1.0), Rate(40, 1.0)], ids=str)
 def test_a_limit_that_changes_is_found_again(server: str, now: Rate) -> None:
     make = bench.SERVERS[server]
-    case = bench.Case(make(PER_SECOND), 3, 450.0, changes=[(150.0, make(now))])
-    seen, search = drive(case)
-    used, rejected = seen.share(now, 350.0, 450.0)
-    assert used >= 0.93, f"found {search.found}"
-    assert rejected <= 0.002
-    if now.count < PER_SECOND.count:
-        # Being refused shows at once; that there is more must be asked for now and then.
-        assert seen.share(now, 160.0, 220.0)[1] <= 0.01
+    shares = []
+    for seed in range(1, 9):
+        case = bench.Case(make(PER_SECOND), seed, 450.0, changes=[(150.0, make(now))])
+        seen, search = drive(case)
+        used, rejected = seen.share(now, 350.0, 450.0)
+        assert used >= 0.93, f"found {search.found}"
+        # Refusals that continue for long may be due to other clients: they are then accepted.
+        assert rejected <= 0.05
+        shares.append(rejected)
+        if now.count < PER_SECOND.count:
+            # Being refused shows at once; that there is more must be asked for now and then.
+            assert seen.share(now, 160.0, 220.0)[1] <= 0.01
+    assert median(shares) <= 0.002
 
 
 class UsedUp(MovingWindow):
