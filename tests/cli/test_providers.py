@@ -15,7 +15,7 @@ Cli = Callable[..., Any]
 Rows = Callable[..., str]
 
 
-def error(message: str, **fields: Any) -> dict[str, Any]:
+def error(message: str | dict[str, str], **fields: Any) -> dict[str, Any]:
     return {"error": {"message": message, **fields}}
 
 
@@ -281,3 +281,39 @@ def test_bedrock_mantle_reserves_max_tokens(cli: Cli, rows: Rows, host: str) -> 
     assert told.status == 2
     assert 1 <= len(server.asked) <= 2
     assert server.asked[0].path == f"http://{host}/v1/chat/completions"
+
+
+UNKNOWN_MODEL = {
+    "openai": error("The requested model 'm' does not exist.", code="model_not_found"),
+    "mistral": {"object": "error", "message": "Invalid model: m", "type": "invalid_model"},
+    "deepseek": error("Model Not Exist", type="invalid_request_error"),
+    "openrouter": error("vendor/m:free is not a valid model ID", code=400),
+    "litellm": error("/chat/completions: Invalid model name passed in model=m.", code="400"),
+    "litellm, nested": error(
+        {"error": "/responses: Invalid model name passed in model=m"}, type="None", code="400"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN_MODEL)
+def test_rows_go_to_an_endpoint_that_has_the_model_whatever_the_status(
+    cli: Cli, rows: Rows, name: str
+) -> None:
+    given = rows(*({"prompt": str(number)} for number in range(40)))
+    with (
+        scripted(lambda _: Answer(400, UNKNOWN_MODEL[name])) as without,
+        scripted(lambda _: Answer(200, completion())) as other,
+    ):
+        toml = "".join(
+            f'[endpoints.{key}]\nbase_url = "{server.url}/v1"\n'
+            for key, server in (("without", without), ("other", other))
+        )
+        Path("redline.toml").write_text(toml, "utf-8")
+        both = ("--endpoint", "without", "--endpoint", "other", "--model", "m")
+        told = cli("run", given, *both, "-c", "2", "-o", "out.jsonl")
+        assert told.status == 0, told.err
+        assert without.asked
+        # Alone, it fails the row, with what to do.
+        told = cli("run", given, "--endpoint", "without", "--model", "m", "--limit", "1")
+    assert told.status == 1
+    assert "check the model: the endpoint does not have it" in told.err

@@ -46,7 +46,7 @@ from redline.apis.choices import (
     is_usage_event,
 )
 from redline.apis.error_inside import ErrorInside, judge_part
-from redline.apis.errors import error_body, judge
+from redline.apis.errors import error_body, judge, lacks_model
 from redline.apis.event_stream import (
     DONE,
     DONE_EVENT,

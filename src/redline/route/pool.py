@@ -31,6 +31,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias, TypeGuard
 
+from redline.apis import lacks_model
 from redline.calls.http import is_unreachable
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
@@ -952,12 +953,15 @@ def _is_unfit(error: CallError | NoEndpoint) -> TypeGuard[Unfit]:
     """Returns whether another endpoint might serve the request that failed with this error.
 
     Such a request is too large for the endpoint's limits, or is rejected because of its model
-    (404), the rights of the key (403) or a redirect (302), and not because of its contents.
+    (404, from some providers 400), the rights of the key (403) or a redirect (302), and not because
+    of its contents.
     """
     if not isinstance(error, Rejected):
         return isinstance(error, OverLimit)
     status = error.status
-    return status is not None and status >= 300 and status not in _OF_THE_ROW
+    if status is None or status < 300:
+        return False
+    return status not in _OF_THE_ROW or lacks_model(error)
 
 
 def _is_late(error: CallError | NoEndpoint | None) -> bool:

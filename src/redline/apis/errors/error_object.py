@@ -59,8 +59,8 @@ def read_error(body: bytes) -> ErrorBody:
 def _codes(error: dict[Any, Any]) -> Iterator[str]:
     """Yields all codes and types of an error, including those in its details and metadata."""
     for name in ("code", "type", "status", "error_code", "reason", "limit_source"):
-        if isinstance(value := error.get(name), str):
-            yield value.lower()
+        if isinstance(value := error.get(name), str | int):
+            yield str(value).lower()
     for name in ("details", "metadata"):
         inner = error.get(name)
         for each in inner if isinstance(inner, list) else [inner]:

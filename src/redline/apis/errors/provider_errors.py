@@ -59,6 +59,9 @@ _TOO_LARGE = Meaning(
 _NO_MODEL = Meaning(
     Rejected, "the endpoint rejected the request", "check that the key may use this model"
 )
+_UNKNOWN_MODEL = Meaning(
+    Rejected, "the endpoint rejected the request", "check the model: the endpoint does not have it"
+)
 WAIT = Meaning(RateLimited, "the provider asks redline to wait")
 
 _TABLE = (
@@ -133,6 +136,20 @@ _TABLE = (
     _Row((400, 403), "invalid_api_key|authentication_error", None, _REFUSED),
     # Gemini: https://docs.cloud.google.com/docs/authentication/api-keys-use
     _Row((400,), "api_key_invalid", None, _REFUSED),
+    # OpenAI's code with another status: https://github.com/skorokithakis/sysaidmin/issues/9
+    # Mistral: https://github.com/mistralai/mistral-vibe/issues/617
+    _Row((400,), "model_not_found|invalid_model", None, _UNKNOWN_MODEL),
+    # DeepSeek: https://github.com/langbot-app/LangBot/issues/1643
+    _Row((400,), "invalid_request_error", r"model not exist$", _UNKNOWN_MODEL),
+    # OpenRouter: https://github.com/OpenRouterTeam/openrouter-examples/issues/74
+    _Row((400,), "400", r"\S{1,200} is not a valid model id$", _UNKNOWN_MODEL),
+    # LiteLLM: https://github.com/BerriAI/litellm/issues/8821
+    _Row(
+        (400,),
+        "400",
+        r"(?:\{'error': ')?[\w/]{1,40}: invalid model name passed in",
+        _UNKNOWN_MODEL,
+    ),
 )
 _BY_STATUS = {401: _REFUSED, 402: _NO_CREDIT, 429: _OVER}
 # The message of a gateway that quotes a body after text of its own:
@@ -148,6 +165,11 @@ def meaning_of(status: int, said: ErrorBody) -> Meaning | None:
             if status in row.statuses and _fits(row, each):
                 return row.meaning
     return _BY_STATUS.get(status)
+
+
+def lacks_model(error: CallError) -> bool:
+    """Returns whether an endpoint rejected a request with 400 for want of the model."""
+    return error.status == 400 and meaning_of(400, read_error(error.body)) is _UNKNOWN_MODEL
 
 
 def _fits(row: _Row, said: ErrorBody) -> bool:
