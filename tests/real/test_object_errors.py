@@ -254,8 +254,8 @@ def test_verify_and_repair(server: ObjectServer, cli: Cli) -> None:
     server.put("data", "other.jsonl", b"{}\n")
     assert cli("verify", "s3://data/other.jsonl") == error(
         "s3://data/other.jsonl is not a results file of redline",
-        "there is no s3://data/other.redline/manifest.json: pass the file that the run was given "
-        "with -o",
+        "redline wrote none of its lines, and there is no s3://data/other.redline/manifest.json: "
+        "pass the file that the run was given with -o",
     )
     told = cli("show", out)
     assert told.out.startswith("1 row = 1 succeeded + 0 failed; of 3 in the input\n")

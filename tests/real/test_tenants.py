@@ -39,7 +39,7 @@ class Guarded(Front):
 
     async def _answer(self, exchange: Exchange) -> None:
         headers = exchange.headers
-        tenant = self._keyring.tenant(headers.get("authorization"), headers.get("x-api-key"))
+        tenant = self._keyring.known(headers.get("authorization"), headers.get("x-api-key")).tenant
         started = tenant.limits.try_start(SYSTEM.now_s(), 8)
         if isinstance(started, Refused):
             raise started.refusal()

@@ -1179,7 +1179,14 @@ class Billed:
         self.most = most
         self.added: list[tuple[object, str, bool]] = []
 
-    def add(self, reply: Reply, endpoint: str = "", *, is_batched: bool = False) -> bool:
+    def add(
+        self,
+        reply: Reply,
+        endpoint: str = "",
+        model: str | None = None,
+        *,
+        is_batched: bool = False,
+    ) -> bool:
         self.added.append((reply.output, endpoint, is_batched))
         return len(self.added) < self.most
 

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from itertools import count
 from random import Random
 
-# Lists of words, each under the letter that stands for one of its words in a sentence.
+# Lists of words, each under the letter that represents one of its words in a sentence.
 _WORDS = {
     letter: words.split()
     for letter, words in {
