@@ -134,8 +134,6 @@ _TABLE = (
     _Row((401,), r"\w+_model_access_denied", None, _NO_MODEL),
     # OpenAI's and Anthropic's codes, which other providers send with a status other than 401.
     _Row((400, 403), "invalid_api_key|authentication_error", None, _REFUSED),
-    # Gemini: https://docs.cloud.google.com/docs/authentication/api-keys-use
-    _Row((400,), "api_key_invalid", None, _REFUSED),
     # OpenAI's code with another status: https://github.com/skorokithakis/sysaidmin/issues/9
     # Mistral: https://github.com/mistralai/mistral-vibe/issues/617
     _Row((400,), "model_not_found|invalid_model", None, _UNKNOWN_MODEL),
@@ -150,6 +148,8 @@ _TABLE = (
         r"(?:\{'error': ')?[\w/]{1,40}: invalid model name passed in",
         _UNKNOWN_MODEL,
     ),
+    # Gemini: https://docs.cloud.google.com/docs/authentication/api-keys-use
+    _Row((400,), "api_key_invalid", None, _REFUSED),
 )
 _BY_STATUS = {401: _REFUSED, 402: _NO_CREDIT, 429: _OVER}
 # The message of a gateway that quotes a body after text of its own:
