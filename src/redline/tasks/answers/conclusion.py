@@ -139,8 +139,9 @@ def stated(page: Page) -> Numeral | None:
     It is no answer if a correction follows, or a conclusion with a number, such as `So ... 18`.
     """
     end = page.text.find("\n\n")
-    given = None if _SETS_OUT.match(page.text) else concluded(page, 0, end)
-    rest = Span(end, len(page.text))
+    if end < 0 or _SETS_OUT.match(page.text):
+        return None
+    given, rest = concluded(page, 0, end), Span(end, len(page.text))
     is_answer = (
         given is not None
         and is_bold(page.text, given)
