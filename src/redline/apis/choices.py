@@ -234,7 +234,7 @@ def in_order(found: list[P], asked: int | None, name: str) -> list[P]:
 
 def _choice_text(choice: _Choice) -> Any:
     if choice.message is None:
-        if choice.text is None:
+        if choice.text is None and not is_filtered(choice.finish_reason):
             raise msgspec.ValidationError("a choice has neither `message` nor `text`")
         return choice.text
     content = text_of(choice.message.content)
@@ -258,10 +258,21 @@ def _finish(choice: _Choice, output: Any) -> str | None:
     if choice.message is not None and choice.message.refusal:
         return "refusal"
     reason = choice.finish_reason
+    if is_filtered(reason):
+        return "content_filter"
     if output in (None, "") and not _tool_calls(choice) and reason in (None, "stop"):
         return "empty"
     # Some servers send a number: the reason's code in their own API.
     return str(reason) if isinstance(reason, int) else reason
+
+
+def is_filtered(finish_reason: Any) -> bool:
+    """Whether a content filter ended the choice.
+
+    Gemini appends its own reason, as in `content_filter: PROHIBITED_CONTENT`, and may then send no
+    message: https://github.com/openai/openai-agents-python/pull/746
+    """
+    return isinstance(finish_reason, str) and finish_reason.startswith("content_filter")
 
 
 def write_choice(

@@ -101,6 +101,12 @@ def test_empty_answers_and_refusals_are_typed(
     assert (reply.output, reply.finish_reason) == (output, reason)
 
 
+def test_a_choice_that_gemini_filtered_needs_no_message() -> None:
+    choice = {"index": 0, "finish_reason": "content_filter: PROHIBITED_CONTENT"}
+    reply = read(CHAT, {"choices": [choice]})
+    assert (reply.output, reply.finish_reason) == (None, "content_filter")
+
+
 def test_tool_calls_are_no_empty_answer() -> None:
     calls = [{"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     reply = chat({"content": None, "tool_calls": calls}, finish="tool_calls")

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from redline.apis.choices import text_of
+from redline.apis.choices import is_filtered, text_of
 from redline.apis.loose_json import decoded
 from redline.apis.usage import read_usage
 from redline.errors import BadReply
@@ -29,7 +29,6 @@ _STOP_REASONS = {
     "length": "max_tokens",
     "tool_calls": "tool_use",
     "function_call": "tool_use",
-    "content_filter": "refusal",
 }
 
 
@@ -45,7 +44,9 @@ def message_of(
     """
     try:
         choice = chat["choices"][0]
-        said = choice["message"]
+        said = choice.get("message")
+        if said is None and is_filtered(choice.get("finish_reason")):
+            said = {}
         content = [*_content(said)]
         is_called = any(block["type"] == "tool_use" for block in content)
         reason, sequence = stop_of(
@@ -90,7 +91,7 @@ def stop_of(
     choice: the whole choice, or its part in the last event of a stream. is_called: whether the
     choice calls a tool. is_refused: whether the model refused.
     """
-    if is_refused:
+    if is_refused or is_filtered(choice.get("finish_reason")):
         return "refusal", None
     reason = _STOP_REASONS.get(str(choice.get("finish_reason")))
     if reason is not None:
