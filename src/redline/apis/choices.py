@@ -212,7 +212,8 @@ def in_order(found: list[P], asked: int | None, name: str) -> list[P]:
     """
     if asked == len(found) == 1 and not found[0].index:
         return found
-    indices = [number(part.index) for part in found]
+    # Gemini omits an index of 0, and some servers omit all.
+    indices = [0 if part.index is None else number(part.index) for part in found]
     if all(part.index is None for part in found):
         indices = list(range(len(found)))
     if asked is None:

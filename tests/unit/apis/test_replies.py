@@ -139,6 +139,12 @@ def test_embeddings_are_in_the_order_of_their_index() -> None:
     assert reply.output == [[0.0], [1.0]]
     assert (reply.input_tokens, reply.output_tokens) == (4, None)
     assert read("/v1/embeddings", {"data": data[:1]}).output == [1.0]
+    # Gemini omits an index of 0.
+    geminis = msgspec.json.encode({"data": [{"embedding": [0.0]}, data[0]]})
+    asked = {"input": ["a", "b"]}
+    assert apis.read("/v1/embeddings", geminis, asked=asked).output == [[0.0], [1.0]]
+    with pytest.raises(BadReply, match="asked for 2 embeddings, got 2: index 1 is missing"):
+        apis.read("/v1/embeddings", geminis.replace(b":1,", b":0,"), asked=asked)
     base64 = [{"embedding": "AAAA"}]
     assert read("/v1/embeddings", {"data": base64}).output == "AAAA"
 
