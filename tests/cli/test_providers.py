@@ -34,6 +34,9 @@ TEAM = (
     "Your team 16f2151a-40f4-4a80 has either used all available credits or reached its monthly "
     "spending limit."
 )
+SUSPENDED = "Account a is suspended, possibly due to reaching the monthly spending limit"
+OVER = "Budget has been exceeded!"
+BUDGET = {"type": "budget_exceeded", "code": "400"}
 
 UNPAID = {
     "anthropic, no credit": (400, {"type": "error", **error(TOO_LOW, **ANTHROPIC)}),
@@ -56,6 +59,14 @@ UNPAID = {
     "moonshot": (429, error("m", type="exceeded_current_quota_error")),
     "xai": (403, {"code": "permission-denied", "error": TEAM}),
     "dashscope": (400, error("Access denied", type="Arrearage", code="Arrearage")),
+    "volcengine": (403, {"code": "AccountOverdueError", "message": "m", "type": "Forbidden"}),
+    "openrouter, key": (403, error("Key limit exceeded (monthly limit). Manage it", code=403)),
+    "groq": (400, error("m", type="invalid_request_error", code="blocked_api_access")),
+    "fireworks": (412, error(SUSPENDED, type="error", code="PRECONDITION_FAILED")),
+    "litellm, key": (400, error(f"{OVER} Current cost: 2.6, Max budget: 1.0", **BUDGET)),
+    "litellm, user": (429, error("ExceededBudget: User=u over budget.", **BUDGET)),
+    "new-api": (403, error("user quota is not enough", code="insufficient_user_quota")),
+    "z.ai": (429, error("Insufficient balance or no resource package.", code="1113")),
 }
 
 
@@ -139,6 +150,7 @@ def test_a_402_parks_the_whole_endpoint(cli: Cli, rows: Rows) -> None:
 
 QUOTES = {
     "in a sentence": error(f"Invalid value: {TOO_LOW}", **ANTHROPIC),
+    "of one model": error("LiteLLM User: u, exceeded budget for model=m", **BUDGET),
     "in json": error(f'Invalid body: {{"error": {{"message": "{TOO_LOW}"}}}}', **ANTHROPIC),
     "without a type": error(TOO_LOW),
     "in detail": {"detail": [{"loc": ["body"], "input": TOO_LOW, "type": "string_type"}]},

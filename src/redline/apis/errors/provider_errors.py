@@ -74,7 +74,8 @@ _TABLE = (
         _OVER,
     ),
     # DashScope: https://www.alibabacloud.com/help/en/model-studio/error-code
-    _Row((400, 403), "arrearage", None, _NO_CREDIT),
+    # Volcengine: https://github.com/coze-dev/coze-studio/issues/2195
+    _Row((400, 403), "arrearage|accountoverdueerror", None, _NO_CREDIT),
     # Anthropic: https://github.com/anthropics/anthropic-sdk-typescript/issues/618
     _Row(
         (400, 403),
@@ -113,6 +114,24 @@ _TABLE = (
     # Calls in flight have reserved the rest of the credit; they release what they do not use.
     _Row((402,), "openrouter_in_flight_budget|in_flight_budget_exhausted", None, WAIT),
     _Row((403,), "openrouter_(?:guardrail_budget|workspace_budget|key_limit)", None, _SPENT),
+    # Without its source: https://github.com/gptme/gptme/issues/1449
+    _Row((403,), None, r"key limit exceeded\b", _SPENT),
+    # Groq: https://console.groq.com/docs/spend-limits
+    _Row((400,), "blocked_api_access", None, _SPENT),
+    # Fireworks: https://github.com/pollinations/pollinations/issues/12136
+    _Row((412,), "precondition_failed", r"account \S{1,200} is suspended\b", _SPENT),
+    # LiteLLM: https://github.com/BerriAI/litellm/issues/14144
+    # A budget for one model or one end user, with the same type, leaves the key usable for others.
+    _Row(
+        (400, 429),
+        "budget_exceeded",
+        r"budget has been exceeded|exceededbudget: (?!end user)",
+        _SPENT,
+    ),
+    # new-api: https://github.com/popjane/free_chatgpt_api/issues/26
+    _Row((403,), "insufficient_user_quota", None, _NO_CREDIT),
+    # Z.ai: https://github.com/zai-org/GLM-5/issues/148
+    _Row((429,), "1113", None, _NO_CREDIT),
     # Moonshot: https://forum.moonshot.ai/t/429-insufficient-balance/244
     _Row((403, 429), "exceeded_current_quota_error", None, _NO_CREDIT),
     # xAI: https://github.com/continuedev/continue/issues/10373
