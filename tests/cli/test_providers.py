@@ -109,6 +109,7 @@ WAITS = {
         error("m", code=402, metadata={"limit_source": "openrouter_in_flight_budget"}),
         {"Retry-After": "0.01"},
     ),
+    "groq, flex": (498, error("m", code="capacity_exceeded"), {}),
     "openrouter, header alone": (402, error("m", code=402), {"Retry-After": "0.01"}),
     "gemini": (
         429,

@@ -33,7 +33,7 @@ def verdict(status: int, body: bytes = b"", **headers: str) -> CallError:
     [
         *((status, Rejected) for status in (300, 301, 302, 307, 308)),
         *((status, Rejected) for status in (400, 403, 404, 405, 410, 413, 414, 415, 418, 422, 431)),
-        *((status, ServerFailed) for status in (408, 409, 425)),
+        *((status, ServerFailed) for status in (408, 409, 424, 425, 499)),
         *((status, ServerFailed) for status in (500, 501, 502, 503, 504, 520, 524, 529, 599)),
         (401, Refused),
         (402, Unpaid),

@@ -118,6 +118,8 @@ _TABLE = (
     _Row((403,), None, r"key limit exceeded\b", _SPENT),
     # Groq: https://console.groq.com/docs/spend-limits
     _Row((400,), "blocked_api_access", None, _SPENT),
+    # Groq: https://console.groq.com/docs/flex-processing
+    _Row((498,), "capacity_exceeded", None, WAIT),
     # Fireworks: https://github.com/pollinations/pollinations/issues/12136
     _Row((412,), "precondition_failed", r"account \S{1,200} is suspended\b", _SPENT),
     # LiteLLM: https://github.com/BerriAI/litellm/issues/14144

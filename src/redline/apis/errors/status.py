@@ -13,8 +13,10 @@
   409                  ServerFailed  yes           a lock conflict, which passes
   413                  Rejected      no            the row is too large and stays so
   422                  Rejected      no            the request is well-formed but invalid
+  424                  ServerFailed  yes           the model behind the endpoint failed
   425                  ServerFailed  yes           too early: the client has to repeat it
   429                  RateLimited   yes           over a limit; Retry-After parks the endpoint
+  499                  ServerFailed  yes           cancelled, but not by redline
   5xx with code
    engine_failed       NoEndpoint    no            a local engine is lost: ends the run
   other 5xx            ServerFailed  yes           overload and restarts pass
@@ -40,7 +42,7 @@ from redline.errors import CallError, NoEndpoint, RateLimited, Rejected, ServerF
 from redline.limits.server import retry_after_s
 
 ENGINE_FAILED = "engine_failed"
-_RETRIED = frozenset({408, 409, 425})
+_RETRIED = frozenset({408, 409, 424, 425, 499})
 _LONGEST_QUOTE = 300
 
 _REDIRECT_HINT = (
