@@ -110,6 +110,11 @@ WAITS = {
         {"Retry-After": "0.01"},
     ),
     "groq, flex": (498, error("m", code="capacity_exceeded"), {}),
+    "azure, quota": (
+        403,
+        {"statusCode": 403, "message": "Out of call volume quota."},
+        {"Retry-After": "0.01"},
+    ),
     "openrouter, header alone": (402, error("m", code=402), {"Retry-After": "0.01"}),
     "gemini": (
         429,
@@ -134,12 +139,13 @@ def test_a_provider_that_asks_to_wait_is_asked_again(cli: Cli, rows: Rows, name:
     assert len(server.asked) == 3
 
 
-def test_a_402_parks_the_whole_endpoint(cli: Cli, rows: Rows) -> None:
+@pytest.mark.parametrize("status", [402, 403])
+def test_a_402_or_403_parks_the_whole_endpoint(cli: Cli, rows: Rows, status: int) -> None:
     """A retry of 20 s means that nothing else is sent until then."""
 
     def answer(asked: Asked) -> Answer:
         late = {"Retry-After": "20"}
-        return Answer(402, error("m"), late) if asked.number == 1 else Answer(200, completion())
+        return Answer(status, error("m"), late) if asked.number == 1 else Answer(200, completion())
 
     given = rows(*({"prompt": str(number)} for number in range(5)))
     with scripted(answer) as server:

@@ -8,6 +8,7 @@
   402                  Unpaid        no            no credit for any row: ends the run
   402 with Retry-After RateLimited   yes           calls in flight have reserved the credit
   403                  Rejected      no            the key may not do this
+  403 with Retry-After RateLimited   yes           a quota is used up until then
   404                  Rejected      no            no such path or model
   408                  ServerFailed  yes           the server gave up waiting, often under load
   409                  ServerFailed  yes           a lock conflict, which passes
@@ -74,7 +75,7 @@ def judge(
     meaning = meaning_of(status, said)
     is_limited = meaning is not None and meaning.error is RateLimited
     wait_s = retry_after_s(headers, wall_s, body if is_limited else b"")
-    if status == 402 and wait_s is not None:
+    if wait_s is not None and (status == 402 or (status == 403 and meaning is None)):
         meaning, is_limited = WAIT, True
     if meaning is not None and not is_limited:
         return meaning.error(f"{meaning.what}: {what}", hint=meaning.hint, status=status)
