@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from redline.apis import Usage, read_usage
 from redline.apis import replies as apis
 from redline.calls import Reply
-from redline.errors import BadReply, CallError, NoEndpoint, Rejected
+from redline.errors import BadReply, CallError, NoEndpoint, Rejected, ServerFailed
 
 CHAT = "/v1/chat/completions"
 
@@ -273,6 +273,11 @@ def test_what_is_not_the_promised_shape_is_a_bad_reply(url: str, body: bytes) ->
     with pytest.raises(BadReply, match="the answer does not match") as caught:
         apis.read(url, body)
     assert caught.value.hint == "check the base URL and the path"
+
+
+def test_an_answer_of_blank_lines_is_the_servers_failure() -> None:
+    with pytest.raises(ServerFailed, match="ended before its first character"):
+        apis.read(CHAT, b"\n\n \r\n")
 
 
 def test_a_web_page_is_called_one() -> None:
