@@ -191,6 +191,15 @@ def test_a_refusal_is_said() -> None:
     assert gathered(events)["stop_reason"] == "refusal"
 
 
+def test_a_text_that_each_event_repeats_is_streamed_once() -> None:
+    texts = (("Hel", "Hel"), ("Hello", "lo"))
+    events = [
+        {"choices": [{"message": {"content": whole}, "delta": {"content": new}}]}
+        for whole, new in texts
+    ]
+    assert gathered(translated(*events))["content"] == [{"type": "text", "text": "Hello"}]
+
+
 def test_thoughts_are_left_out_and_parts_are_joined() -> None:
     parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "b"}]
     message = message_of(whole({"reasoning_content": "a", "content": parts}))
