@@ -141,6 +141,8 @@ def test_insufficient_quota_counts_only_with_429() -> None:
         (b'{"error": {"message": "overloaded", "type": "x"}}', ": overloaded"),
         (b'{"error": {"detail": 3}}', ": {'detail': 3}"),
         (b'{"error": {"message": null}}', ": None"),
+        (b'{"error": {"message": "m", "metadata": {"raw": "{\\"a\\": 1}"}}}', ': m: {"a": 1}'),
+        (b'{"error": {"message": "m", "metadata": {"raw": null}}}', ": m"),
         (b'{"error": ["a"]}', ": ['a']"),
         (b'{"message": "overloaded"}', ": overloaded"),
         (b'{"detail": "Not Found"}', ": Not Found"),
