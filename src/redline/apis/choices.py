@@ -139,7 +139,7 @@ def read_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | N
         found = _decode_usual(body)
         if found.usage is not None:
             counts = _convert(found.usage, Counts)
-            input_tokens, output_tokens = counts.prompt_tokens, counts.completion_tokens
+            input_tokens, output_tokens = counts.prompt_tokens, counts.output
     except (ValueError, RecursionError):
         return None
     (choice,) = found.choices

@@ -65,6 +65,21 @@ def test_a_count_above_what_any_call_can_use_is_not_stated(
     assert read_usage(total) == Usage(input=3, output=2)
 
 
+@pytest.mark.parametrize(
+    ("more", "output"),
+    [({}, 1005), ({"cache_read_input_tokens": 1000}, 5)],
+    ids=["gemini", "proxy"],
+)
+@pytest.mark.parametrize("asked", [None, OrderedDict()])
+def test_thinking_tokens_that_only_the_total_counts_are_output(
+    more: dict[str, int], output: int, asked: Any
+) -> None:
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 1015, **more}
+    body = msgspec.json.encode({"choices": [{"message": {"content": "a"}}], "usage": usage})
+    reply = apis.read(CHAT, body, asked=asked)
+    assert (reply.input_tokens, reply.output_tokens) == (10, output)
+
+
 def test_choices_are_counted_whatever_kind_of_mapping_asks_for_them() -> None:
     one = msgspec.json.encode({"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]})
     for asked in ({"n": 2}, OrderedDict(n=2)):
@@ -308,6 +323,8 @@ FIELDS = [
     "id",
     "model",
     "prompt_tokens",
+    "total_tokens",
+    "cache_read_input_tokens",
     "input_tokens",
 ]
 JSON = st.recursive(
