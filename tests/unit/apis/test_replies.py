@@ -214,7 +214,9 @@ def test_a_failed_response_is_tried_again() -> None:
         read("/v1/responses", {"status": "failed", "output": [], "error": {"message": "m"}})
 
 
-@pytest.mark.parametrize("value", ["text", 3, None, ["a"], {"a": 1}])
+@pytest.mark.parametrize(
+    "value", ["text", 3, None, ["a"], {"a": 1}, {"a": 1, "base_resp": {"status_code": 200}}]
+)
 def test_a_plain_endpoint_answers_any_json(value: object) -> None:
     assert read("/chat", value).output == value
     assert read("/chat?q=1", value).output == value
