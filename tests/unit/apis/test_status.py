@@ -48,6 +48,13 @@ def test_every_status(status: int, kind: type[CallError]) -> None:
     assert isinstance(error, Retryable) == (kind in (ServerFailed, RateLimited))
 
 
+def test_a_redirect_names_its_target() -> None:
+    error = verdict(308, b"Moved", location="https://api.example.com/v1/chat/completions")
+    target = "HTTP 308: Moved, a redirect to https://api.example.com/v1/chat/completions"
+    assert error.what == f"the endpoint rejected the request: {target}"
+    assert error.hint.startswith("set the base URL to the target of the redirect")
+
+
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 413, 422])
 def test_what_the_user_can_mend_has_a_hint(status: int) -> None:
     assert verdict(status).hint

@@ -69,6 +69,8 @@ def judge(
     said = read_error(body)
     message = _quote(said.message)
     what = f"HTTP {status}" + (f": {message}" if message else "")
+    if 300 <= status < 400 and (target := headers.get("location")):
+        what += f", a redirect to {_quote(target)}"
     if status >= 500 and ENGINE_FAILED in said.codes:
         hint = "fix the cause named in that message, then run the same command again"
         return NoEndpoint(f"the model is no longer available: {message}", hint=hint)
