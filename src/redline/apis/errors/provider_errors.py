@@ -117,7 +117,7 @@ _TABLE = (
     # Without its source: https://github.com/gptme/gptme/issues/1449
     _Row((403,), None, r"key limit exceeded\b", _SPENT),
     # Groq: https://console.groq.com/docs/spend-limits
-    _Row((400,), "blocked_api_access", None, _SPENT),
+    _Row((400, 403), "blocked_api_access", None, _SPENT),
     # Groq: https://console.groq.com/docs/flex-processing
     _Row((498,), "capacity_exceeded", None, WAIT),
     # Fireworks: https://github.com/pollinations/pollinations/issues/12136
