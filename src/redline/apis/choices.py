@@ -25,6 +25,8 @@ Object = dict[str, Any]
 
 # More answers than any endpoint returns for one request: a larger number is an error.
 _MOST_CHOICES = 100_000
+# Finish reasons of an answer that the model ended: Together sends `eos`, TGI the last two.
+_STOPS = frozenset({None, "", "stop", "eos", "eos_token", "stop_sequence"})
 # The maximum number of indices listed in an error message.
 _MOST_NAMED = 5
 
@@ -261,7 +263,7 @@ def _finish(choice: _Choice, output: Any) -> str | None:
     reason = choice.finish_reason
     if is_filtered(reason):
         return "content_filter"
-    if output in (None, "") and not _tool_calls(choice) and reason in (None, "stop"):
+    if output in (None, "") and not _tool_calls(choice) and reason in _STOPS:
         return "empty"
     # Some servers send a number: the reason's code in their own API.
     return str(reason) if isinstance(reason, int) else reason

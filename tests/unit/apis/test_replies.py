@@ -103,6 +103,7 @@ def test_the_finish_reason_is_the_endpoints(finish: str) -> None:
         ({"content": ""}, "stop", "", "empty"),
         ({"content": None}, "stop", None, "empty"),
         ({"content": ""}, None, "", "empty"),
+        ({"content": ""}, "eos", "", "empty"),
         ({"content": ""}, "length", "", "length"),
         ({"content": None}, "content_filter", None, "content_filter"),
         ({"content": None, "refusal": "I cannot"}, "stop", "I cannot", "refusal"),
