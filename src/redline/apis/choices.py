@@ -263,6 +263,9 @@ def _finish(choice: _Choice, output: Any) -> str | None:
     reason = choice.finish_reason
     if is_filtered(reason):
         return "content_filter"
+    if reason == "model_length":
+        # Mistral's word for the end of the context window.
+        return "length"
     if output in (None, "") and not _tool_calls(choice) and reason in _STOPS:
         return "empty"
     # Some servers send a number: the reason's code in their own API.

@@ -3,7 +3,7 @@
 finish_reason                       stop_reason
 stop, or none                       end_turn; tool_use if tools are called; stop_sequence if the
                                     server sends the sequence found, as vLLM and SGLang do
-length                              max_tokens
+length, model_length                max_tokens
 tool_calls, function_call           tool_use
 content_filter, or a refusal        refusal
 """
@@ -27,6 +27,7 @@ Object = dict[str, Any]
 INVALID_JSON = "INVALID_JSON"
 _STOP_REASONS = {
     "length": "max_tokens",
+    "model_length": "max_tokens",
     "tool_calls": "tool_use",
     "function_call": "tool_use",
 }
