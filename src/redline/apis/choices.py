@@ -241,7 +241,7 @@ def _choice_text(choice: _Choice) -> Any:
             raise msgspec.ValidationError("a choice has neither `message` nor `text`")
         return choice.text
     content = text_of(choice.message.content)
-    return (choice.message.refusal or None) if content is None else content
+    return choice.message.refusal or content if content in (None, "") else content
 
 
 def text_of(content: Any) -> Any:

@@ -107,6 +107,7 @@ def test_the_finish_reason_is_the_endpoints(finish: str) -> None:
         ({"content": ""}, "length", "", "length"),
         ({"content": None}, "content_filter", None, "content_filter"),
         ({"content": None, "refusal": "I cannot"}, "stop", "I cannot", "refusal"),
+        ({"content": "", "refusal": "I cannot"}, "stop", "I cannot", "refusal"),
         ({"content": "a", "refusal": "I cannot"}, "stop", "a", "refusal"),
         ({"content": "a"}, "model_length", "a", "length"),
     ],
