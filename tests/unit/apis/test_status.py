@@ -134,6 +134,22 @@ def test_an_engine_that_has_failed_ends_the_run() -> None:
     assert type(verdict(400, body)) is Rejected
 
 
+@pytest.mark.parametrize(
+    ("status", "message", "raw", "kind"),
+    [
+        (404, "Provider returned error", "", ServerFailed),
+        (404, "Provider returned error", "no such model", Rejected),
+        (400, "No models provided", None, ServerFailed),
+        (400, "No such field", None, Rejected),
+    ],
+)
+def test_what_openrouter_sends_while_its_providers_fail(
+    status: int, message: str, raw: str | None, kind: type[CallError]
+) -> None:
+    error = {"message": message, "code": status, "metadata": {"raw": raw}}
+    assert type(verdict(status, msgspec.json.encode({"error": error}))) is kind
+
+
 def test_insufficient_quota_counts_only_with_429() -> None:
     body = b'{"error": {"code": "insufficient_quota", "message": "m"}}'
     assert type(verdict(500, body)) is ServerFailed

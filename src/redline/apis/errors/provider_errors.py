@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from redline.apis.errors.error_object import ErrorBody, read_error
-from redline.errors import CallError, OverLimit, RateLimited, Refused, Rejected, Unpaid
+from redline.errors import (
+    CallError,
+    OverLimit,
+    RateLimited,
+    Refused,
+    Rejected,
+    ServerFailed,
+    Unpaid,
+)
 
 
 class Meaning(NamedTuple):
@@ -51,6 +59,7 @@ _SPENT = Meaning(
     Unpaid, "a spend limit is reached", f"raise it at the provider or use another key, {_AGAIN}"
 )
 _OVER = Meaning(RateLimited, "over the rate limit")
+_FAILED = Meaning(ServerFailed, "the server failed")
 _TOO_LARGE = Meaning(
     OverLimit,
     "the request is larger than the provider's limit",
@@ -116,6 +125,11 @@ _TABLE = (
     _Row((403,), "openrouter_(?:guardrail_budget|workspace_budget|key_limit)", None, _SPENT),
     # Without its source: https://github.com/gptme/gptme/issues/1449
     _Row((403,), None, r"key limit exceeded\b", _SPENT),
+    # It sends these for a while, with 404 if it cannot quote its provider:
+    # https://github.com/langchain-ai/openwiki/pull/864
+    # https://github.com/elizaOS/eliza/issues/20331
+    _Row((404,), "404", r"provider returned error$", _FAILED),
+    _Row((400,), "400", r"no models provided\b", _FAILED),
     # Groq: https://console.groq.com/docs/spend-limits
     _Row((400, 403), "blocked_api_access", None, _SPENT),
     # Groq: https://console.groq.com/docs/flex-processing
