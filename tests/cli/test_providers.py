@@ -190,6 +190,8 @@ REASON = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "API_KE
 INCORRECT = (
     "Incorrect API key provided: xa***gA. You can obtain an API key from https://console.x.ai."
 )
+LEAKED = "Your API key was reported as leaked. Please use another API key."
+DISABLED = "This organization has been disabled."
 REFUSED = {
     "gemini": (400, [error("Not valid", status="INVALID_ARGUMENT", details=[REASON])], "Not valid"),
     "xai": (
@@ -197,6 +199,9 @@ REFUSED = {
         {"code": "Client specified an invalid argument", "error": INCORRECT},
         "Incorrect API key provided",
     ),
+    "gemini, leaked": (403, [error(LEAKED, code=403, status="PERMISSION_DENIED")], LEAKED),
+    "anthropic": (400, {"type": "error", **error(DISABLED, **ANTHROPIC)}, DISABLED),
+    "groq": (400, error("Restricted", code="organization_restricted"), "Restricted"),
     "by code": (400, error("wrong key", code="invalid_api_key"), "wrong key"),
     "by type": (403, error("wrong key", type="authentication_error"), "wrong key"),
 }

@@ -167,6 +167,23 @@ _TABLE = (
     # LiteLLM: https://github.com/winfunc/opcode/issues/358
     # Newer versions send 403. The key is valid for other models.
     _Row((401,), r"\w+_model_access_denied", None, _NO_MODEL),
+    # Anthropic: https://github.com/anthropics/claude-code/issues/72457
+    _Row(
+        (400, 403),
+        "invalid_request_error|permission_error",
+        r"this organization has been disabled",
+        _REFUSED,
+    ),
+    # Groq: https://github.com/songquanpeng/one-api/issues/1764
+    _Row((400,), "organization_restricted", None, _REFUSED),
+    # Gemini: https://github.com/googleapis/python-genai/issues/1764
+    # https://github.com/poenl/gemini-api/issues/8
+    _Row(
+        (403,),
+        "permission_denied",
+        r"your api key was reported as leaked|your project has been denied access",
+        _REFUSED,
+    ),
     # OpenAI's and Anthropic's codes, which other providers send with a status other than 401.
     _Row((400, 403), "invalid_api_key|authentication_error", None, _REFUSED),
     # OpenAI's code with another status: https://github.com/skorokithakis/sysaidmin/issues/9
