@@ -34,6 +34,9 @@ TEAM = (
     "Your team 16f2151a-40f4-4a80 has either used all available credits or reached its monthly "
     "spending limit."
 )
+DEPLETED = "Your prepayment credits are depleted. Please go to AI Studio."
+CAPPED = "Your project has exceeded its monthly spending cap."
+TRIAL = "You are using a Trial key, which is limited to"
 SUSPENDED = "Account a is suspended, possibly due to reaching the monthly spending limit"
 OVER = "Budget has been exceeded!"
 BUDGET = {"type": "budget_exceeded", "code": "400"}
@@ -66,6 +69,9 @@ UNPAID = {
     "litellm, key": (400, error(f"{OVER} Current cost: 2.6, Max budget: 1.0", **BUDGET)),
     "litellm, user": (429, error("ExceededBudget: User=u over budget.", **BUDGET)),
     "new-api": (403, error("user quota is not enough", code="insufficient_user_quota")),
+    "gemini, credit": (429, [error(DEPLETED, code=429, status="RESOURCE_EXHAUSTED")]),
+    "gemini, cap": (429, [error(CAPPED, code=429, status="RESOURCE_EXHAUSTED")]),
+    "cohere": (429, {"message": f"{TRIAL} 1000 API calls / month. You can continue to use"}),
     "z.ai": (429, error("Insufficient balance or no resource package.", code="1113")),
 }
 
@@ -116,6 +122,7 @@ WAITS = {
         {"Retry-After": "0.01"},
     ),
     "openrouter, header alone": (402, error("m", code=402), {"Retry-After": "0.01"}),
+    "cohere, minute": (429, {"message": f"{TRIAL} 20 API calls / minute."}, {}),
     "gemini": (
         429,
         [error("Resource has been exhausted", code=429, status="RESOURCE_EXHAUSTED")],

@@ -150,6 +150,16 @@ _TABLE = (
     _Row((429,), "1113", None, _NO_CREDIT),
     # Moonshot: https://forum.moonshot.ai/t/429-insufficient-balance/244
     _Row((403, 429), "exceeded_current_quota_error", None, _NO_CREDIT),
+    # Gemini: https://ai.google.dev/gemini-api/docs/billing
+    _Row((429,), "resource_exhausted", r"your prepayment credits are depleted", _NO_CREDIT),
+    _Row((429,), "resource_exhausted", r"your project has exceeded its monthly spending", _SPENT),
+    # Cohere: https://docs.cohere.com/docs/rate-limits
+    _Row(
+        (429,),
+        None,
+        r"you are using a trial key, which is limited to \d+ api calls / month",
+        _SPENT,
+    ),
     # xAI: https://github.com/continuedev/continue/issues/10373
     _Row(
         (403, 429),
