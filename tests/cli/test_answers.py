@@ -163,6 +163,10 @@ def test_an_error_in_a_choice_or_beside_the_choices_is_a_failure(cli: Cli, rows:
     assert "2 server_failed" in told.err
 
 
+def minimax(code: int) -> dict[str, Any]:
+    return {"base_resp": {"status_code": code, "status_msg": "no"}}
+
+
 INSIDE: list[tuple[Any, str, int | None]] = [
     ({"error": {"message": "overloaded", "code": 503}}, "server_failed", 503),
     ({"error": {"message": "overloaded", "code": "503"}}, "server_failed", 503),
@@ -176,6 +180,9 @@ INSIDE: list[tuple[Any, str, int | None]] = [
     ({"object": "error", "message": "too long", "code": 400}, "rejected", 400),
     ({"choices": [], "error": {"message": "busy", "code": 503}}, "server_failed", 503),
     ({"choices": None, "error": {"message": "busy", "code": 503}}, "server_failed", 503),
+    ({"choices": None, **minimax(1002)}, "rate_limited", 429),
+    (minimax(2013), "rejected", 400),
+    (minimax(1000), "server_failed", 500),
     ({"error": {"message": "boom"}}, "bad_reply", None),
     ({"error": "boom"}, "bad_reply", None),
 ]

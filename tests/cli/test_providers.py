@@ -34,6 +34,12 @@ TEAM = (
     "Your team 16f2151a-40f4-4a80 has either used all available credits or reached its monthly "
     "spending limit."
 )
+DEPLETED = "Your prepayment credits are depleted. Please go to AI Studio."
+CAPPED = "Your project has exceeded its monthly spending cap."
+TRIAL = "You are using a Trial key, which is limited to"
+SUSPENDED = "Account a is suspended, possibly due to reaching the monthly spending limit"
+OVER = "Budget has been exceeded!"
+BUDGET = {"type": "budget_exceeded", "code": "400"}
 
 UNPAID = {
     "anthropic, no credit": (400, {"type": "error", **error(TOO_LOW, **ANTHROPIC)}),
@@ -56,6 +62,17 @@ UNPAID = {
     "moonshot": (429, error("m", type="exceeded_current_quota_error")),
     "xai": (403, {"code": "permission-denied", "error": TEAM}),
     "dashscope": (400, error("Access denied", type="Arrearage", code="Arrearage")),
+    "volcengine": (403, {"code": "AccountOverdueError", "message": "m", "type": "Forbidden"}),
+    "openrouter, key": (403, error("Key limit exceeded (monthly limit). Manage it", code=403)),
+    "groq": (400, error("m", type="invalid_request_error", code="blocked_api_access")),
+    "fireworks": (412, error(SUSPENDED, type="error", code="PRECONDITION_FAILED")),
+    "litellm, key": (400, error(f"{OVER} Current cost: 2.6, Max budget: 1.0", **BUDGET)),
+    "litellm, user": (429, error("ExceededBudget: User=u over budget.", **BUDGET)),
+    "new-api": (403, error("user quota is not enough", code="insufficient_user_quota")),
+    "gemini, credit": (429, [error(DEPLETED, code=429, status="RESOURCE_EXHAUSTED")]),
+    "gemini, cap": (429, [error(CAPPED, code=429, status="RESOURCE_EXHAUSTED")]),
+    "cohere": (429, {"message": f"{TRIAL} 1000 API calls / month. You can continue to use"}),
+    "z.ai": (429, error("Insufficient balance or no resource package.", code="1113")),
 }
 
 
@@ -98,7 +115,14 @@ WAITS = {
         error("m", code=402, metadata={"limit_source": "openrouter_in_flight_budget"}),
         {"Retry-After": "0.01"},
     ),
+    "groq, flex": (498, error("m", code="capacity_exceeded"), {}),
+    "azure, quota": (
+        403,
+        {"statusCode": 403, "message": "Out of call volume quota."},
+        {"Retry-After": "0.01"},
+    ),
     "openrouter, header alone": (402, error("m", code=402), {"Retry-After": "0.01"}),
+    "cohere, minute": (429, {"message": f"{TRIAL} 20 API calls / minute."}, {}),
     "gemini": (
         429,
         [error("Resource has been exhausted", code=429, status="RESOURCE_EXHAUSTED")],
@@ -122,12 +146,13 @@ def test_a_provider_that_asks_to_wait_is_asked_again(cli: Cli, rows: Rows, name:
     assert len(server.asked) == 3
 
 
-def test_a_402_parks_the_whole_endpoint(cli: Cli, rows: Rows) -> None:
+@pytest.mark.parametrize("status", [402, 403])
+def test_a_402_or_403_parks_the_whole_endpoint(cli: Cli, rows: Rows, status: int) -> None:
     """A retry of 20 s means that nothing else is sent until then."""
 
     def answer(asked: Asked) -> Answer:
         late = {"Retry-After": "20"}
-        return Answer(402, error("m"), late) if asked.number == 1 else Answer(200, completion())
+        return Answer(status, error("m"), late) if asked.number == 1 else Answer(200, completion())
 
     given = rows(*({"prompt": str(number)} for number in range(5)))
     with scripted(answer) as server:
@@ -139,6 +164,7 @@ def test_a_402_parks_the_whole_endpoint(cli: Cli, rows: Rows) -> None:
 
 QUOTES = {
     "in a sentence": error(f"Invalid value: {TOO_LOW}", **ANTHROPIC),
+    "of one model": error("LiteLLM User: u, exceeded budget for model=m", **BUDGET),
     "in json": error(f'Invalid body: {{"error": {{"message": "{TOO_LOW}"}}}}', **ANTHROPIC),
     "without a type": error(TOO_LOW),
     "in detail": {"detail": [{"loc": ["body"], "input": TOO_LOW, "type": "string_type"}]},
@@ -171,6 +197,8 @@ REASON = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "API_KE
 INCORRECT = (
     "Incorrect API key provided: xa***gA. You can obtain an API key from https://console.x.ai."
 )
+LEAKED = "Your API key was reported as leaked. Please use another API key."
+DISABLED = "This organization has been disabled."
 REFUSED = {
     "gemini": (400, [error("Not valid", status="INVALID_ARGUMENT", details=[REASON])], "Not valid"),
     "xai": (
@@ -178,6 +206,9 @@ REFUSED = {
         {"code": "Client specified an invalid argument", "error": INCORRECT},
         "Incorrect API key provided",
     ),
+    "gemini, leaked": (403, [error(LEAKED, code=403, status="PERMISSION_DENIED")], LEAKED),
+    "anthropic": (400, {"type": "error", **error(DISABLED, **ANTHROPIC)}, DISABLED),
+    "groq": (400, error("Restricted", code="organization_restricted"), "Restricted"),
     "by code": (400, error("wrong key", code="invalid_api_key"), "wrong key"),
     "by type": (403, error("wrong key", type="authentication_error"), "wrong key"),
 }

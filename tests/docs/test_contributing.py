@@ -33,9 +33,9 @@ assert limit.window_s == 60
 PROVIDER_STATUS = """
 from redline.apis import judge
 
-full = judge(498, {}, b'{"error": {"message": "capacity exceeded"}}', 0.0)
-assert full.kind == "rate_limited", full
-assert judge(497, {}, b"{}", 0.0).kind == "rejected"
+spent = judge(429, {}, b'{"error": {"code": "SPEND_LIMIT_EXCEEDED"}}', 0.0)
+assert spent.kind == "unpaid", spent
+assert judge(429, {}, b"{}", 0.0).kind == "rate_limited"
 """
 
 INPUT_FORMAT = """

@@ -216,7 +216,7 @@ def test_only_whole_successes_are_kept(tmp_path: Path, name: str) -> None:
     play(tmp_path, [step], story)
 
 
-@pytest.mark.parametrize("reason", ["stop", "tool_calls", "function_call", "eos_token"])
+@pytest.mark.parametrize("reason", ["stop", "tool_calls", "function_call", "eos", "eos_token"])
 def test_whole_answers_are_kept_however_they_are_called(tmp_path: Path, reason: str) -> None:
     async def story(world: World) -> None:
         await world.send()

@@ -25,6 +25,8 @@ Object = dict[str, Any]
 
 # More answers than any endpoint returns for one request: a larger number is an error.
 _MOST_CHOICES = 100_000
+# Finish reasons of an answer that the model ended: Together sends `eos`, TGI the last two.
+_STOPS = frozenset({None, "", "stop", "eos", "eos_token", "stop_sequence"})
 # The maximum number of indices listed in an error message.
 _MOST_NAMED = 5
 
@@ -139,7 +141,7 @@ def read_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | N
         found = _decode_usual(body)
         if found.usage is not None:
             counts = _convert(found.usage, Counts)
-            input_tokens, output_tokens = counts.prompt_tokens, counts.completion_tokens
+            input_tokens, output_tokens = counts.prompt_tokens, counts.output
     except (ValueError, RecursionError):
         return None
     (choice,) = found.choices
@@ -212,7 +214,8 @@ def in_order(found: list[P], asked: int | None, name: str) -> list[P]:
     """
     if asked == len(found) == 1 and not found[0].index:
         return found
-    indices = [number(part.index) for part in found]
+    # Gemini omits an index of 0, and some servers omit all.
+    indices = [0 if part.index is None else number(part.index) for part in found]
     if all(part.index is None for part in found):
         indices = list(range(len(found)))
     if asked is None:
@@ -234,11 +237,11 @@ def in_order(found: list[P], asked: int | None, name: str) -> list[P]:
 
 def _choice_text(choice: _Choice) -> Any:
     if choice.message is None:
-        if choice.text is None:
+        if choice.text is None and not is_filtered(choice.finish_reason):
             raise msgspec.ValidationError("a choice has neither `message` nor `text`")
         return choice.text
     content = text_of(choice.message.content)
-    return (choice.message.refusal or None) if content is None else content
+    return choice.message.refusal or content if content in (None, "") else content
 
 
 def text_of(content: Any) -> Any:
@@ -258,10 +261,24 @@ def _finish(choice: _Choice, output: Any) -> str | None:
     if choice.message is not None and choice.message.refusal:
         return "refusal"
     reason = choice.finish_reason
-    if output in (None, "") and not _tool_calls(choice) and reason in (None, "stop"):
+    if is_filtered(reason):
+        return "content_filter"
+    if reason == "model_length":
+        # Mistral's word for the end of the context window.
+        return "length"
+    if output in (None, "") and not _tool_calls(choice) and reason in _STOPS:
         return "empty"
     # Some servers send a number: the reason's code in their own API.
     return str(reason) if isinstance(reason, int) else reason
+
+
+def is_filtered(finish_reason: Any) -> bool:
+    """Whether a content filter ended the choice.
+
+    Gemini appends its own reason, as in `content_filter: PROHIBITED_CONTENT`, and may then send no
+    message: https://github.com/openai/openai-agents-python/pull/746
+    """
+    return isinstance(finish_reason, str) and finish_reason.startswith("content_filter")
 
 
 def write_choice(

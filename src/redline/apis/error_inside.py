@@ -41,6 +41,8 @@ _CODES = {
     529: ("overloaded_error",),
 }
 _STATUS_OF = {code: status for status, codes in _CODES.items() for code in codes}
+# MiniMax's codes: https://platform.minimax.io/docs/api-reference/errorcode
+_MINIMAX = {1002: 429, 1004: 401, 1008: 402, 1026: 400, 1039: 429, 2013: 400, 2049: 401}
 # The fields that JSON may have if it is nothing but an error.
 _ENVELOPE = {
     *("code", "detail", "error", "id", "message", "object", "param", "request_id", "status"),
@@ -61,7 +63,7 @@ def is_error(value: Any, *, of_any_api: bool = False) -> bool:
     of_any_api: True for a plain endpoint, whose answers may have fields such as `error`: JSON then
     counts as an error only if it has no fields besides those of an error.
     """
-    value = _unlisted(value)
+    value = _unwrapped(value)
     if not isinstance(value, dict):
         return False
     if _is_named(value):
@@ -88,7 +90,7 @@ def judge_error(value: Any, headers: Mapping[str, str], wall_s: float) -> CallEr
     value: the decoded JSON of the response: the error itself, or an object with the error in
     `error`. headers, wall_s: as for `judge`.
     """
-    value = _unlisted(value)
+    value = _unwrapped(value)
     error = value.get("error") if isinstance(value, dict) else value
     inner = error if isinstance(error, dict) else {}
     outer = value if isinstance(value, dict) else {}
@@ -129,12 +131,23 @@ def judge_choice(index: int, error: Any, finish_reason: Any) -> CallError | NoEn
     return None
 
 
-def _unlisted(value: Any) -> Any:
-    """Returns the only item of a list, since Gemini's compatible API sends its error in a list.
+def _unwrapped(value: Any) -> Any:
+    """Returns an error as other providers send it; any other value unchanged.
 
-    Any other value is returned unchanged.
+    Gemini's compatible API sends its error as the only item of a list, MiniMax in `base_resp`:
+    https://github.com/CherryHQ/cherry-studio/issues/11287
     """
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
+    if isinstance(value, list):
+        return value[0] if len(value) == 1 else value
+    base = value.get("base_resp") if isinstance(value, dict) else None
+    if not isinstance(base, dict):
+        return value
+    code = base.get("status_code")
+    if type(code) is not int or code == 0:
+        return value
+    message = f"{base.get('status_msg')} ({code})"
+    rest = {name: item for name, item in value.items() if name != "base_resp"}
+    return {**rest, "error": {"message": message, "status": _MINIMAX.get(code, 500)}}
 
 
 def _status_of(error: dict[str, Any]) -> int | None:

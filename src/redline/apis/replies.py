@@ -9,6 +9,7 @@ contains an error, `read` raises that error.
   with a choice that broke off                 the choice's `error`, or ServerFailed
   with fewer or more choices than requested    BadReply
   a response that is queued or in progress     BadReply
+  of nothing but blank lines                   ServerFailed
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from redline.apis import chat, completions, embeddings, loose_json, responses
 from redline.apis.api import Api
 from redline.apis.error_inside import ErrorInside, is_error, judge_choice, judge_error
 from redline.apis.usage import stated_tokens
-from redline.errors import BadReply, Rejected
+from redline.errors import BadReply, Rejected, ServerFailed
 from redline.waist import Reply
 
 _LONGEST_QUOTE = 120
@@ -118,6 +119,9 @@ def read(
     except ErrorInside as found:
         raise judge_error(found.value, headers, wall_s) from found
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if body.isspace():
+            # DeepSeek and OpenRouter send blank lines while a request waits for its model.
+            raise ServerFailed("the answer ended before its first character") from error
         raise BadReply(
             f"the answer does not match the format of {_path_of(url)}: {error}; "
             f"it begins {quote(body)}",

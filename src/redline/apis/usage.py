@@ -21,10 +21,18 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 
 
 class Counts(msgspec.Struct, frozen=True, gc=False):
-    """The counts in the usage of chat and completions."""
+    """The counts in the usage of chat and completions, if no tokens are counted beside them."""
 
     prompt_tokens: _Tokens
     completion_tokens: _Tokens
+    total_tokens: _Tokens = 0
+    cache_read_input_tokens: msgspec.UnsetType = msgspec.UNSET
+    cache_creation_input_tokens: msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def output(self) -> int:
+        """All output tokens: Gemini and xAI count thinking tokens only in the total."""
+        return max(self.completion_tokens, self.total_tokens - self.prompt_tokens)
 
 
 class _Details(msgspec.Struct, frozen=True):
@@ -35,12 +43,9 @@ class _Details(msgspec.Struct, frozen=True):
 class _UsualUsage(Counts, frozen=True):
     """The usage of chat and completions, without fields that some providers count differently."""
 
-    total_tokens: _Tokens = 0
     prompt_tokens_details: _Details | None = None
     input_tokens_details: msgspec.UnsetType = msgspec.UNSET
     prompt_cache_hit_tokens: msgspec.UnsetType = msgspec.UNSET
-    cache_read_input_tokens: msgspec.UnsetType = msgspec.UNSET
-    cache_creation_input_tokens: msgspec.UnsetType = msgspec.UNSET
 
 
 def completion_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
@@ -67,9 +72,14 @@ def response_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
 
 
 def stated_tokens(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Returns the input and output tokens of a usage, 0 to 10^9 each; None for a missing count."""
-    read = usage.get("prompt_tokens")
-    written = usage.get("completion_tokens")
+    """Returns the input and output tokens of a usage, 0 to 10^9 each; None for a missing count.
+
+    The output includes thinking tokens that only the total counts.
+    """
+    read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    found = read_usage(usage)
+    if found is not None:
+        written = found.output
     return (
         _count(usage.get("input_tokens") if read is None else read),
         _count(usage.get("output_tokens") if written is None else written),
@@ -113,15 +123,9 @@ def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> U
         usual = msgspec.convert(usage, _UsualUsage)
     except msgspec.ValidationError:
         return _read_carefully(usage, has_output=has_output)
-    read, output, details = (
-        usual.prompt_tokens,
-        usual.completion_tokens,
-        usual.prompt_tokens_details,
-    )
-    if not read + output:
+    read, output, details = usual.prompt_tokens, usual.output, usual.prompt_tokens_details
+    if not read + usual.completion_tokens:
         return None
-    # Gemini counts thinking tokens only in the total.
-    output = max(output, usual.total_tokens - read)
     if details is None:
         return Usage(read, 0, 0, output)
     cached = min(details.cached_tokens, read)

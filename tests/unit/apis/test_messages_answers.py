@@ -166,7 +166,9 @@ def test_arguments_of_a_tool(arguments: Any, given: Any) -> None:
         ("stop", {}, ("end_turn", None)),
         (None, {}, ("end_turn", None)),
         ("length", {"stop_reason": "END"}, ("max_tokens", None)),
+        ("model_length", {}, ("max_tokens", None)),
         ("content_filter", {}, ("refusal", None)),
+        ("content_filter: SAFETY", {}, ("refusal", None)),
         ("stop", {"stop_reason": "END"}, ("stop_sequence", "END")),
         ("stop", {"matched_stop": "END"}, ("stop_sequence", "END")),
         ("stop", {"stop_reason": 128009}, ("end_turn", None)),
@@ -184,8 +186,19 @@ def test_a_refusal_is_said() -> None:
     message = message_of(whole({"content": None, "refusal": "no"}))
     assert message["content"] == [{"type": "text", "text": "no"}]
     assert message["stop_reason"] == "refusal"
+    filtered = message_of({"choices": [{"finish_reason": "content_filter: SAFETY"}]})
+    assert (filtered["content"], filtered["stop_reason"]) == ([], "refusal")
     events = translated({"choices": [{"delta": {"refusal": "no"}}]}, delta("", "stop"))
     assert gathered(events)["stop_reason"] == "refusal"
+
+
+def test_a_text_that_each_event_repeats_is_streamed_once() -> None:
+    texts = (("Hel", "Hel"), ("Hello", "lo"))
+    events = [
+        {"choices": [{"message": {"content": whole}, "delta": {"content": new}}]}
+        for whole, new in texts
+    ]
+    assert gathered(translated(*events))["content"] == [{"type": "text", "text": "Hello"}]
 
 
 def test_thoughts_are_left_out_and_parts_are_joined() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from redline.apis import Usage, read_usage
 from redline.apis import replies as apis
 from redline.calls import Reply
-from redline.errors import BadReply, CallError, NoEndpoint, Rejected
+from redline.errors import BadReply, CallError, NoEndpoint, Rejected, ServerFailed
 
 CHAT = "/v1/chat/completions"
 
@@ -65,6 +65,21 @@ def test_a_count_above_what_any_call_can_use_is_not_stated(
     assert read_usage(total) == Usage(input=3, output=2)
 
 
+@pytest.mark.parametrize(
+    ("more", "output"),
+    [({}, 1005), ({"cache_read_input_tokens": 1000}, 5)],
+    ids=["gemini", "proxy"],
+)
+@pytest.mark.parametrize("asked", [None, OrderedDict()])
+def test_thinking_tokens_that_only_the_total_counts_are_output(
+    more: dict[str, int], output: int, asked: Any
+) -> None:
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 1015, **more}
+    body = msgspec.json.encode({"choices": [{"message": {"content": "a"}}], "usage": usage})
+    reply = apis.read(CHAT, body, asked=asked)
+    assert (reply.input_tokens, reply.output_tokens) == (10, output)
+
+
 def test_choices_are_counted_whatever_kind_of_mapping_asks_for_them() -> None:
     one = msgspec.json.encode({"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]})
     for asked in ({"n": 2}, OrderedDict(n=2)):
@@ -88,10 +103,13 @@ def test_the_finish_reason_is_the_endpoints(finish: str) -> None:
         ({"content": ""}, "stop", "", "empty"),
         ({"content": None}, "stop", None, "empty"),
         ({"content": ""}, None, "", "empty"),
+        ({"content": ""}, "eos", "", "empty"),
         ({"content": ""}, "length", "", "length"),
         ({"content": None}, "content_filter", None, "content_filter"),
         ({"content": None, "refusal": "I cannot"}, "stop", "I cannot", "refusal"),
+        ({"content": "", "refusal": "I cannot"}, "stop", "I cannot", "refusal"),
         ({"content": "a", "refusal": "I cannot"}, "stop", "a", "refusal"),
+        ({"content": "a"}, "model_length", "a", "length"),
     ],
 )
 def test_empty_answers_and_refusals_are_typed(
@@ -99,6 +117,12 @@ def test_empty_answers_and_refusals_are_typed(
 ) -> None:
     reply = chat(message, finish=finish)
     assert (reply.output, reply.finish_reason) == (output, reason)
+
+
+def test_a_choice_that_gemini_filtered_needs_no_message() -> None:
+    choice = {"index": 0, "finish_reason": "content_filter: PROHIBITED_CONTENT"}
+    reply = read(CHAT, {"choices": [choice]})
+    assert (reply.output, reply.finish_reason) == (None, "content_filter")
 
 
 def test_tool_calls_are_no_empty_answer() -> None:
@@ -133,6 +157,12 @@ def test_embeddings_are_in_the_order_of_their_index() -> None:
     assert reply.output == [[0.0], [1.0]]
     assert (reply.input_tokens, reply.output_tokens) == (4, None)
     assert read("/v1/embeddings", {"data": data[:1]}).output == [1.0]
+    # Gemini omits an index of 0.
+    geminis = msgspec.json.encode({"data": [{"embedding": [0.0]}, data[0]]})
+    asked = {"input": ["a", "b"]}
+    assert apis.read("/v1/embeddings", geminis, asked=asked).output == [[0.0], [1.0]]
+    with pytest.raises(BadReply, match="asked for 2 embeddings, got 2: index 1 is missing"):
+        apis.read("/v1/embeddings", geminis.replace(b":1,", b":0,"), asked=asked)
     base64 = [{"embedding": "AAAA"}]
     assert read("/v1/embeddings", {"data": base64}).output == "AAAA"
 
@@ -187,7 +217,9 @@ def test_a_failed_response_is_tried_again() -> None:
         read("/v1/responses", {"status": "failed", "output": [], "error": {"message": "m"}})
 
 
-@pytest.mark.parametrize("value", ["text", 3, None, ["a"], {"a": 1}])
+@pytest.mark.parametrize(
+    "value", ["text", 3, None, ["a"], {"a": 1}, {"a": 1, "base_resp": {"status_code": 200}}]
+)
 def test_a_plain_endpoint_answers_any_json(value: object) -> None:
     assert read("/chat", value).output == value
     assert read("/chat?q=1", value).output == value
@@ -263,6 +295,11 @@ def test_what_is_not_the_promised_shape_is_a_bad_reply(url: str, body: bytes) ->
     assert caught.value.hint == "check the base URL and the path"
 
 
+def test_an_answer_of_blank_lines_is_the_servers_failure() -> None:
+    with pytest.raises(ServerFailed, match="ended before its first character"):
+        apis.read(CHAT, b"\n\n \r\n")
+
+
 def test_a_web_page_is_called_one() -> None:
     with pytest.raises(BadReply) as caught:
         apis.read(CHAT, b"\n <!DOCTYPE html><html><title>Login</title>")
@@ -291,6 +328,8 @@ FIELDS = [
     "id",
     "model",
     "prompt_tokens",
+    "total_tokens",
+    "cache_read_input_tokens",
     "input_tokens",
 ]
 JSON = st.recursive(

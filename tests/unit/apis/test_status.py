@@ -33,7 +33,7 @@ def verdict(status: int, body: bytes = b"", **headers: str) -> CallError:
     [
         *((status, Rejected) for status in (300, 301, 302, 307, 308)),
         *((status, Rejected) for status in (400, 403, 404, 405, 410, 413, 414, 415, 418, 422, 431)),
-        *((status, ServerFailed) for status in (408, 409, 425)),
+        *((status, ServerFailed) for status in (408, 409, 424, 425, 499)),
         *((status, ServerFailed) for status in (500, 501, 502, 503, 504, 520, 524, 529, 599)),
         (401, Refused),
         (402, Unpaid),
@@ -46,6 +46,13 @@ def test_every_status(status: int, kind: type[CallError]) -> None:
     assert error.status == status
     assert f"HTTP {status}" in error.what
     assert isinstance(error, Retryable) == (kind in (ServerFailed, RateLimited))
+
+
+def test_a_redirect_names_its_target() -> None:
+    error = verdict(308, b"Moved", location="https://api.example.com/v1/chat/completions")
+    target = "HTTP 308: Moved, a redirect to https://api.example.com/v1/chat/completions"
+    assert error.what == f"the endpoint rejected the request: {target}"
+    assert error.hint.startswith("set the base URL to the target of the redirect")
 
 
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 413, 422])
@@ -127,6 +134,22 @@ def test_an_engine_that_has_failed_ends_the_run() -> None:
     assert type(verdict(400, body)) is Rejected
 
 
+@pytest.mark.parametrize(
+    ("status", "message", "raw", "kind"),
+    [
+        (404, "Provider returned error", "", ServerFailed),
+        (404, "Provider returned error", "no such model", Rejected),
+        (400, "No models provided", None, ServerFailed),
+        (400, "No such field", None, Rejected),
+    ],
+)
+def test_what_openrouter_sends_while_its_providers_fail(
+    status: int, message: str, raw: str | None, kind: type[CallError]
+) -> None:
+    error = {"message": message, "code": status, "metadata": {"raw": raw}}
+    assert type(verdict(status, msgspec.json.encode({"error": error}))) is kind
+
+
 def test_insufficient_quota_counts_only_with_429() -> None:
     body = b'{"error": {"code": "insufficient_quota", "message": "m"}}'
     assert type(verdict(500, body)) is ServerFailed
@@ -141,6 +164,8 @@ def test_insufficient_quota_counts_only_with_429() -> None:
         (b'{"error": {"message": "overloaded", "type": "x"}}', ": overloaded"),
         (b'{"error": {"detail": 3}}', ": {'detail': 3}"),
         (b'{"error": {"message": null}}', ": None"),
+        (b'{"error": {"message": "m", "metadata": {"raw": "{\\"a\\": 1}"}}}', ': m: {"a": 1}'),
+        (b'{"error": {"message": "m", "metadata": {"raw": null}}}', ": m"),
         (b'{"error": ["a"]}', ": ['a']"),
         (b'{"message": "overloaded"}', ": overloaded"),
         (b'{"detail": "Not Found"}', ": Not Found"),

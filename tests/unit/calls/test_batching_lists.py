@@ -138,6 +138,13 @@ def test_shares_of_usage_sum_to_the_whole(texts: list[str], read: int, cost: flo
     assert {share["note"] for share in shares} == {"eu"}
 
 
+def test_an_index_of_0_may_be_missing_as_in_geminis_answers() -> None:
+    body = b'{"data":[{"embedding":[1.0]},{"embedding":[2.0],"index":1}]}'
+    requests = [Request(url="/v1/embeddings", body={"input": text}) for text in ("a", "b")]
+    outcomes, _ = batched(Reply(body=body), *requests)
+    assert [one.output for one in outcomes] == [[1.0], [2.0]]
+
+
 @pytest.mark.parametrize("digits", [309, 400])
 def test_a_count_beyond_what_a_float_holds_fails_no_member_of_a_batch(digits: int) -> None:
     count = 10 ** (digits - 1) + 1

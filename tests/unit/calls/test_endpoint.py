@@ -79,8 +79,9 @@ def test_a_secret_in_a_url_is_not_shown(stated: dict[str, Any], shown: str) -> N
 
 @pytest.mark.parametrize("base_url", ["http://h/v1?key=1", "http://h/v1#x"])
 def test_a_base_url_has_no_query(base_url: str) -> None:
-    with pytest.raises(ConfigError, match="must not have a query or fragment"):
+    with pytest.raises(ConfigError, match="must not have a query or fragment") as caught:
         Endpoint(base_url=base_url)
+    assert "--url" in caught.value.hint
 
 
 def test_a_password_in_the_url_is_refused_and_not_repeated() -> None:

@@ -104,6 +104,12 @@ RETRY_INFO = {
 }
 
 
+def openrouter(reset_s: float) -> bytes:
+    limits = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": f"{1000 * reset_s:.0f}"}
+    error = {"message": "Rate limit exceeded", "code": 429, "metadata": {"headers": limits}}
+    return json.dumps({"error": error}).encode()
+
+
 def openai(message: str) -> bytes:
     return json.dumps({"error": {"message": message, "code": "rate_limit_exceeded"}}).encode()
 
@@ -149,6 +155,10 @@ def openai(message: str) -> bytes:
         (openai("Please retry after 86400 seconds."), 86_400.0),
         (openai("Please retry after 86401 seconds."), None),
         (openai("Try again in 2 minutes"), 120.0),
+        # OpenRouter: github.com/hydropix/TranslateBooksWithLLMs/issues/125
+        (openrouter(NOW_S + 26), 26.0),
+        (openrouter(NOW_S - 26), 0.0),
+        (openrouter(NOW_S + 90_000), None),
         # No time in these.
         (openai("Please try again later."), None),
         (openai("Please retry after a brief wait."), None),

@@ -49,7 +49,11 @@ def read_error(body: bytes) -> ErrorBody:
     error = parsed.error if parsed.error is not None else parsed.message or parsed.detail
     codes = frozenset(_codes({"code": parsed.code, "type": parsed.type}))
     if isinstance(error, dict):
-        return ErrorBody(str(error.get("message", error)), codes.union(_codes(error)))
+        message, metadata = str(error.get("message", error)), error.get("metadata")
+        # OpenRouter's own message is often only `Provider returned error`.
+        if isinstance(metadata, dict) and (raw := metadata.get("raw")):
+            message = f"{message}: {raw}"
+        return ErrorBody(message, codes.union(_codes(error)))
     if not error and body.strip() not in (b"{}", b"[]"):
         # The body has none of the usual formats, so the reason may be in any field.
         return ErrorBody(body.decode("utf-8", "replace"), codes)

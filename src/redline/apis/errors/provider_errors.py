@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from redline.apis.errors.error_object import ErrorBody, read_error
-from redline.errors import CallError, OverLimit, RateLimited, Refused, Rejected, Unpaid
+from redline.errors import (
+    CallError,
+    OverLimit,
+    RateLimited,
+    Refused,
+    Rejected,
+    ServerFailed,
+    Unpaid,
+)
 
 
 class Meaning(NamedTuple):
@@ -51,6 +59,7 @@ _SPENT = Meaning(
     Unpaid, "a spend limit is reached", f"raise it at the provider or use another key, {_AGAIN}"
 )
 _OVER = Meaning(RateLimited, "over the rate limit")
+_FAILED = Meaning(ServerFailed, "the server failed")
 _TOO_LARGE = Meaning(
     OverLimit,
     "the request is larger than the provider's limit",
@@ -74,7 +83,8 @@ _TABLE = (
         _OVER,
     ),
     # DashScope: https://www.alibabacloud.com/help/en/model-studio/error-code
-    _Row((400, 403), "arrearage", None, _NO_CREDIT),
+    # Volcengine: https://github.com/coze-dev/coze-studio/issues/2195
+    _Row((400, 403), "arrearage|accountoverdueerror", None, _NO_CREDIT),
     # Anthropic: https://github.com/anthropics/anthropic-sdk-typescript/issues/618
     _Row(
         (400, 403),
@@ -113,8 +123,43 @@ _TABLE = (
     # Calls in flight have reserved the rest of the credit; they release what they do not use.
     _Row((402,), "openrouter_in_flight_budget|in_flight_budget_exhausted", None, WAIT),
     _Row((403,), "openrouter_(?:guardrail_budget|workspace_budget|key_limit)", None, _SPENT),
+    # Without its source: https://github.com/gptme/gptme/issues/1449
+    _Row((403,), None, r"key limit exceeded\b", _SPENT),
+    # It sends these for a while, with 404 if it cannot quote its provider:
+    # https://github.com/langchain-ai/openwiki/pull/864
+    # https://github.com/elizaOS/eliza/issues/20331
+    _Row((404,), "404", r"provider returned error$", _FAILED),
+    _Row((400,), "400", r"no models provided\b", _FAILED),
+    # Groq: https://console.groq.com/docs/spend-limits
+    _Row((400, 403), "blocked_api_access", None, _SPENT),
+    # Groq: https://console.groq.com/docs/flex-processing
+    _Row((498,), "capacity_exceeded", None, WAIT),
+    # Fireworks: https://github.com/pollinations/pollinations/issues/12136
+    _Row((412,), "precondition_failed", r"account \S{1,200} is suspended\b", _SPENT),
+    # LiteLLM: https://github.com/BerriAI/litellm/issues/14144
+    # A budget for one model or one end user, with the same type, leaves the key usable for others.
+    _Row(
+        (400, 429),
+        "budget_exceeded",
+        r"budget has been exceeded|exceededbudget: (?!end user)",
+        _SPENT,
+    ),
+    # new-api: https://github.com/popjane/free_chatgpt_api/issues/26
+    _Row((403,), "insufficient_user_quota", None, _NO_CREDIT),
+    # Z.ai: https://github.com/zai-org/GLM-5/issues/148
+    _Row((429,), "1113", None, _NO_CREDIT),
     # Moonshot: https://forum.moonshot.ai/t/429-insufficient-balance/244
     _Row((403, 429), "exceeded_current_quota_error", None, _NO_CREDIT),
+    # Gemini: https://ai.google.dev/gemini-api/docs/billing
+    _Row((429,), "resource_exhausted", r"your prepayment credits are depleted", _NO_CREDIT),
+    _Row((429,), "resource_exhausted", r"your project has exceeded its monthly spending", _SPENT),
+    # Cohere: https://docs.cohere.com/docs/rate-limits
+    _Row(
+        (429,),
+        None,
+        r"you are using a trial key, which is limited to \d+ api calls / month",
+        _SPENT,
+    ),
     # xAI: https://github.com/continuedev/continue/issues/10373
     _Row(
         (403, 429),
@@ -132,6 +177,23 @@ _TABLE = (
     # LiteLLM: https://github.com/winfunc/opcode/issues/358
     # Newer versions send 403. The key is valid for other models.
     _Row((401,), r"\w+_model_access_denied", None, _NO_MODEL),
+    # Anthropic: https://github.com/anthropics/claude-code/issues/72457
+    _Row(
+        (400, 403),
+        "invalid_request_error|permission_error",
+        r"this organization has been disabled",
+        _REFUSED,
+    ),
+    # Groq: https://github.com/songquanpeng/one-api/issues/1764
+    _Row((400,), "organization_restricted", None, _REFUSED),
+    # Gemini: https://github.com/googleapis/python-genai/issues/1764
+    # https://github.com/poenl/gemini-api/issues/8
+    _Row(
+        (403,),
+        "permission_denied",
+        r"your api key was reported as leaked|your project has been denied access",
+        _REFUSED,
+    ),
     # OpenAI's and Anthropic's codes, which other providers send with a status other than 401.
     _Row((400, 403), "invalid_api_key|authentication_error", None, _REFUSED),
     # OpenAI's code with another status: https://github.com/skorokithakis/sysaidmin/issues/9

@@ -8,13 +8,16 @@
   402                  Unpaid        no            no credit for any row: ends the run
   402 with Retry-After RateLimited   yes           calls in flight have reserved the credit
   403                  Rejected      no            the key may not do this
+  403 with Retry-After RateLimited   yes           a quota is used up until then
   404                  Rejected      no            no such path or model
   408                  ServerFailed  yes           the server gave up waiting, often under load
   409                  ServerFailed  yes           a lock conflict, which passes
   413                  Rejected      no            the row is too large and stays so
   422                  Rejected      no            the request is well-formed but invalid
+  424                  ServerFailed  yes           the model behind the endpoint failed
   425                  ServerFailed  yes           too early: the client has to repeat it
   429                  RateLimited   yes           over a limit; Retry-After parks the endpoint
+  499                  ServerFailed  yes           cancelled, but not by redline
   5xx with code
    engine_failed       NoEndpoint    no            a local engine is lost: ends the run
   other 5xx            ServerFailed  yes           overload and restarts pass
@@ -40,7 +43,7 @@ from redline.errors import CallError, NoEndpoint, RateLimited, Rejected, ServerF
 from redline.limits.server import retry_after_s
 
 ENGINE_FAILED = "engine_failed"
-_RETRIED = frozenset({408, 409, 425})
+_RETRIED = frozenset({408, 409, 424, 425, 499})
 _LONGEST_QUOTE = 300
 
 _REDIRECT_HINT = (
@@ -66,13 +69,15 @@ def judge(
     said = read_error(body)
     message = _quote(said.message)
     what = f"HTTP {status}" + (f": {message}" if message else "")
+    if 300 <= status < 400 and (target := headers.get("location")):
+        what += f", a redirect to {_quote(target)}"
     if status >= 500 and ENGINE_FAILED in said.codes:
         hint = "fix the cause named in that message, then run the same command again"
         return NoEndpoint(f"the model is no longer available: {message}", hint=hint)
     meaning = meaning_of(status, said)
     is_limited = meaning is not None and meaning.error is RateLimited
     wait_s = retry_after_s(headers, wall_s, body if is_limited else b"")
-    if status == 402 and wait_s is not None:
+    if wait_s is not None and (status == 402 or (status == 403 and meaning is None)):
         meaning, is_limited = WAIT, True
     if meaning is not None and not is_limited:
         return meaning.error(f"{meaning.what}: {what}", hint=meaning.hint, status=status)

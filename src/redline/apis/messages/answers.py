@@ -3,7 +3,7 @@
 finish_reason                       stop_reason
 stop, or none                       end_turn; tool_use if tools are called; stop_sequence if the
                                     server sends the sequence found, as vLLM and SGLang do
-length                              max_tokens
+length, model_length                max_tokens
 tool_calls, function_call           tool_use
 content_filter, or a refusal        refusal
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from redline.apis.choices import text_of
+from redline.apis.choices import is_filtered, text_of
 from redline.apis.loose_json import decoded
 from redline.apis.usage import read_usage
 from redline.errors import BadReply
@@ -27,9 +27,9 @@ Object = dict[str, Any]
 INVALID_JSON = "INVALID_JSON"
 _STOP_REASONS = {
     "length": "max_tokens",
+    "model_length": "max_tokens",
     "tool_calls": "tool_use",
     "function_call": "tool_use",
-    "content_filter": "refusal",
 }
 
 
@@ -45,7 +45,9 @@ def message_of(
     """
     try:
         choice = chat["choices"][0]
-        said = choice["message"]
+        said = choice.get("message")
+        if said is None and is_filtered(choice.get("finish_reason")):
+            said = {}
         content = [*_content(said)]
         is_called = any(block["type"] == "tool_use" for block in content)
         reason, sequence = stop_of(
@@ -90,7 +92,7 @@ def stop_of(
     choice: the whole choice, or its part in the last event of a stream. is_called: whether the
     choice calls a tool. is_refused: whether the model refused.
     """
-    if is_refused:
+    if is_refused or is_filtered(choice.get("finish_reason")):
         return "refusal", None
     reason = _STOP_REASONS.get(str(choice.get("finish_reason")))
     if reason is not None:

@@ -84,7 +84,8 @@ class MessageStream:
         out = []
         try:
             choices = event.get("choices") or ()
-            if any("message" in choice for choice in choices):
+            # Perplexity repeats in `message` all that it has sent in `delta`.
+            if any("message" in each and each.get("delta") is None for each in choices):
                 choices = chat.event_of(event)["choices"]
             if not self.has_begun:
                 self.has_begun = True

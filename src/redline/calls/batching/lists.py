@@ -55,6 +55,7 @@ _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _OBJECTS = msgspec.json.Decoder(list[Fields])
 _encode = msgspec.json.encode
 _NONE = msgspec.Raw(b"null")
+_FIRST = msgspec.Raw(b"0")  # the index that Gemini omits
 _DIGITS = b"-0123456789"
 
 
@@ -195,7 +196,7 @@ def _in_order(answers: list[Fields], form: ListForm, asked: int) -> list[Fields]
         raise _miscounted(asked, len(answers))
     if not form.is_indexed or not any("index" in one for one in answers):
         return answers
-    by_index = {number(msgspec.json.decode(one.get("index", _NONE))): one for one in answers}
+    by_index = {number(msgspec.json.decode(one.get("index", _FIRST))): one for one in answers}
     if by_index.keys() != set(range(asked)):
         raise BadReply(
             f"asked for {asked} answers, but their indices are not 0 to {asked - 1}",

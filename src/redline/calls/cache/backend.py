@@ -40,9 +40,10 @@ from redline.waist import (
     failed,
 )
 
-# Finish reasons of a complete answer. Answers with any other finish reason, such as length,
-# content_filter, refusal, empty or a server's own word for a failure, are not stored.
-_WHOLE = frozenset({"stop", "tool_calls", "function_call", "eos_token", "stop_sequence"})
+# Finish reasons of a complete answer; Together sends eos, TGI eos_token. Answers with any other
+# finish reason, such as length, content_filter, refusal, empty or a server's own word for a
+# failure, are not stored.
+_WHOLE = frozenset({"stop", "tool_calls", "function_call", "eos", "eos_token", "stop_sequence"})
 
 
 class _Kept(msgspec.Struct, array_like=True):

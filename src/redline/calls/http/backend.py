@@ -71,7 +71,7 @@ from redline.waist import (
 )
 
 # Statuses whose Retry-After applies to the whole endpoint and not only to one row.
-_PARKING = frozenset({402, 429, 503, 529})
+_PARKING = frozenset({402, 403, 429, 503, 529})
 # The end of a response must follow the end of its answer within this time; otherwise, the
 # connection is closed.
 _LAST_BYTES_S = 1.0

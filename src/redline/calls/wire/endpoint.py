@@ -74,7 +74,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
             )
         if parts.query or parts.fragment:
             raise ConfigError(
-                f"a base URL must not have a query or fragment: {_shown(self.base_url)}"
+                f"a base URL must not have a query or fragment: {_shown(self.base_url)}",
+                hint="a query belongs to the path of the requests: "
+                "redline run --url '/chat/completions?api-version=...'",
             )
         for name, value in self.headers.items():
             if not (isinstance(name, str) and isinstance(value, str)):

@@ -27,6 +27,8 @@ _LONGEST_BODY = 65_536
 
 # Gateways quote a body inside a body, so quotes may be single, or escaped once or several times.
 _RETRY_INFO = re.compile(rb"""retryDelay\\*["']\s*:\s*\\*["']([0-9]+(?:\.[0-9]+)?)s""")
+# OpenRouter's, in milliseconds since 1970; free models have no Retry-After.
+_RESET = re.compile(rb"""X-RateLimit-Reset\\*["']\s*:\s*\\*["']?([0-9]{12,13})\b""", re.IGNORECASE)
 _SENTENCE = re.compile(
     rb"(?:try again|retry) (?:in|after) (?:((?:[0-9]+(?:\.[0-9]+)?(?:ms|[smhd]))+)\b"
     rb"|([0-9]+(?:\.[0-9]+)?) (second|minute|hour)s?\b)",
@@ -58,8 +60,9 @@ def retry_after_s(headers: Mapping[str, str], wall_s: float, body: bytes = b"") 
 
     headers: looked up in lower case. Retry-After (RFC 9110, 10.2.3) is a number of seconds, which
     may have a fraction, or an HTTP date, compared with the server's own `Date` if there is one,
-    otherwise with wall_s. body: the error's, which may state a wait: Google's RetryInfo, or a
-    sentence such as `Please try again in 1m26.4s`. None if no wait of 0..86,400 s is stated.
+    otherwise with wall_s. body: the error's, which may state a wait: Google's RetryInfo,
+    OpenRouter's X-RateLimit-Reset, or a sentence such as `Please try again in 1m26.4s`. None if no
+    wait of 0..86,400 s is stated.
     """
     wait_ms = read_number(headers.get("retry-after-ms"))
     wait_s = None if wait_ms is None else wait_ms / 1000
@@ -71,7 +74,7 @@ def retry_after_s(headers: Mapping[str, str], wall_s: float, body: bytes = b"") 
             seconds_s = max(0.0, date_s - server_wall_s(headers, wall_s))
         wait_s = wait_s if seconds_s is None else seconds_s
     if wait_s is None and body:
-        wait_s = _body_s(body[:_LONGEST_BODY])
+        wait_s = _body_s(body[:_LONGEST_BODY], server_wall_s(headers, wall_s))
     return wait_s if wait_s is not None and wait_s <= _LONGEST_S else None
 
 
@@ -129,9 +132,14 @@ def _dicts(values: object) -> Iterator[dict[Any, Any]]:
         yield from (value for value in values if isinstance(value, dict))
 
 
-def _body_s(body: bytes) -> float | None:
-    """Returns the longer wait: of RetryInfo, which Gemini rounds down, or of the sentence."""
+def _body_s(body: bytes, wall_s: float) -> float | None:
+    """Returns the longest wait: RetryInfo, which Gemini rounds down, is shorter than its sentence.
+
+    wall_s: the server's time.
+    """
     waits = []
+    if found := _RESET.search(body):
+        waits.append(max(0.0, int(found[1]) / 1000 - wall_s))
     if found := _RETRY_INFO.search(body):
         waits.append(float(found[1]))
     if found := _SENTENCE.search(body):
