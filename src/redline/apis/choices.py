@@ -141,7 +141,9 @@ def read_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | N
         found = _decode_usual(body)
         if found.usage is not None:
             counts = _convert(found.usage, Counts)
-            input_tokens, output_tokens = counts.prompt_tokens, counts.output
+            input_tokens, output_tokens = counts.prompt_tokens, counts.completion_tokens
+            # Gemini and xAI count thinking tokens only in the total.
+            output_tokens = max(output_tokens, counts.total_tokens - input_tokens)
     except (ValueError, RecursionError):
         return None
     (choice,) = found.choices

@@ -29,11 +29,6 @@ class Counts(msgspec.Struct, frozen=True, gc=False):
     cache_read_input_tokens: msgspec.UnsetType = msgspec.UNSET
     cache_creation_input_tokens: msgspec.UnsetType = msgspec.UNSET
 
-    @property
-    def output(self) -> int:
-        """All output tokens: Gemini and xAI count thinking tokens only in the total."""
-        return max(self.completion_tokens, self.total_tokens - self.prompt_tokens)
-
 
 class _Details(msgspec.Struct, frozen=True):
     cached_tokens: _Tokens = 0
@@ -123,9 +118,12 @@ def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> U
         usual = msgspec.convert(usage, _UsualUsage)
     except msgspec.ValidationError:
         return _read_carefully(usage, has_output=has_output)
-    read, output, details = usual.prompt_tokens, usual.output, usual.prompt_tokens_details
-    if not read + usual.completion_tokens:
+    read, output = usual.prompt_tokens, usual.completion_tokens
+    if not read + output:
         return None
+    # Gemini and xAI count thinking tokens only in the total.
+    output = max(output, usual.total_tokens - read)
+    details = usual.prompt_tokens_details
     if details is None:
         return Usage(read, 0, 0, output)
     cached = min(details.cached_tokens, read)

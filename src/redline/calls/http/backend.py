@@ -315,7 +315,7 @@ class HttpBackend:
             if not self.slots.take_free():
                 await self._wait_for_slot(attempt)
             try:
-                if attempt.cost is _NOTHING and self.limiter.counts_tokens:
+                if self.limiter.counts_tokens and attempt.cost is _NOTHING:
                     # A token limit was found while the attempt waited.
                     self._count_tokens(attempt)
                 if sink is None:
@@ -767,8 +767,9 @@ class HttpBackend:
         if must_tell or not (limiter.is_unlimited or limiter.accepted(now_s)):
             self._steering.ended(outcome, sent_s, attempt.in_flight, now_s)
         if reply is not None:
-            input_tokens, output_tokens = reply.input_tokens or 0, reply.output_tokens or 0
-            self._attempts.ended(now_s, latency_s, None, input_tokens, output_tokens)
+            self._attempts.ended(
+                now_s, latency_s, None, reply.input_tokens or 0, reply.output_tokens or 0
+            )
         elif error is not None:
             self._count_failure(attempt, error, now_s, latency_s)
         return outcome

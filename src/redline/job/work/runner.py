@@ -410,7 +410,7 @@ class Runner:
             # Copying a Call costs half as much as making one. Any: Struct declares no `__copy__`.
             alike: Any = Call(priority=job.priority, tenant=job.tenant, on_wait=self._row_waits)
             has_permit = self.permit is not None
-            is_paid_here = self._is_plain and self.bill is not None
+            is_paid_here = self._is_plain
             due_s = math.inf
             while (picked := ready.popleft() if ready else await self.next_row()) is not None:
                 self.offered += 1
@@ -426,7 +426,7 @@ class Runner:
                     outcome = await self._ask(picked, call, backend)
                 except BaseException as error:
                     outcome = self._unanswered(error, call)
-                if is_paid_here:
+                if is_paid_here and self.bill is not None:
                     self._pay(outcome)
                 self.ended = ended = self.ended + 1
                 if not (tried := outcome.tried):
