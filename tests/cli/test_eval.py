@@ -106,10 +106,13 @@ def test_named_questions_are_paired_whatever_the_number_of_samples(
     ]
     rows(*named, name=data)
     evaluated(cli, "one", data, 1)
+    rows(*named[::-1], name=data)
     evaluated(cli, "two", data, 3)
     told = cli("eval", "compare", "one-1.jsonl", "two-3.jsonl")
     assert "p: 0.0703125\n" in told.out, told.out + told.err
     assert "left out" not in told.out
+    # Of twelve questions in reverse order, the third is right in the first alone.
+    assert "the first is better in rows such as 10\n" in told.out
 
 
 def test_samples_of_questions_without_names_count_beside_named_ones(
