@@ -95,6 +95,17 @@ def test_a_comparison_is_over_questions(cli: Cli, data: str, samples: tuple[int,
     assert "no significant difference" in told.out
 
 
+def test_only_results_files_are_compared(cli: Cli, data: str) -> None:
+    evaluated(cli, "one", data, 1)
+    told = cli("eval", "compare", "one-1.jsonl", data)
+    assert (told.status, told.out) == (2, "")
+    assert f"error: {data} is not a results file of redline\n" in told.err
+    assert (
+        "hint: did you mean one-1.jsonl?"
+        in cli("eval", "compare", "one-1.jsonl", "one-2.jsonl").err
+    )
+
+
 @pytest.mark.parametrize("name", ["q{}", "q#{}"])
 def test_named_questions_are_paired_whatever_the_number_of_samples(
     cli: Cli, rows: Rows, data: str, tmp_path: Path, name: str
