@@ -95,6 +95,17 @@ def test_a_comparison_is_over_questions(cli: Cli, data: str, samples: tuple[int,
     assert "no significant difference" in told.out
 
 
+def test_only_results_files_are_compared(cli: Cli, data: str) -> None:
+    evaluated(cli, "one", data, 1)
+    told = cli("eval", "compare", "one-1.jsonl", data)
+    assert (told.status, told.out) == (2, "")
+    assert f"error: {data} is not a results file of redline\n" in told.err
+    assert (
+        "hint: did you mean one-1.jsonl?"
+        in cli("eval", "compare", "one-1.jsonl", "one-2.jsonl").err
+    )
+
+
 @pytest.mark.parametrize("name", ["q{}", "q#{}"])
 def test_named_questions_are_paired_whatever_the_number_of_samples(
     cli: Cli, rows: Rows, data: str, tmp_path: Path, name: str
@@ -106,10 +117,13 @@ def test_named_questions_are_paired_whatever_the_number_of_samples(
     ]
     rows(*named, name=data)
     evaluated(cli, "one", data, 1)
+    rows(*named[::-1], name=data)
     evaluated(cli, "two", data, 3)
     told = cli("eval", "compare", "one-1.jsonl", "two-3.jsonl")
     assert "p: 0.0703125\n" in told.out, told.out + told.err
     assert "left out" not in told.out
+    # Of twelve questions in reverse order, the third is right in the first alone.
+    assert "the first is better in rows such as 10\n" in told.out
 
 
 def test_samples_of_questions_without_names_count_beside_named_ones(

@@ -184,6 +184,14 @@ def test_what_was_asked_is_read_from_the_input_if_the_line_does_not_repeat_it(
     assert cli("show", "labels.jsonl", "--row", "long").status == 0
 
 
+def test_a_name_with_a_space_is_quoted_in_commands(cli: Cli) -> None:
+    labels(result(1), result(2).replace(b"yes", b"yea"))
+    Path("labels.jsonl").rename("my labels.jsonl")
+    text = " ".join(cli("show", "my labels.jsonl").out.split())
+    assert "redline repair 'my labels.jsonl' moves the lines out" in text
+    assert "rows: redline show 'my labels.jsonl' --sample 5, --row N" in text
+
+
 def test_lines_that_do_not_count_are_told(cli: Cli) -> None:
     labels(
         result(1, mark=3),

@@ -203,6 +203,11 @@ CHANGES = [
     ({"system": "Be kind."}, {}, 'system was "Be kind." and is now not set'),
     ({}, {"format": "batch"}, 'format was "redline" and is now "batch"'),
     ({"keep_input": True}, {}, "keep_input was true and is now not set"),
+    (
+        {"system": "Be kind. " * 20 + "Be brief."},
+        {"system": "Be kind. " * 20 + "Be exact."},
+        'system was ...e kind. Be kind. Be brief." and is now ...e kind. Be kind. Be exact."',
+    ),
 ]  # fmt: skip
 
 

@@ -277,6 +277,17 @@ def test_verify_and_repair(server: ObjectServer, cli: Cli) -> None:
 
 
 @pytest.mark.usefixtures("shared")
+def test_two_evaluations_are_compared(server: ObjectServer, cli: Cli) -> None:
+    server.put("data", "in/asked.jsonl", b'{"question": "6 * 7?", "answer": "42"}\n')
+    names = ["s3://data/one.jsonl", "s3://data/two.jsonl"]
+    for name in names:
+        asked = ("eval", "gsm8k", "--data", "s3://data/in/asked.jsonl", "--endpoint", "sim")
+        assert cli(*asked, "-o", name).status == 0
+    told = cli("eval", "compare", *names)
+    assert told.out.startswith("".join(f"{name}  100.0%  1 of 1\n" for name in names))
+
+
+@pytest.mark.usefixtures("shared")
 def test_a_dry_run_knows_what_the_object_has(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ("s3://data/in/rows.jsonl", *ASK, "-o", "s3://data/dry.jsonl")
     assert cli("run", *flags, "--limit", "2").status == 0

@@ -12,7 +12,7 @@ import msgspec
 from redline._version import __version__
 from redline.errors import ConfigError, JournalError
 from redline.journal.output import Output
-from redline.process import clipped, write_file
+from redline.process import both_clipped, write_file
 from redline.store import local_path, url_of
 
 _LONGEST_SHOWN = 60
@@ -130,10 +130,11 @@ def check(old: Manifest, new: Manifest, output: Output) -> None:
     )
     if not changed:
         return
-    lines = [
-        f"{name} was {_shown(old.settings.get(name))} and is now {_shown(new.settings.get(name))}"
-        for name in changed
-    ]
+    lines = []
+    for name in changed:
+        was, now = (_json(each.settings.get(name)) for each in (old, new))
+        was, now = both_clipped(was, now, _LONGEST_SHOWN)
+        lines.append(f"{name} was {was or 'not set'} and is now {now or 'not set'}")
     raise ConfigError(
         f"{output.path} was begun with different settings: {'; '.join(lines)}",
         hint="choose another -o, start over with --restart (the old files are kept aside), or mix "
@@ -141,8 +142,5 @@ def check(old: Manifest, new: Manifest, output: Output) -> None:
     )
 
 
-def _shown(value: Any) -> str:
-    if value is None:
-        return "not set"
-    text = msgspec.json.encode(value).decode()
-    return clipped(text, _LONGEST_SHOWN)
+def _json(value: Any) -> str:
+    return "" if value is None else msgspec.json.encode(value).decode()

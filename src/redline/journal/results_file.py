@@ -171,7 +171,7 @@ class ResultsFile:
             where = self.path
             error.hint = (
                 f"{again} with the rows that are missing; if it refuses a damaged line, "
-                f"`redline repair {self.path}` moves it out"
+                f"`redline repair {shlex.quote(str(self.path))}` moves it out"
             )
         elif moved is not None:
             where = moved

@@ -246,7 +246,7 @@ def read_results(path: Path, kind: type[T], *, is_optional: bool = False) -> Ite
                 raise JournalError(
                     f"a line of {path} is damaged",
                     where=f"byte {stretch.begin:,}",
-                    hint=f"`redline repair {path}` moves such lines out",
+                    hint="`redline repair` on the results file moves such lines out",
                 )
 
 

@@ -195,6 +195,8 @@ def opened_fd(path: str | None, name: str) -> tuple[int, os.stat_result]:
 
     name: for messages. Raises ConfigError if the file cannot be opened.
     """
+    if path is None and sys.stdin is None:
+        raise ConfigError("cannot read stdin: it is closed", hint="pass a file instead")
     try:
         if path is None:
             fd = sys.stdin.fileno()

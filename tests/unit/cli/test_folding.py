@@ -17,6 +17,10 @@ from redline.cli.session import folded
         ("a\n" + "\n" * 50, ["a", "", ""]),
         ("a\nb\nc\n" + " \n" * 50, ["a", "b", "c"]),
         ("a\n" + "\n" * 50 + "b", ["a", "", "... 51 more characters"]),
+        ("a: " + "b" * 80, ["a:", "b" * 80]),
+        # Longer words begin beside the words before them.
+        ("a: " + "b" * 81, ["a: " + "b" * 77, "b" * 4]),
+        ("a: " + "字" * 41, ["a: " + "字" * 38, "字" * 3]),
     ],
 )
 def test_a_text_takes_at_most_its_lines(text: str, lines: list[str]) -> None:

@@ -274,6 +274,7 @@ def test_equal_outputs_have_equal_hashes() -> None:
         return [{"id": f"call_{number}", "function": {"name": name, "arguments": "{}"}}]
 
     assert hashed({"a": 1, "b": [2]}) == hashed({"b": [2], "a": 1})
+    assert hashed(["x", {"a": 1, "b": 2}]) == hashed(["x", {"b": 2, "a": 1}])
     assert hashed("", call("look", 1)) == hashed("", call("look", 2))
     assert (
         len({hashed("", call("look", 1)), hashed("", call("see", 1)), hashed(""), hashed(None)})

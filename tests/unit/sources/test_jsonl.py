@@ -376,7 +376,7 @@ class TestPipes:
 
     def test_stdin_that_is_missing_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stdin", None)
-        with pytest.raises(ConfigError, match="cannot read stdin"):
+        with pytest.raises(ConfigError, match="cannot read stdin: it is closed"):
             next(open_source("-").batches())
 
 

@@ -99,6 +99,12 @@ def test_a_script_without_spaces_has_its_characters_for_words() -> None:
     assert runs_of("tea 茶 tea") == {"tea 茶 tea"}
 
 
+def test_vowel_signs_and_accents_are_part_of_their_word() -> None:
+    assert runs_of("हिन्दी में, एक कहानी।") == {"हिन्दी में एक", "में एक कहानी"}
+    assert runs_of("العَرَبِيَّة") == {"العَرَبِيَّة"}
+    assert runs_of("cafe\u0301s") == {"cafe\u0301s"}
+
+
 def test_no_text_breaks_it() -> None:
     index = NearDuplicates(0.8)
     for number, text in enumerate(["\ud800 lone", "\0", "é" * 10_000, "a " * 50_000]):

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from redline.cli.commands.run import run_flags
 from redline.cli.flags import Word, flag, read_flags, whole
+from redline.cli.results import open_results
 from redline.cli.session import Session, say
 from redline.errors import ConfigError
 from redline.job.settings import Flags, Job, Prompting
@@ -95,7 +96,9 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
     if words[:1] == ["compare"]:
         if len(words) != 3:
             raise ConfigError("compare takes two results files", hint="redline eval compare A B")
-        say(compare(Path(words[1]), Path(words[2])).text())
+        with open_results(words[1]) as one, open_results(words[2]) as two:
+            found = compare(one.output.path, two.output.path)
+            say(replace(found, first=one.name, second=two.name).text())
         return 0
     given = read_flags(ctx, _OWN)
     evaluation = _evaluation(words, given)

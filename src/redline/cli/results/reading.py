@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,7 +63,7 @@ def open_results(name: str) -> Iterator[Opened]:
 
 def notes_of(found: Opened, name: str) -> Iterator[str]:
     """Yields notes on lines that are not counted, with remedies, and on unknown settings."""
-    lines = found.lines
+    lines, name = found.lines, shlex.quote(name)
     if lines.damaged:
         yield (
             f"{counted(lines.damaged, 'line is', 'lines are')} damaged and not counted: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -177,7 +178,8 @@ def _lines(found: Opened, figures: Figures, name: str, of_prices: list[str]) -> 
         yield from ["", *folded(note, width, 5)]
     if figures.rows:
         flags = ["--failed"] * bool(figures.failed) + ["--cut"] * bool(figures.cut)
-        yield from ["", f"rows: redline show {name} {', '.join([*flags, '--sample 5, --row N'])}"]
+        listed = ", ".join([*flags, "--sample 5, --row N"])
+        yield from ["", f"rows: redline show {shlex.quote(name)} {listed}"]
 
 
 def _sum(found: Opened, figures: Figures) -> str:

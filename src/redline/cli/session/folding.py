@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from itertools import islice, starmap
@@ -11,6 +12,7 @@ from redline.process import cells, printable
 _NARROWEST, _WIDEST = 40, 200
 # When a text is cut, at most this many characters of one line are examined.
 _LONGEST = 20_000
+_WORD = re.compile("[^ \n]*")
 
 
 def screen_width() -> int:
@@ -53,7 +55,7 @@ def folded(text: str, width: int, most_lines: int, indent: str = "") -> list[str
 
 
 def _pieces(text: str, width: int) -> Iterator[tuple[int, int]]:
-    """Yields the start and end of each line; lines break at line feeds and, if possible, spaces."""
+    """Yields the start and end of each line: up to a line feed, a space or within a long word."""
     start = 0
     while start < len(text):
         newline = text.find("\n", start, start + width + 1)
@@ -62,7 +64,9 @@ def _pieces(text: str, width: int) -> Iterator[tuple[int, int]]:
             end -= max(1, (cells(text[start:end]) - width) // 2)
         if end < len(text) and text[end] not in " \n":
             space = text.rfind(" ", start + 1, end)
-            end = space if space > start else end
+            word = _WORD.match(text, space + 1, space + width + 2)
+            # A word that fits on no line, such as a text without spaces, begins on this one.
+            end = space if space > start and word and cells(word[0]) <= width else end
         yield start, end
         # The space or line feed at which the line ends is not shown.
         start = end + (end < len(text) and text[end] in " \n")

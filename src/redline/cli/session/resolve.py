@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -266,7 +267,8 @@ def _check_needs(flags: Flags, stated: Flags) -> None:
 def _check_output_path(text: str) -> None:
     """Raises ConfigError if the folder of this path does not exist; see also `output_at`."""
     if not (folder := local_path(text).parent).is_dir():
-        what, hint = f"the folder {folder} does not exist", f"mkdir -p {folder}, or "
+        what = f"the folder {folder} does not exist"
+        hint = f"mkdir -p {shlex.quote(str(folder))}, or "
         if folder.exists():
             what, hint = f"{folder} is a file, not a folder", ""
         raise ConfigError(what, where=f"--output {text}", hint=f"{hint}choose another -o")

@@ -23,6 +23,7 @@ from redline.job.inspect.lines import Line, read_line
 from redline.job.inspect.opening import Opened
 from redline.job.inspect.sampling import Sample
 from redline.journal import is_other
+from redline.process import both_clipped
 
 # The kinds of pairs, each with its description, in display order.
 KINDS = {
@@ -165,9 +166,9 @@ def differences(first: Opened, second: Opened) -> list[Difference]:
     if first.manifest is None or second.manifest is None:
         return []
     return [
-        Difference(name, *_cut(_json(ones.get(name)), _json(others.get(name))))
+        Difference(name, *both_clipped(_json(one), _json(other), _SHOWN_CHARACTERS))
         for name in sorted(ones.keys() | others.keys())
-        if ones.get(name) != others.get(name)
+        if (one := ones.get(name)) != (other := others.get(name))
     ]
 
 
@@ -180,22 +181,6 @@ def _settings(opened: Opened) -> dict[str, Any]:
 
 def _json(value: Any) -> str:
     return "" if value is None else msgspec.json.encode(value).decode()
-
-
-def _cut(first: str, second: str) -> tuple[str, str]:
-    """Cuts both texts to 60 characters; if one is longer, begins shortly before they differ."""
-    begin = 0
-    if max(len(first), len(second)) > _SHOWN_CHARACTERS:
-        pairs = enumerate(zip(first, second, strict=False))
-        same = next((at for at, (one, two) in pairs if one != two), min(len(first), len(second)))
-        begin = max(0, same - _SHOWN_CHARACTERS // 3)
-    return _from(first, begin), _from(second, begin)
-
-
-def _from(text: str, begin: int) -> str:
-    left = text[begin:]
-    shown = left if len(left) <= _SHOWN_CHARACTERS else f"{left[:_SHOWN_CHARACTERS]}..."
-    return f"...{shown}" if begin and shown else shown
 
 
 class _Pairing:

@@ -24,7 +24,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     first, second: paths of the results. pairs: statistics of the questions answered in both.
 
-    won, lost: at most five questions each, by row number in the first results: `won` if the second
+    won, lost: at most five questions each, by row number in the second results: `won` if the second
     results have the larger share of right answers, `lost` if the first have it.
     first_answers, second_answers: the number of answers to the questions of `pairs`. only_first,
     only_second: the number of questions answered in only one of the two.
@@ -130,8 +130,8 @@ def compare(first: Path, second: Path) -> Comparison:
             hint="compare two evaluations of the same data",
         )
     shares = {one: (ones.share(one), others.share(other)) for one, other in common.items()}
-    won = sorted(ones.row(one) for one, (first, second) in shares.items() if first < second)
-    lost = sorted(ones.row(one) for one, (first, second) in shares.items() if first > second)
+    won = sorted(others.row(common[one]) for one, (a, b) in shares.items() if a < b)
+    lost = sorted(others.row(common[one]) for one, (a, b) in shares.items() if a > b)
     return Comparison(
         first=str(first),
         second=str(second),
