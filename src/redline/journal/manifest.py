@@ -12,7 +12,7 @@ import msgspec
 from redline._version import __version__
 from redline.errors import ConfigError, JournalError
 from redline.journal.output import Output
-from redline.process import both_clipped, write_file
+from redline.process import write_file
 from redline.store import local_path, url_of
 
 _LONGEST_SHOWN = 60
@@ -132,8 +132,7 @@ def check(old: Manifest, new: Manifest, output: Output) -> None:
         return
     lines = []
     for name in changed:
-        was, now = (_json(each.settings.get(name)) for each in (old, new))
-        was, now = both_clipped(was, now, _LONGEST_SHOWN)
+        was, now = both_shown(old.settings.get(name), new.settings.get(name))
         lines.append(f"{name} was {was or 'not set'} and is now {now or 'not set'}")
     raise ConfigError(
         f"{output.path} was begun with different settings: {'; '.join(lines)}",
@@ -142,5 +141,24 @@ def check(old: Manifest, new: Manifest, output: Output) -> None:
     )
 
 
-def _json(value: Any) -> str:
-    return "" if value is None else msgspec.json.encode(value).decode()
+def both_shown(one: Any, other: Any) -> tuple[str, str]:
+    """Returns two values of a setting as JSON; "" for one that is not set.
+
+    If one of them has more than 60 characters, each is cut to at most 60, from shortly before they
+    differ.
+    """
+    first, second = (
+        "" if value is None else msgspec.json.encode(value).decode() for value in (one, other)
+    )
+    begin = 0
+    if max(len(first), len(second)) > _LONGEST_SHOWN:
+        pairs = enumerate(zip(first, second, strict=False))
+        same = next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
+        begin = max(0, same - _LONGEST_SHOWN // 3)
+    return _cut(first, begin), _cut(second, begin)
+
+
+def _cut(text: str, begin: int) -> str:
+    left = text[begin:]
+    shown = left if len(left) <= _LONGEST_SHOWN else f"{left[:_LONGEST_SHOWN]}..."
+    return f"...{shown}" if begin and shown else shown

@@ -20,7 +20,6 @@ from redline.process.files import (
 from redline.process.loading import load_object
 from redline.process.open_files import raise_limit, raise_limit_fully
 from redline.process.output import (
-    both_clipped,
     cells,
     clipped,
     counted,

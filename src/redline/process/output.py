@@ -68,25 +68,6 @@ def clipped(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
-def both_clipped(one: str, other: str, longest: int) -> tuple[str, str]:
-    """Returns both texts if neither is longer than `longest` characters.
-
-    Otherwise each is cut to at most `longest` characters, from shortly before they differ.
-    """
-    begin = 0
-    if max(len(one), len(other)) > longest:
-        pairs = enumerate(zip(one, other, strict=False))
-        same = next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
-        begin = max(0, same - longest // 3)
-    return _clipped_from(begin, one, longest), _clipped_from(begin, other, longest)
-
-
-def _clipped_from(begin: int, text: str, longest: int) -> str:
-    left = text[begin:]
-    shown = left if len(left) <= longest else f"{left[:longest]}..."
-    return f"...{shown}" if begin and shown else shown
-
-
 def listed(names: Iterable[str]) -> str:
     """Joins names for a message: `text, label`, clipped if very long; `none` if there are none."""
     return clipped(", ".join(names) or "none", _LONGEST_LIST)

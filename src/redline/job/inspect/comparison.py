@@ -22,8 +22,7 @@ from redline.job.inspect.figures import Figures
 from redline.job.inspect.lines import Line, read_line
 from redline.job.inspect.opening import Opened
 from redline.job.inspect.sampling import Sample
-from redline.journal import is_other
-from redline.process import both_clipped
+from redline.journal import is_other, manifest
 
 # The kinds of pairs, each with its description, in display order.
 KINDS = {
@@ -36,7 +35,6 @@ KINDS = {
     "failed": "failed in both",
 }
 _MOST_EXAMPLES = 5
-_SHOWN_CHARACTERS = 60
 _UNGRADED, _WRONG, _RIGHT = range(3)
 
 
@@ -166,7 +164,7 @@ def differences(first: Opened, second: Opened) -> list[Difference]:
     if first.manifest is None or second.manifest is None:
         return []
     return [
-        Difference(name, *both_clipped(_json(one), _json(other), _SHOWN_CHARACTERS))
+        Difference(name, *manifest.both_shown(one, other))
         for name in sorted(ones.keys() | others.keys())
         if (one := ones.get(name)) != (other := others.get(name))
     ]
@@ -177,10 +175,6 @@ def _settings(opened: Opened) -> dict[str, Any]:
     if manifest is None:
         return {}
     return {**manifest.settings, "input": opened.input_name or None, "redline": manifest.redline}
-
-
-def _json(value: Any) -> str:
-    return "" if value is None else msgspec.json.encode(value).decode()
 
 
 class _Pairing:
