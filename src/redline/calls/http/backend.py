@@ -717,8 +717,7 @@ class HttpBackend:
         """Counts a written attempt, reports it to the limits, and parks the endpoint if needed.
 
         Returns the attempt's outcome; None if it was cancelled and so has neither reply nor error.
-        sent_s: when it was written. answer: its response; None if there is none, or if the limits
-        have already recorded it.
+        sent_s: when it was written. answer: its response, unless the limits have recorded it.
         """
         attempt.call.sent_s = None
         now_s = self.clock.now_s()
