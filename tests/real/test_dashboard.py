@@ -254,3 +254,24 @@ def test_the_state_is_json_that_says_what_binds(tmp_path: Path) -> None:
             assert state["waiting"] >= 8
             assert state["endpoints"][0]["in_flight"] == 2
             assert "Raise -c" in state["binding"]["advice"]
+
+
+def test_an_idle_endpoint_without_the_model_of_the_waiting_calls_is_not_counted(
+    tmp_path: Path,
+) -> None:
+    with fleet_of(2, "--latency", "0.2") as (idle, full):
+        toml = f"""
+            [endpoints.idle]
+            base_url = "{idle.base_url}"
+            models = {{ other = "o" }}
+            [endpoints.full]
+            base_url = "{full.base_url}"
+            models = {{ m = "m" }}
+            concurrency = 1
+        """
+        with Serve(tmp_path, toml=toml) as serve, load(serve.url):
+            until_s = time.monotonic() + 20
+            while (binding := serve.page("/status")[1]["binding"])["cause"] != "endpoints":
+                assert time.monotonic() < until_s, binding
+                time.sleep(0.1)
+            assert binding["sentence"].startswith("Every slot of 1 endpoint is taken."), binding

@@ -186,17 +186,17 @@ class GatewayWatch:
         self._states = states
 
     def _waits(self) -> int:
-        now_s, ways = SYSTEM.now_s(), self._lineup.ways
-        return sum(
-            sum(one.waiting for one in way.gate.classes()) + way.pool.load(now_s).waiting
-            for way in ways
-        )
+        now_s = SYSTEM.now_s()
+        return sum(_waiting(way, now_s) for way in self._lineup.ways)
 
     def _bound(self, now_s: float) -> Binding:
         ways = self._lineup.ways
+        # Endpoints of other pools do not have the models of the waiting calls.
+        ways = [way for way in ways if _waiting(way, now_s)] or ways
         seen = [
             (member, member.health(now_s, load), load)
-            for member in self._lineup.members
+            for way in ways
+            for member in way.pool.members
             for load in (member.backend.load(now_s),)
         ]
         facts = Facts(
@@ -213,7 +213,7 @@ class GatewayWatch:
                 for member, state, load in seen
             ),
             waiting=self._waits(),
-            answers_per_s=self._rates()[0],
+            answers_per_s=self._rate_of(member for member, _, _ in seen),
             busy=self._busy(),
             now_s=now_s,
         )
@@ -235,6 +235,14 @@ class GatewayWatch:
     def _rates(self) -> tuple[float, float]:
         """Returns the answers and the tokens per second, over the last _MEAN_S seconds."""
         return self._looks[-1].rates_since(self._before(_MEAN_S))
+
+    def _rate_of(self, members: Iterable[PoolMember]) -> float:
+        """Returns the answers per second of these endpoints, over the last _MEAN_S seconds."""
+        last, before = self._looks[-1], self._before(_MEAN_S)
+        counts = (
+            last.succeeded.get(one.name, 0) - before.succeeded.get(one.name, 0) for one in members
+        )
+        return sum(counts) / max(_LEAST_S, last.at_s - before.at_s)
 
     def _busy(self) -> float:
         before, now = self._before(1), self._looks[-1]
@@ -305,6 +313,11 @@ class GatewayWatch:
                 )
             )
         return found
+
+
+def _waiting(way: Way, now_s: float) -> int:
+    """Returns the number of calls that wait for an endpoint of this pool."""
+    return sum(one.waiting for one in way.gate.classes()) + way.pool.load(now_s).waiting
 
 
 def _full_at(ways: Iterable[Way], now_s: float) -> Iterator[int]:
