@@ -27,6 +27,7 @@ from redline.serve.gateway import GatewaySettings, gateway_of
 from redline.serve.http import messages
 from redline.sim import SimSettings
 from redline.sim.server import Sim
+from support.browser import PROGRAM, Browser
 from support.http_peer import Answer, Peer
 from support.raw_server import RawServer, Seen, answer, chat
 from support.serve_gauges import cpu_s, descriptors, settle
@@ -745,6 +746,7 @@ async def test_a_page_of_another_site_cannot_use_a_gateway_without_keys(
                 answer = await one.ask(request("POST", path, call, headers=headers))
                 if path == CHAT or status == 403:
                     assert answer.status == status
+                assert ("access-control-allow-origin" in answer.headers) == (status == 200)
             assert sim.stats()["received"] == int(status == 200)
 
 
@@ -796,6 +798,37 @@ async def test_keys_decide_whether_a_page_may_use_a_gateway_with_keys(tmp_path: 
             ask = request("POST", CHAT, call, key, headers, host="own.example")
             assert (await one.ask(ask)).status == 200
             assert (await one.ask(request("POST", CHAT, call, "", headers))).status == 401
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
+@pytest.mark.parametrize("flags", [[], ["--keys", "keys.jsonl", "--workers", "2"]])
+def test_a_page_on_another_port_can_send_json_and_read_the_answers(
+    flags: list[str], tmp_path: Path
+) -> None:
+    key = keys_of(tmp_path, "page")["page"]
+    script = """
+        async (url, key) => {
+            const ask = async (path, method, body, headers) => {
+                const authorization = `Bearer ${key}`
+                const asked = {method, body, headers: {authorization, ...headers}}
+                const answer = await fetch(url + path, asked)
+                return [answer.status, await answer.text(), answer.headers.get("x-request-id")]
+            }
+            const json = {"content-type": "application/json", "x-redline-class": "low"}
+            const body = {model: "m", stream: true, messages: [{role: "user", content: "hello"}]}
+            // At the same time, so that they use several connections, and so both workers.
+            const others = [..."123456"].map(id => ask(`/files/file-${id}`, "DELETE"))
+            const call = ask("/chat/completions", "POST", JSON.stringify(body), json)
+            return Promise.all([call, ...others])
+        }
+    """
+    with SimProcess() as sim, Serve(tmp_path, "--endpoint", sim.base_url, *flags) as serve:
+        with Browser(tmp_path / "profile") as browser:
+            browser.visit(sim.base_url, 800)
+            answers = browser.run(f"({script})({serve.url!r}, {key!r})")
+        assert [status for status, *_ in answers] == [200, *[404] * 6]
+        assert answers[0][1].endswith("data: [DONE]\n\n")
+        assert all(request_id for *_, request_id in answers)
 
 
 # What they are told.
