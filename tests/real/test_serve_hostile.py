@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.request import urlopen
 
 import msgspec
 import pytest
@@ -509,10 +510,12 @@ def test_no_request_is_smuggled_to_the_endpoint(world: World) -> None:
 
 
 def test_clients_that_leave_at_any_stage_leave_nothing_behind(world: World) -> None:
-    before = world.opened()
+    before, failed = world.opened(), errors(world)
     world.sim.disturb(latency="0.3")
     try:
         asyncio.run(leave(world))
+        # No endpoint is at fault.
+        assert errors(world) == failed
         settle(world.status, world.opened, before)
         until_s = time.monotonic() + 20
         while world.sim.stats()["in_flight"]:
@@ -521,6 +524,14 @@ def test_clients_that_leave_at_any_stage_leave_nothing_behind(world: World) -> N
     finally:
         world.sim.disturb(latency="0.001")
     asyncio.run(good(world, 40))
+
+
+def errors(world: World) -> tuple[list[int], list[str]]:
+    """Failed attempts, on the dashboard and on the page for Prometheus."""
+    with urlopen(f"{world.serve.url.removesuffix('/v1')}/metrics", timeout=30) as page:
+        lines = page.read().decode().splitlines()
+    shown = [line for line in lines if line.startswith("redline_request_errors_total")]
+    return [one["errors"] for one in world.status()["endpoints"]], shown
 
 
 async def leave(world: World) -> None:

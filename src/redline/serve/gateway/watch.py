@@ -309,7 +309,7 @@ class GatewayWatch:
                     slots=load.slots,
                     per_s=(over - before.answered.get(member.name, 0)) / took_s,
                     latency_s=member.latency_s or member.forgotten_s,
-                    errors=attempts.errors.total(),
+                    errors=attempts.errors.total() - attempts.errors["cancelled"],
                 )
             )
         return found
