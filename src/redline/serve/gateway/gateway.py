@@ -374,7 +374,8 @@ class Gateway(Door):
         totals, reply, status = self.totals, outcome.reply, status_of(outcome)
         totals.answered(asking, status)
         if reply is not None:
-            totals.used(asking, reply.input_tokens or 0, reply.output_tokens or 0)
+            if not outcome.is_cached:
+                totals.used(asking, reply.input_tokens or 0, reply.output_tokens or 0)
             return
         assert outcome.error is not None
         totals.failed(asking, status, outcome.error.what, outcome.endpoint)
