@@ -237,6 +237,7 @@ def test_an_endpoint_that_fails_often_is_not_said_to_be_down(tmp_path: Path) -> 
             assert time.monotonic() < until_s, state
             time.sleep(0.1)
         assert "still go to 1 of 1" in binding["sentence"]
+        assert "HTTP 500" in state["endpoints"][0]["reason"]
         assert state["endpoints"][0]["latency_s"] > 0.04
 
 

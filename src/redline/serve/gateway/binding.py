@@ -169,5 +169,5 @@ def state_of(member: PoolMember, load: Load, now_s: float) -> tuple[str, str]:
     if member.error is not None:
         return health.value, member.error.what
     if health is Health.DEGRADED:
-        return health.value, load.binds or "its last calls have failed"
+        return health.value, load.binds or member.failure
     return health.value, ""
