@@ -18,6 +18,7 @@ import pytest
 from support.browser import PROGRAM, Browser
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess, fleet_of
+from support.starting import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 in_browser = pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
@@ -276,3 +277,13 @@ def test_an_idle_endpoint_without_the_model_of_the_waiting_calls_is_not_counted(
                 assert time.monotonic() < until_s, binding
                 time.sleep(0.1)
             assert binding["sentence"].startswith("Every slot of 1 endpoint is taken."), binding
+
+
+def test_an_endpoint_that_was_never_reached_has_a_reason(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    with Serve(tmp_path, "--endpoint", url) as serve, load(serve.url, 2):
+        until_s = time.monotonic() + 60
+        while (endpoint := serve.page("/status")[1]["endpoints"][0])["state"] != "gone":
+            assert time.monotonic() < until_s, endpoint
+            time.sleep(0.1)
+        assert endpoint["reason"] == "the endpoint is out of reach"

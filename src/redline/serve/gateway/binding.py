@@ -168,6 +168,6 @@ def state_of(member: PoolMember, load: Load, now_s: float) -> tuple[str, str]:
         )
     if member.error is not None:
         return health.value, member.error.what
-    if health is Health.DEGRADED:
+    if health in (Health.DEGRADED, Health.GONE):
         return health.value, load.binds or member.failure
     return health.value, ""
