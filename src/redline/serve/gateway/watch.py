@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -83,6 +84,7 @@ class GatewayWatch:
         self._totals = totals
         self._batches = batches
         self._fellows = fellows
+        self._others: list[Published] = []
         self._families = families
         self._is_draining = is_draining
         self._since_s = SYSTEM.now_s()
@@ -159,6 +161,8 @@ class GatewayWatch:
 
     def _look(self) -> None:
         """Samples the counts, and adds changed states to the list of changes."""
+        if self._fellows is not None:
+            self._others = self._fellows.fresh()
         totals, members, attempts = self._totals, self._lineup.members, self._lineup.attempts
         look = _Look(
             SYSTEM.now_s(),
@@ -199,6 +203,9 @@ class GatewayWatch:
             for member in way.pool.members
             for load in (member.backend.load(now_s),)
         ]
+        waiting = self._waits()
+        if waiting:
+            waiting += sum(one.snapshot.waiting for one in self._others)
         facts = Facts(
             loads=[way.pool.load(now_s) for way in ways],
             most=min(_full_at(ways, now_s), default=None),
@@ -212,8 +219,8 @@ class GatewayWatch:
                 state is Health.DEGRADED and not load.is_down and self._answers_still(member)
                 for member, state, load in seen
             ),
-            waiting=self._waits(),
-            answers_per_s=self._rate_of(member for member, _, _ in seen),
+            waiting=waiting,
+            answers_per_s=self._rate_of({member.name for member, _, _ in seen}),
             busy=self._busy(),
             now_s=now_s,
         )
@@ -236,13 +243,13 @@ class GatewayWatch:
         """Returns the answers and the tokens per second, over the last _MEAN_S seconds."""
         return self._looks[-1].rates_since(self._before(_MEAN_S))
 
-    def _rate_of(self, members: Iterable[PoolMember]) -> float:
+    def _rate_of(self, names: Collection[str]) -> float:
         """Returns the answers per second of these endpoints, over the last _MEAN_S seconds."""
         last, before = self._looks[-1], self._before(_MEAN_S)
-        counts = (
-            last.succeeded.get(one.name, 0) - before.succeeded.get(one.name, 0) for one in members
-        )
-        return sum(counts) / max(_LEAST_S, last.at_s - before.at_s)
+        counts = (last.succeeded.get(one, 0) - before.succeeded.get(one, 0) for one in names)
+        others = chain.from_iterable(one.snapshot.endpoints for one in self._others)
+        elsewhere = sum(one.per_s for one in others if one.name in names)
+        return sum(counts) / max(_LEAST_S, last.at_s - before.at_s) + elsewhere
 
     def _busy(self) -> float:
         before, now = self._before(1), self._looks[-1]
