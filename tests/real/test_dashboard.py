@@ -287,3 +287,16 @@ def test_an_endpoint_that_was_never_reached_has_a_reason(tmp_path: Path) -> None
             assert time.monotonic() < until_s, endpoint
             time.sleep(0.1)
         assert endpoint["reason"] == "the endpoint is out of reach"
+
+
+def test_failed_attempts_are_not_shown_as_answers(tmp_path: Path) -> None:
+    with (
+        SimProcess("--faults", "500=1") as sim,
+        Serve(tmp_path, "--endpoint", sim.base_url) as serve,
+        load(serve.url, 2),
+    ):
+        until_s = time.monotonic() + 60
+        while (endpoint := serve.page("/status")[1]["endpoints"][0])["errors"] < 20:
+            assert time.monotonic() < until_s, endpoint
+            time.sleep(0.1)
+        assert endpoint["per_s"] == 0

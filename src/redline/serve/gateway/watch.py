@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 import msgspec
@@ -45,15 +45,14 @@ class _Look(msgspec.Struct, frozen=True):
     """The counts at one moment, all since the start.
 
     at_s: monotonic seconds. cpu_s: CPU time of the event loop's thread. answers: see Totals.given.
-    answered: finished attempts, by endpoint. succeeded: finished attempts without an error, by
-    endpoint. buckets: durations of all classes, per bucket.
+    succeeded: finished attempts without an error, by endpoint. buckets: durations of all classes,
+    per bucket.
     """
 
     at_s: float
     cpu_s: float
     answers: int
     tokens: int
-    answered: dict[str, int]
     succeeded: dict[str, int]
     buckets: tuple[int, ...]
 
@@ -169,7 +168,6 @@ class GatewayWatch:
             time.thread_time(),
             totals.given,
             totals.tokens.total(),
-            {name: one.attempts - one.in_flight for name, one in attempts.items()},
             {name: _succeeded(one) for name, one in attempts.items()},
             totals.buckets(),
         )
@@ -206,6 +204,9 @@ class GatewayWatch:
         waiting = self._waits()
         if waiting:
             waiting += sum(one.snapshot.waiting for one in self._others)
+        names = {member.name for member, _, _ in seen}
+        others = chain.from_iterable(one.snapshot.endpoints for one in self._others)
+        elsewhere = sum(one.per_s for one in others if one.name in names)
         facts = Facts(
             loads=[way.pool.load(now_s) for way in ways],
             most=min(_full_at(ways, now_s), default=None),
@@ -220,7 +221,7 @@ class GatewayWatch:
                 for member, state, load in seen
             ),
             waiting=waiting,
-            answers_per_s=self._rate_of({member.name for member, _, _ in seen}),
+            answers_per_s=sum(self._rate_of(name, now_s) for name in names) + elsewhere,
             busy=self._busy(),
             now_s=now_s,
         )
@@ -243,13 +244,11 @@ class GatewayWatch:
         """Returns the answers and the tokens per second, over the last _MEAN_S seconds."""
         return self._looks[-1].rates_since(self._before(_MEAN_S))
 
-    def _rate_of(self, names: Collection[str]) -> float:
-        """Returns the answers per second of these endpoints, over the last _MEAN_S seconds."""
-        last, before = self._looks[-1], self._before(_MEAN_S)
-        counts = (last.succeeded.get(one, 0) - before.succeeded.get(one, 0) for one in names)
-        others = chain.from_iterable(one.snapshot.endpoints for one in self._others)
-        elsewhere = sum(one.per_s for one in others if one.name in names)
-        return sum(counts) / max(_LEAST_S, last.at_s - before.at_s) + elsewhere
+    def _rate_of(self, name: str, now_s: float) -> float:
+        """Returns the answers per second of an endpoint, over the last _MEAN_S seconds."""
+        before = self._before(_MEAN_S)
+        count = _succeeded(self._lineup.attempts[name]) - before.succeeded.get(name, 0)
+        return count / max(_LEAST_S, now_s - before.at_s)
 
     def _busy(self) -> float:
         before, now = self._before(1), self._looks[-1]
@@ -296,15 +295,12 @@ class GatewayWatch:
 
     def _endpoints(self, now_s: float) -> list[EndpointView]:
         stated = {one.label: one for one in self._lineup.endpoints}
-        before = self._before(_MEAN_S)
-        took_s = max(_LEAST_S, now_s - before.at_s)
         found = []
         for member in self._lineup.members:
             endpoint = stated.get(member.name)
             load = member.backend.load(now_s)
             state, reason = state_of(member, load, now_s)
             attempts = self._lineup.attempts[member.name]
-            over = attempts.attempts - attempts.in_flight
             found.append(
                 EndpointView(
                     name=member.name,
@@ -314,7 +310,7 @@ class GatewayWatch:
                     models=[] if endpoint is None else [*endpoint.models],
                     in_flight=member.in_flight,
                     slots=load.slots,
-                    per_s=(over - before.answered.get(member.name, 0)) / took_s,
+                    per_s=self._rate_of(member.name, now_s),
                     latency_s=member.latency_s or member.forgotten_s,
                     errors=attempts.errors.total() - attempts.errors["cancelled"],
                 )
