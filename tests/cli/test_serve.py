@@ -137,6 +137,8 @@ def test_a_check_names_no_address_of_an_endpoint_that_has_not_started(cli: Cli) 
     told = cli("serve", "--endpoint", "sim", "--check")
     endpoints = ["1 endpoint:", "  sim: starts with the gateway"]
     assert told.out.splitlines() == [*endpoints, "address: http://127.0.0.1:8080/v1"]
+    told = cli("serve", "--endpoint", "sim", "--host", "::1", "--check")
+    assert told.out.splitlines() == [*endpoints, "address: http://[::1]:8080/v1"]
 
 
 @pytest.mark.parametrize(

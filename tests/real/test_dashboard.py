@@ -18,6 +18,7 @@ import pytest
 from support.browser import PROGRAM, Browser
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess, fleet_of
+from support.starting import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 in_browser = pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
@@ -237,6 +238,7 @@ def test_an_endpoint_that_fails_often_is_not_said_to_be_down(tmp_path: Path) -> 
             assert time.monotonic() < until_s, state
             time.sleep(0.1)
         assert "still go to 1 of 1" in binding["sentence"]
+        assert "HTTP 500" in state["endpoints"][0]["reason"]
         assert state["endpoints"][0]["latency_s"] > 0.04
 
 
@@ -254,3 +256,47 @@ def test_the_state_is_json_that_says_what_binds(tmp_path: Path) -> None:
             assert state["waiting"] >= 8
             assert state["endpoints"][0]["in_flight"] == 2
             assert "Raise -c" in state["binding"]["advice"]
+
+
+def test_an_idle_endpoint_without_the_model_of_the_waiting_calls_is_not_counted(
+    tmp_path: Path,
+) -> None:
+    with fleet_of(2, "--latency", "0.2") as (idle, full):
+        toml = f"""
+            [endpoints.idle]
+            base_url = "{idle.base_url}"
+            models = {{ other = "o" }}
+            [endpoints.full]
+            base_url = "{full.base_url}"
+            models = {{ m = "m" }}
+            concurrency = 1
+        """
+        with Serve(tmp_path, toml=toml) as serve, load(serve.url):
+            until_s = time.monotonic() + 20
+            while (binding := serve.page("/status")[1]["binding"])["cause"] != "endpoints":
+                assert time.monotonic() < until_s, binding
+                time.sleep(0.1)
+            assert binding["sentence"].startswith("Every slot of 1 endpoint is taken."), binding
+
+
+def test_an_endpoint_that_was_never_reached_has_a_reason(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    with Serve(tmp_path, "--endpoint", url) as serve, load(serve.url, 2):
+        until_s = time.monotonic() + 60
+        while (endpoint := serve.page("/status")[1]["endpoints"][0])["state"] != "gone":
+            assert time.monotonic() < until_s, endpoint
+            time.sleep(0.1)
+        assert endpoint["reason"] == "the endpoint is out of reach"
+
+
+def test_failed_attempts_are_not_shown_as_answers(tmp_path: Path) -> None:
+    with (
+        SimProcess("--faults", "500=1") as sim,
+        Serve(tmp_path, "--endpoint", sim.base_url) as serve,
+        load(serve.url, 2),
+    ):
+        until_s = time.monotonic() + 60
+        while (endpoint := serve.page("/status")[1]["endpoints"][0])["errors"] < 20:
+            assert time.monotonic() < until_s, endpoint
+            time.sleep(0.1)
+        assert endpoint["per_s"] == 0

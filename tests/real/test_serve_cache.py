@@ -85,7 +85,10 @@ def test_equal_calls_at_once_are_one_request(tmp_path: Path) -> None:
     ):
         found = [one.result() for one in [threads.submit(ask, serve) for _ in range(8)]]
         assert {text for _, text in found} == {"You said: hello"}
-        assert sim.stats()["received"] == 1
+        stats = sim.stats()
+        assert stats["received"] == 1
+        [tenant] = serve.page("/status")[1]["tenants"]
+        assert tenant["tokens"] == stats["prompt_tokens"] + stats["completion_tokens"]
 
 
 def test_no_tenant_gets_the_answer_of_another(tmp_path: Path) -> None:

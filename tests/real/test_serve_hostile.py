@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.request import urlopen
 
 import msgspec
 import pytest
@@ -27,6 +28,7 @@ from redline.serve.gateway import GatewaySettings, gateway_of
 from redline.serve.http import messages
 from redline.sim import SimSettings
 from redline.sim.server import Sim
+from support.browser import PROGRAM, Browser
 from support.http_peer import Answer, Peer
 from support.raw_server import RawServer, Seen, answer, chat
 from support.serve_gauges import cpu_s, descriptors, settle
@@ -508,10 +510,12 @@ def test_no_request_is_smuggled_to_the_endpoint(world: World) -> None:
 
 
 def test_clients_that_leave_at_any_stage_leave_nothing_behind(world: World) -> None:
-    before = world.opened()
+    before, failed = world.opened(), errors(world)
     world.sim.disturb(latency="0.3")
     try:
         asyncio.run(leave(world))
+        # No endpoint is at fault.
+        assert errors(world) == failed
         settle(world.status, world.opened, before)
         until_s = time.monotonic() + 20
         while world.sim.stats()["in_flight"]:
@@ -520,6 +524,14 @@ def test_clients_that_leave_at_any_stage_leave_nothing_behind(world: World) -> N
     finally:
         world.sim.disturb(latency="0.001")
     asyncio.run(good(world, 40))
+
+
+def errors(world: World) -> tuple[list[int], list[str]]:
+    """Failed attempts, on the dashboard and on the page for Prometheus."""
+    with urlopen(f"{world.serve.url.removesuffix('/v1')}/metrics", timeout=30) as page:
+        lines = page.read().decode().splitlines()
+    shown = [line for line in lines if line.startswith("redline_request_errors_total")]
+    return [one["errors"] for one in world.status()["endpoints"]], shown
 
 
 async def leave(world: World) -> None:
@@ -745,6 +757,7 @@ async def test_a_page_of_another_site_cannot_use_a_gateway_without_keys(
                 answer = await one.ask(request("POST", path, call, headers=headers))
                 if path == CHAT or status == 403:
                     assert answer.status == status
+                assert ("access-control-allow-origin" in answer.headers) == (status == 200)
             assert sim.stats()["received"] == int(status == 200)
 
 
@@ -796,6 +809,37 @@ async def test_keys_decide_whether_a_page_may_use_a_gateway_with_keys(tmp_path: 
             ask = request("POST", CHAT, call, key, headers, host="own.example")
             assert (await one.ask(ask)).status == 200
             assert (await one.ask(request("POST", CHAT, call, "", headers))).status == 401
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
+@pytest.mark.parametrize("flags", [[], ["--keys", "keys.jsonl", "--workers", "2"]])
+def test_a_page_on_another_port_can_send_json_and_read_the_answers(
+    flags: list[str], tmp_path: Path
+) -> None:
+    key = keys_of(tmp_path, "page")["page"]
+    script = """
+        async (url, key) => {
+            const ask = async (path, method, body, headers) => {
+                const authorization = `Bearer ${key}`
+                const asked = {method, body, headers: {authorization, ...headers}}
+                const answer = await fetch(url + path, asked)
+                return [answer.status, await answer.text(), answer.headers.get("x-request-id")]
+            }
+            const json = {"content-type": "application/json", "x-redline-class": "low"}
+            const body = {model: "m", stream: true, messages: [{role: "user", content: "hello"}]}
+            // At the same time, so that they use several connections, and so both workers.
+            const others = [..."123456"].map(id => ask(`/files/file-${id}`, "DELETE"))
+            const call = ask("/chat/completions", "POST", JSON.stringify(body), json)
+            return Promise.all([call, ...others])
+        }
+    """
+    with SimProcess() as sim, Serve(tmp_path, "--endpoint", sim.base_url, *flags) as serve:
+        with Browser(tmp_path / "profile") as browser:
+            browser.visit(sim.base_url, 800)
+            answers = browser.run(f"({script})({serve.url!r}, {key!r})")
+        assert [status for status, *_ in answers] == [200, *[404] * 6]
+        assert answers[0][1].endswith("data: [DONE]\n\n")
+        assert all(request_id for *_, request_id in answers)
 
 
 # What they are told.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -269,6 +270,27 @@ def test_the_bound_of_a_pool_holds_while_endpoints_join_and_leave(tmp_path: Path
             # Four at once take 0.1 s each.
             assert 20 <= rate <= 42
             assert serve.end()[0] == 0
+
+
+def test_what_binds_is_said_of_the_calls_of_all_workers(tmp_path: Path) -> None:
+    with SimProcess("--latency", "0.2") as sim:
+        toml = f"""
+            [endpoints.one]
+            base_url = "{sim.base_url}"
+            concurrency = 2
+        """
+
+        def waiting() -> int:
+            sentence = serve.page("/status")[1]["binding"]["sentence"]
+            found = re.search(r"(\d+) calls? waits?", sentence)
+            return int(found[1]) if found else 0
+
+        with (
+            Serve(tmp_path, "--workers", "2", toml=toml) as serve,
+            Load(spread(serve.url, 10)),
+        ):
+            # More than one worker has.
+            wait_until(lambda: waiting() > 10)
 
 
 def test_of_the_bound_of_a_pool_some_is_kept_free_of_lower_classes(tmp_path: Path) -> None:

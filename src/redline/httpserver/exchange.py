@@ -86,6 +86,7 @@ class Exchange:
 
     # The bound of a path that has its own; None for the bound of the connection.
     most_body_bytes: int | None = None
+    _extra = b""
     _received = 0
     _inflated = 0
     error: BodyError | None = None
@@ -211,6 +212,10 @@ class Exchange:
         """The transport of the connection, for responses that `respond` cannot send."""
         return self._channel.transport
 
+    def add(self, fields: bytes) -> None:
+        """Adds header lines to the response, whichever method sends it."""
+        self._extra += fields
+
     def respond(
         self, status: int, body: bytes = b"", fields: bytes = JSON, *, is_last: bool = False
     ) -> None:
@@ -249,7 +254,8 @@ class Exchange:
             self.is_kept = False
         size = b"" if status in BODILESS else length_line(size_bytes)
         end = _END if self.is_kept and self._is_http_1_1 else self._head_end()
-        return b"".join((status_line(status), fields, size, service.date, end, body))
+        line = status_line(status)
+        return b"".join((line, fields, self._extra, size, service.date, end, body))
 
     def respond_in_one_chunk(self, status: int, body: bytes, fields: bytes = JSON) -> None:
         """Sends the whole response like a stream that has ended: in one chunk, without a length."""
@@ -281,8 +287,8 @@ class Exchange:
         # Without chunks, the end of the connection is the end of the body.
         if not self._is_chunked or not self.is_complete or service.is_draining:
             self.is_kept = False
-        head = (status_line(status), fields, framing, service.date, self._head_end())
-        self._unsent_head = b"".join(head)
+        line, end = status_line(status), self._head_end()
+        self._unsent_head = b"".join((line, fields, self._extra, framing, service.date, end))
 
     async def write(self, data: bytes) -> None:
         """Sends the next part of the body. Returns once the client has room for more.

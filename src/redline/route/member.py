@@ -50,9 +50,10 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 class PoolMember(Figures):
     """One endpoint of a pool: its figures, and everything else that the pool knows about it.
 
-    error: the error that took the endpoint out for good; None otherwise. is_empty: set when the
-    endpoint is out and has no calls left. succeeded: the calls that it has answered, which include
-    those in `fresh_s` only after `Pool.traffic` was read.
+    error: the error that took the endpoint out for good; None otherwise. failure: how the endpoint
+    last failed; empty if it never did. is_empty: set when the endpoint is out and has no calls
+    left. succeeded: the calls that it has answered, which include those in `fresh_s` only after
+    `Pool.traffic` was read.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class PoolMember(Figures):
         self.is_leaving = False
         self.succeeded = 0
         self.error: CallError | NoEndpoint | None = None
+        self.failure = ""
         self.is_empty = asyncio.Event()
         # The state after a refusal, see `refused`; otherwise the pause is 0.
         self._pause_s = 0.0
@@ -147,6 +149,10 @@ class PoolMember(Figures):
         super().answered(latency_s, now_s)
         if self._pause_s and now_s - latency_s >= self._again_s - self._pause_s:
             self._pause_s, self._again_s = 0.0, -math.inf
+
+    def fails(self, what: str) -> None:
+        """Keeps this as `failure`."""
+        self.failure = what
 
     def count(self, answers: int) -> None:
         """Adds to `succeeded`."""

@@ -677,6 +677,7 @@ class Pool:
     ) -> None:
         """Counts a failure of the endpoint, and degrades it if it has failed too often."""
         member.failed()
+        member.fails(what)
         if member.breaker.failed(epoch, now_s, is_down=is_down):
             if not is_down:
                 self._listener.on_event(EndpointDegraded(now_s, member.name, what))
@@ -875,13 +876,9 @@ class Pool:
         """Handles a result of a health page: degrades the endpoint, or gives it calls again."""
         if member.breaker.probed(self._now_s(), is_well=is_well):
             if member.breaker.state is Health.DEGRADED and not is_well:
-                self._listener.on_event(
-                    EndpointDegraded(
-                        self._now_s(),
-                        member.name,
-                        f"its health page has failed {BAD_PAGES} times in a row",
-                    )
-                )
+                what = f"its health page has failed {BAD_PAGES} times in a row"
+                self._listener.on_event(EndpointDegraded(self._now_s(), member.name, what))
+                member.fails(what)
                 self._degraded(member)
             else:
                 self._weigh()

@@ -318,4 +318,5 @@ def _summary(settings: GatewaySettings) -> Iterator[str]:
         yield f"  {endpoint.label}: {place}{models}"
     scheme = "http" if settings.certificate is None else "https"
     workers = f", {settings.workers} workers" if settings.workers > 1 else ""
-    yield f"address: {scheme}://{settings.host}:{settings.port}/v1{workers}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    yield f"address: {scheme}://{host}:{settings.port}/v1{workers}"

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from redline.calls.tokens import NOT_JSON, BodyFacts
-from redline.httpserver import Exchange
+from redline.httpserver import Exchange, header_lines
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.http import (
     Refusal,
@@ -28,6 +28,18 @@ from redline.serve.keys import Tenant
 _LONGEST_MODEL = 1000
 # OpenAI's values for the urgency of a call.
 _TIERS = {"flex": "low", "priority": "high"}
+# Header lines that let a web page read the response, and send JSON and a key, but no cookies
+# (CORS). They also answer a preflight request.
+FOR_PAGES = header_lines(
+    {
+        "access-control-allow-origin": "*",
+        "access-control-allow-methods": "GET, POST, DELETE",
+        # `*` does not include Authorization.
+        "access-control-allow-headers": "*, Authorization",
+        "access-control-expose-headers": "*",
+        "access-control-max-age": "600",
+    }
+)
 
 
 def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> Target:
@@ -102,7 +114,7 @@ def refuse_other_site(exchange: Exchange, *, serves_here_only: bool) -> None:
     # Browsers send the page's site in Origin (RFC 6454). An Origin equal to the gateway's own site
     # proves nothing: a page may choose a name that resolves to this machine (DNS rebinding), and
     # its GET requests then have no Origin.
-    if origin is not None and not _may_ask(origin):
+    if origin is not None and not may_ask(origin):
         raise _elsewhere(
             "Web pages of other sites may not use a gateway without keys: start it with `--keys`, "
             "or send the request without an Origin header."
@@ -119,7 +131,7 @@ def _elsewhere(what: str) -> Refusal:
     return Refusal(what, status=403, code="other_site")
 
 
-def _may_ask(origin: str) -> bool:
+def may_ask(origin: str) -> bool:
     """Whether this Origin may call: it is this machine or, by its scheme, not a web page."""
     try:
         site = urlsplit(origin)

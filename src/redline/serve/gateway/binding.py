@@ -1,5 +1,7 @@
 """Decides from a gateway's figures what holds its calls back: the first cause that applies.
 
+"Endpoint" in this table means one of a pool in which calls wait; if no call waits, any endpoint.
+
 cause        when
 failing      every endpoint is degraded; calls still go to some of them, and some are answered
 down         no endpoint works
@@ -33,6 +35,8 @@ _SLOTS = " in flight"
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a gateway in the last second.
 
+    They cover the pools in which calls wait; all pools, if no call waits.
+
     loads: one per pool. most: the bound of -c, if it keeps calls of a pool waiting; otherwise None.
     states: one per endpoint. working: the loads of endpoints that are ready or warming. warming:
     the number of warming endpoints that take no other call now. answering: the number of degraded
@@ -57,10 +61,11 @@ def binding_of(facts: Facts) -> Binding:
     """Returns what holds waiting calls back, and what would help."""
     if not facts.loads:
         return Binding(cause="nothing", sentence="A function answers: there is no endpoint.")
+    able = " with the models of the waiting calls" if facts.waiting else ""
     if not facts.working and facts.answering:
         return Binding(
             cause="failing",
-            sentence=f"Every endpoint is degraded. Calls still go to {facts.answering} of "
+            sentence=f"Every endpoint{able} is degraded. Calls still go to {facts.answering} of "
             f"{len(facts.states)}, and many of them fail. {_waiting(facts)}",
             advice="Check the reasons below, and the latest failed calls.",
         )
@@ -68,7 +73,7 @@ def binding_of(facts: Facts) -> Binding:
         states = ", ".join(sorted({one.value for one in facts.states})) or "none exists"
         return Binding(
             cause="down",
-            sentence=f"No endpoint works: {states}. {_waiting(facts)}",
+            sentence=f"No endpoint{able} works: {states}. {_waiting(facts)}",
             advice="Check the reasons below; calls continue as soon as one endpoint answers.",
         )
     if facts.busy > BUSY:
@@ -83,8 +88,8 @@ def binding_of(facts: Facts) -> Binding:
     if until_s > facts.now_s:
         return Binding(
             cause="parked",
-            sentence="Every working endpoint has asked the gateway to wait; the first is available "
-            f"again in {duration(until_s - facts.now_s)}. {_waiting(facts)}",
+            sentence=f"Every working endpoint{able} has asked the gateway to wait; the first is "
+            f"available again in {duration(until_s - facts.now_s)}. {_waiting(facts)}",
             advice="Another endpoint or key would take these calls now.",
         )
     return _full(facts)
@@ -163,6 +168,6 @@ def state_of(member: PoolMember, load: Load, now_s: float) -> tuple[str, str]:
         )
     if member.error is not None:
         return health.value, member.error.what
-    if health is Health.DEGRADED:
-        return health.value, load.binds or "its last calls have failed"
+    if health in (Health.DEGRADED, Health.GONE):
+        return health.value, load.binds or member.failure
     return health.value, ""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections.abc import Coroutine
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,8 +21,10 @@ from redline.httpserver import Address, Exchange, State
 from redline.serve.batches import Batches
 from redline.serve.dashboard import Dashboard
 from redline.serve.gateway.allowed import (
+    FOR_PAGES,
     class_of,
     is_here,
+    may_ask,
     missing,
     refuse_other_site,
     removed_for,
@@ -140,6 +143,21 @@ class Gateway(Door):
                 status=403,
                 code="not_an_admin",
             )
+
+    def _handle(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
+        origin = exchange.header(b"origin")
+        if origin is None or not (self.keyring.is_asked or may_ask(origin)):
+            return super()._handle(exchange)
+        return self._answer_page(exchange)
+
+    async def _answer_page(self, exchange: Exchange) -> None:
+        """Answers a request of a web page, or its preflight request; pages may use only /v1/."""
+        if exchange.path.startswith("/v1/"):
+            exchange.add(FOR_PAGES)
+            if exchange.method == "OPTIONS":
+                exchange.respond(204, fields=b"")
+                return
+        await super()._handle(exchange)
 
     async def _answer_other(self, exchange: Exchange) -> None:
         if exchange.path in self._dashboard.paths:
@@ -356,7 +374,8 @@ class Gateway(Door):
         totals, reply, status = self.totals, outcome.reply, status_of(outcome)
         totals.answered(asking, status)
         if reply is not None:
-            totals.used(asking, reply.input_tokens or 0, reply.output_tokens or 0)
+            if not outcome.is_cached:
+                totals.used(asking, reply.input_tokens or 0, reply.output_tokens or 0)
             return
         assert outcome.error is not None
         totals.failed(asking, status, outcome.error.what, outcome.endpoint)

@@ -127,6 +127,7 @@ class GatewayMetrics(msgspec.Struct, eq=False):
                 ({"endpoint": name, "kind": kind}, count)
                 for name, one in attempts
                 for kind, count in one.errors.items()
+                if kind != "cancelled"
             ],
         )
         yield gauge(

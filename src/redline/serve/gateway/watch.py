@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -44,15 +45,14 @@ class _Look(msgspec.Struct, frozen=True):
     """The counts at one moment, all since the start.
 
     at_s: monotonic seconds. cpu_s: CPU time of the event loop's thread. answers: see Totals.given.
-    answered: finished attempts, by endpoint. succeeded: finished attempts without an error, by
-    endpoint. buckets: durations of all classes, per bucket.
+    succeeded: finished attempts without an error, by endpoint. buckets: durations of all classes,
+    per bucket.
     """
 
     at_s: float
     cpu_s: float
     answers: int
     tokens: int
-    answered: dict[str, int]
     succeeded: dict[str, int]
     buckets: tuple[int, ...]
 
@@ -83,6 +83,7 @@ class GatewayWatch:
         self._totals = totals
         self._batches = batches
         self._fellows = fellows
+        self._others: list[Published] = []
         self._families = families
         self._is_draining = is_draining
         self._since_s = SYSTEM.now_s()
@@ -159,13 +160,14 @@ class GatewayWatch:
 
     def _look(self) -> None:
         """Samples the counts, and adds changed states to the list of changes."""
+        if self._fellows is not None:
+            self._others = self._fellows.fresh()
         totals, members, attempts = self._totals, self._lineup.members, self._lineup.attempts
         look = _Look(
             SYSTEM.now_s(),
             time.thread_time(),
             totals.given,
             totals.tokens.total(),
-            {name: one.attempts - one.in_flight for name, one in attempts.items()},
             {name: _succeeded(one) for name, one in attempts.items()},
             totals.buckets(),
         )
@@ -186,19 +188,25 @@ class GatewayWatch:
         self._states = states
 
     def _waits(self) -> int:
-        now_s, ways = SYSTEM.now_s(), self._lineup.ways
-        return sum(
-            sum(one.waiting for one in way.gate.classes()) + way.pool.load(now_s).waiting
-            for way in ways
-        )
+        now_s = SYSTEM.now_s()
+        return sum(_waiting(way, now_s) for way in self._lineup.ways)
 
     def _bound(self, now_s: float) -> Binding:
         ways = self._lineup.ways
+        # Endpoints of other pools do not have the models of the waiting calls.
+        ways = [way for way in ways if _waiting(way, now_s)] or ways
         seen = [
             (member, member.health(now_s, load), load)
-            for member in self._lineup.members
+            for way in ways
+            for member in way.pool.members
             for load in (member.backend.load(now_s),)
         ]
+        waiting = self._waits()
+        if waiting:
+            waiting += sum(one.snapshot.waiting for one in self._others)
+        names = {member.name for member, _, _ in seen}
+        others = chain.from_iterable(one.snapshot.endpoints for one in self._others)
+        elsewhere = sum(one.per_s for one in others if one.name in names)
         facts = Facts(
             loads=[way.pool.load(now_s) for way in ways],
             most=min(_full_at(ways, now_s), default=None),
@@ -212,8 +220,8 @@ class GatewayWatch:
                 state is Health.DEGRADED and not load.is_down and self._answers_still(member)
                 for member, state, load in seen
             ),
-            waiting=self._waits(),
-            answers_per_s=self._rates()[0],
+            waiting=waiting,
+            answers_per_s=sum(self._rate_of(name, now_s) for name in names) + elsewhere,
             busy=self._busy(),
             now_s=now_s,
         )
@@ -235,6 +243,12 @@ class GatewayWatch:
     def _rates(self) -> tuple[float, float]:
         """Returns the answers and the tokens per second, over the last _MEAN_S seconds."""
         return self._looks[-1].rates_since(self._before(_MEAN_S))
+
+    def _rate_of(self, name: str, now_s: float) -> float:
+        """Returns the answers per second of an endpoint, over the last _MEAN_S seconds."""
+        before = self._before(_MEAN_S)
+        count = _succeeded(self._lineup.attempts[name]) - before.succeeded.get(name, 0)
+        return count / max(_LEAST_S, now_s - before.at_s)
 
     def _busy(self) -> float:
         before, now = self._before(1), self._looks[-1]
@@ -281,15 +295,12 @@ class GatewayWatch:
 
     def _endpoints(self, now_s: float) -> list[EndpointView]:
         stated = {one.label: one for one in self._lineup.endpoints}
-        before = self._before(_MEAN_S)
-        took_s = max(_LEAST_S, now_s - before.at_s)
         found = []
         for member in self._lineup.members:
             endpoint = stated.get(member.name)
             load = member.backend.load(now_s)
             state, reason = state_of(member, load, now_s)
             attempts = self._lineup.attempts[member.name]
-            over = attempts.attempts - attempts.in_flight
             found.append(
                 EndpointView(
                     name=member.name,
@@ -299,12 +310,17 @@ class GatewayWatch:
                     models=[] if endpoint is None else [*endpoint.models],
                     in_flight=member.in_flight,
                     slots=load.slots,
-                    per_s=(over - before.answered.get(member.name, 0)) / took_s,
+                    per_s=self._rate_of(member.name, now_s),
                     latency_s=member.latency_s or member.forgotten_s,
-                    errors=attempts.errors.total(),
+                    errors=attempts.errors.total() - attempts.errors["cancelled"],
                 )
             )
         return found
+
+
+def _waiting(way: Way, now_s: float) -> int:
+    """Returns the number of calls that wait for an endpoint of this pool."""
+    return sum(one.waiting for one in way.gate.classes()) + way.pool.load(now_s).waiting
 
 
 def _full_at(ways: Iterable[Way], now_s: float) -> Iterator[int]:

@@ -21,8 +21,8 @@ _HOP = {
     *("connection", "keep-alive", "transfer-encoding", "content-length", "te", "trailer"),
     *("upgrade", "expect", "proxy-connection"),
 }
-# Bodies are forwarded decompressed.
-_NOT_SENT = frozenset(_HOP | {"content-encoding"})
+# Bodies are forwarded decompressed. This worker has judged the Origin, and answers it.
+_NOT_SENT = frozenset(_HOP | {"content-encoding", "origin"})
 _NOT_GIVEN_BACK = frozenset(_HOP | {"date"})
 
 
