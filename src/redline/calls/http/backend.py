@@ -724,9 +724,7 @@ class HttpBackend:
         latency_s = now_s - sent_s
         limiter = self.limiter
         if not limiter.is_unlimited:
-            used = None
-            if attempt.cost is not _NOTHING:
-                used = self._used(attempt, reply, latency_s)
+            used = self._used(attempt, reply, latency_s) if attempt.cost is not _NOTHING else None
             if answer is not None:
                 self._steering.heard(answer, attempt.grant, attempt.first_byte_s, used)
             elif used is not None and attempt.grant is not None:
