@@ -303,6 +303,19 @@ class Pool:
             binds=binds,
         )
 
+    def may_answer(self, now_s: float) -> bool:
+        """Returns whether an endpoint works, or a call may now find out if one works again."""
+        for one in self._members:
+            if one.is_out:
+                continue
+            load = one.backend.load(now_s)
+            if one.health(now_s, load) in (_READY, Health.WARMING):
+                return True
+            is_open = load.room_s < math.inf and load.parked_until_s <= now_s
+            if is_open and one.breaker.is_due(now_s):
+                return True
+        return False
+
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         # `is_running` takes a fraction of the time of `get_running_loop`.
         loop = self._loop
