@@ -108,7 +108,7 @@ def _full(facts: Facts) -> Binding:
     if binds and not binds.endswith(_SLOTS):
         return Binding(
             cause="limit",
-            sentence=f"The rate limit {binds} holds back the next call. {_waiting(facts)}",
+            sentence=f"A rate limit holds back the next call: {binds}. {_waiting(facts)}",
             advice=f"One more key or endpoint with the same limit would add {gain}.",
         )
     if facts.warming:
@@ -163,6 +163,6 @@ def state_of(member: PoolMember, load: Load, now_s: float) -> tuple[str, str]:
         )
     if member.error is not None:
         return health.value, member.error.what
-    if health is Health.DEGRADED:
+    if health in (Health.DEGRADED, Health.GONE):
         return health.value, load.binds or "its last calls have failed"
     return health.value, ""
