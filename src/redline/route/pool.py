@@ -14,8 +14,8 @@ return to their places in the queue, which uses up no retry.
   no connection, or NoEndpoint       returns to the queue                is degraded
   Refused or Unpaid                  returns to the queue                is gone
   OverLimit                          goes to one with larger limits      stays
-  Rejected for its model or key      goes to one that has not rejected   stays
-                                     the call
+  Rejected for its model or key      goes to one that has not rejected   stays; pauses, if it has
+                                     the call                            answered no call yet
 
 If there is no other endpoint, the call ends with the error. If all endpoints are degraded, their
 breakers are ignored, and all of them get calls.
@@ -652,6 +652,9 @@ class Pool:
         if isinstance(error, Withdrawn):
             return False
         if _is_unfit(error):
+            if isinstance(error, Rejected) and not member.succeeded:
+                # It may reject every call, and at once, so it would attract all of them.
+                self._refused(member, now_s)
             return not self._fits_elsewhere(member, error, request, call, now_s)
         if isinstance(error, Refused | Unpaid):
             # A proxy may have refused it before it was written.
