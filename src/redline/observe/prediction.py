@@ -197,6 +197,9 @@ def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Pre
         return None
     before, last = seen[-1], seen[-1].windows[-1]
     was = setting_of(last.slots, last.limits, len(before.facts.endpoints))
+    if (before.facts.limits, before.facts.endpoints) == (facts.limits, facts.endpoints):
+        # Headers may have lowered these limits, and a window has only some of many.
+        to = replace(to, limits=was.limits)
     change = ", ".join(_changes(was, to))
     if not change or before.facts.model != facts.model:
         return None
