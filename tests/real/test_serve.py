@@ -641,6 +641,8 @@ def test_pages_say_whether_it_lives_and_whether_it_can_answer(tmp_path: Path) ->
         assert (status, body["error"]["code"]) == (503, "no_endpoint")
         assert serve.page("/healthz")[0] == 200
         sim.start()
+        # If a load balancer waits for this page before its next call, no call comes.
+        wait_until(lambda: serve.page("/readyz")[0] == 200)
 
 
 def test_https_with_a_certificate_of_its_own(tmp_path: Path) -> None:

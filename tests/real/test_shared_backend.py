@@ -6,11 +6,16 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import redline
 from redline.calls import Endpoint, HttpBackend
+from redline.errors import NoEndpoint
 from redline.job import Parts, execute
 from redline.job.settings import Job, Prompting
 from redline.journal import Output, read_results
 from redline.limits import Limits
+from redline.limits.shared import limiter as shared_module
 from support.scripted import Answer, Asked, completion, scripted
 
 PROMPTING = Prompting(model="m", prompt="{{ n }}")
@@ -99,3 +104,21 @@ def test_the_job_with_the_lower_number_goes_first_at_the_endpoints_slot() -> Non
     last_live = len(order) - order[::-1].index("live") - 1
     # The other job may have rows before this one has any, and while its next rows are read.
     assert order[: last_live + 1].count("night") < 10
+
+
+def test_a_run_with_several_endpoints_ends_once_their_shared_limits_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_module, "GIVE_UP_S", 0.5)
+    share = tmp_path / "limits"
+
+    def answer(asked: Asked) -> Answer:
+        share.write_text("not a ledger any more")
+        return Answer(200, completion())
+
+    with scripted(answer) as one, scripted(answer) as other:
+        urls = one.base_url, other.base_url
+        endpoints = [endpoint(url, requests="20/1s", share=str(share)) for url in urls]
+        report = redline.run([{"prompt": "hello"}] * 100, model="m", endpoint=endpoints)
+    assert isinstance(report.stopped, NoEndpoint)
+    assert "none of 2 endpoints is left" in str(report.stopped)

@@ -52,6 +52,8 @@ _CPU, _LAG_S = 0.9, 0.05
 # How near another limit must come to the strictest one to count as nearly as strict: in the number
 # of samples in which it held calls back, or in its used share.
 _NEAR_HELD, _NEAR_USED = 0.75, 0.95
+# The most endpoints that are named for one limit.
+_MOST_NAMED = 3
 # A limit has capacity to spare if less than _MOST_SPARE of it is used, and it has room for at least
 # _LEAST_SPARE calls, while calls in flight or waiting for a limit take at least _FULL
 # of the slots, and those that wait take less than _FEW_WAITING.
@@ -349,10 +351,20 @@ def _limits(window: Window, share: float) -> Found:
     if not held:
         return Cause.LIMIT, "a rate limit", f"calls wait for their grant {samples}"
     near = [use for use in held if _is_near(use, held[0], window.end_s)]
-    what = " and ".join(use.name for use in near)
+    # Sorted, because the order by strictness changes from one window to the next.
+    near.sort(key=lambda use: use.name)
+    groups = defaultdict[str, list[str]](list)
+    for use in near:
+        groups[use.name.partition(" at ")[0]].append(use.name)
+    # Which of many endpoints are the strictest also changes, so they are not named.
+    what = " and ".join(
+        f"{limit} at several endpoints" if len(names) > _MOST_NAMED else " and ".join(names)
+        for limit, names in groups.items()
+    )
     calls = counted(max(1, round(window.waiting)), "call waits", "calls wait")
     waiting = f"{calls} for {'it' if len(near) == 1 else 'them'}"
-    used = ", ".join(f"{use.used:,} of {use.count:,} in {use.window_s:g} s" for use in near)
+    uses = [f"{use.used:,} of {use.count:,} in {use.window_s:g} s" for use in near]
+    used = ", ".join([*uses[:_MOST_NAMED], "..."] if uses[_MOST_NAMED:] else uses)
     return Cause.LIMIT, what, f"{waiting}, {samples} (used: {used})"
 
 

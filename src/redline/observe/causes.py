@@ -38,7 +38,8 @@ class Binding(msgspec.Struct, frozen=True):
     """What held a run back from begin_s to end_s, seconds since the run began.
 
     what: a few words, such as `200k tokens/min` or `the endpoint`; includes the names of all limits
-    that are about equally strict. evidence: one sentence with figures.
+    that are about equally strict, but of no more than a few endpoints. evidence: one sentence with
+    figures.
     """
 
     cause: Cause

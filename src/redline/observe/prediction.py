@@ -95,7 +95,7 @@ def setting_of(slots: float, limits: Sequence[LimitUse], endpoints: int) -> Sett
     """Returns the setting of a run with these limits, slots and number of endpoints."""
     counts = Counter[str]()
     for use in limits:
-        counts[_key(use)] += use.count
+        counts[_key(use.name)] += use.count
     return Setting(slots=slots, limits=dict(counts), endpoints=max(1, endpoints))
 
 
@@ -197,6 +197,9 @@ def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Pre
         return None
     before, last = seen[-1], seen[-1].windows[-1]
     was = setting_of(last.slots, last.limits, len(before.facts.endpoints))
+    if (before.facts.limits, before.facts.endpoints) == (facts.limits, facts.endpoints):
+        # Headers may have lowered these limits, and a window has only some of many.
+        to = replace(to, limits=was.limits)
     change = ", ".join(_changes(was, to))
     if not change or before.facts.model != facts.model:
         return None
@@ -311,17 +314,17 @@ def _caps(lately: Sequence[Window], level: Level, binding: str) -> dict[str, tup
 
     binding: the names of the binding limits, joined with `and`; "" if no limit binds.
     """
-    names = binding.split(" and ")
-    limits = merged(lately).limits
-    found = {_key(use): (level.per_s, _BINDING_ERROR) for use in limits if use.name in names}
+    keys = {_key(use.name) for use in merged(lately).limits}
+    bind = {_key(name) for name in binding.split(" and ")} & keys
+    found = dict.fromkeys(bind, (level.per_s, _BINDING_ERROR))
     used, counts = Counter[str](), Counter[str]()
     for window in lately:
         for use in window.limits:
             # In a run shorter than the limit's window, the count does not cover a window yet.
             if window.end_s >= use.window_s:
-                used[_key(use)] += use.used
-                counts[_key(use)] += use.count
-    for key in {_key(use) for use in limits} - found.keys():
+                used[_key(use.name)] += use.used
+                counts[_key(use.name)] += use.count
+    for key in keys - bind:
         if used[key]:
             found[key] = (level.per_s / min(1.0, used[key] / counts[key]), _SPARE_ERROR)
     return found
@@ -362,6 +365,6 @@ def _of_endpoint(known: _Known, to: Setting, most: float) -> Draws | str:
     return [(grown * rate, weight) for rate, weight in known.curve.at(at)]
 
 
-def _key(use: LimitUse) -> str:
+def _key(name: str) -> str:
     """Returns the kind and window of a limit without amount and endpoint: `requests/min`."""
-    return use.name.partition(" ")[2].partition(" at ")[0]
+    return name.partition(" ")[2].partition(" at ")[0]

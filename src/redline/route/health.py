@@ -116,6 +116,10 @@ class Breaker:
             return not coming and self._in_flight < MOST_TRIES and now_s >= self.again_s
         return self._in_flight + coming < 2.0**self._warm
 
+    def is_due(self, now_s: float) -> bool:
+        """Returns whether a call may now find out if the endpoint works again."""
+        return not self._is_held and now_s >= self.again_s
+
     def began(self, now_s: float) -> int:
         """Counts a call that is sent; returns the epoch for its result."""
         if self.state is not Health.READY:

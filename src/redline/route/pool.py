@@ -14,8 +14,8 @@ return to their places in the queue, which uses up no retry.
   no connection, or NoEndpoint       returns to the queue                is degraded
   Refused or Unpaid                  returns to the queue                is gone
   OverLimit                          goes to one with larger limits      stays
-  Rejected for its model or key      goes to one that has not rejected   stays
-                                     the call
+  Rejected for its model or key      goes to one that has not rejected   stays; pauses, if it has
+                                     the call                            answered no call yet
 
 If there is no other endpoint, the call ends with the error. If all endpoints are degraded, their
 breakers are ignored, and all of them get calls.
@@ -302,6 +302,19 @@ class Pool:
             tokens_out=sum(one.tokens_out for one in loads),
             binds=binds,
         )
+
+    def may_answer(self, now_s: float) -> bool:
+        """Returns whether an endpoint works, or a call may now find out if one works again."""
+        for one in self._members:
+            if one.is_out:
+                continue
+            load = one.backend.load(now_s)
+            if one.health(now_s, load) in (_READY, Health.WARMING):
+                return True
+            is_open = load.room_s < math.inf and load.parked_until_s <= now_s
+            if is_open and one.breaker.is_due(now_s):
+                return True
+        return False
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         # `is_running` takes a fraction of the time of `get_running_loop`.
@@ -639,6 +652,9 @@ class Pool:
         if isinstance(error, Withdrawn):
             return False
         if _is_unfit(error):
+            if isinstance(error, Rejected) and not member.succeeded:
+                # It may reject every call, and at once, so it would attract all of them.
+                self._refused(member, now_s)
             return not self._fits_elsewhere(member, error, request, call, now_s)
         if isinstance(error, Refused | Unpaid):
             # A proxy may have refused it before it was written.

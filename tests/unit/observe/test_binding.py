@@ -279,10 +279,30 @@ def test_the_limit_that_holds_calls_is_named_and_two_that_are_near_are_named_tog
     (found,) = bindings([window(90, {"limit": 10}, limits=tight, waiting=1.2)])
     assert found.evidence.startswith("1 call waits for it, in 100 % of samples")
     (found,) = bindings([window(90, {"limit": 10}, limits=limits(tokens=9, requests=7))])
-    assert found.what == "tokens and requests"
+    assert found.what == "requests and tokens"
     used = (LimitUse("tokens", 9, 98, 100, 60.0), LimitUse("requests", 2, 97, 100, 1.0))
     (found,) = bindings([window(90, {"limit": 10}, limits=used)])
-    assert found.what == "tokens and requests"
+    assert found.what == "requests and tokens"
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "what"),
+    [(2, "10 requests/s at e0 and 10 requests/s at e1"), (5, "10 requests/s at several endpoints")],
+)
+def test_limits_of_endpoints_that_bind_in_turn_are_one_constraint(
+    endpoints: int, what: str
+) -> None:
+    names = [f"10 requests/s at e{number}" for number in range(endpoints)]
+
+    def at(second: int) -> Window:
+        """The strictest endpoints, and one that is not near, change by chance."""
+        turn = second % endpoints
+        held = zip([*names[turn:], *names[:turn]], (9, 9, 8, 8, 1), strict=False)
+        uses = [LimitUse(name, count, 10 if count > 1 else 5, 10, 1.0) for name, count in held]
+        return window(second, {"limit": 10}, limits=tuple(uses), waiting=9.0)
+
+    (found,) = stretches(bindings([at(second) for second in range(6)]))
+    assert (found.what, found.span_s) == (what, 6.0)
 
 
 def fields(of: Window) -> dict[str, Any]:

@@ -187,6 +187,8 @@ def test_what_changes_by_itself_during_a_run_is_no_change_of_settings() -> None:
     found.facts = stated(same)
     # Headers have lowered the limit; at its end, the endpoint was down.
     assert expected([found], same, stated(same)) is None
+    more = expect([found], slots(32, requests=40))
+    assert more.change == "16 -> 32 calls in flight"
     last = msgspec.structs.replace(found.windows[-1], slots=0.0, in_flight=0.0, held={"down": 10})
     found.windows[-1] = last
     assert expected([found], same, stated(same)) is None

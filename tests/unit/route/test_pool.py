@@ -476,16 +476,32 @@ def test_a_row_that_an_endpoint_does_not_serve_goes_to_another() -> None:
         missing = Rejected("HTTP 404", status=404)
         servers = [
             ModelServer("a", slots=4),
-            ModelServer("b", slots=16, fails=lambda *_: missing),
+            ModelServer("b", slots=16, fails=lambda _, n: missing if n > 1 else None),
         ]
         outcomes = await run_rows(pool_of(servers), 200)
-        assert Counter(outcome.endpoint for outcome in outcomes if outcome.is_success) == {"a": 200}
+        assert Counter(outcome.endpoint for outcome in outcomes) == {"a": 199, "b": 1}
         assert servers[1].calls > 100
         # If it is the last one left, its answer is the outcome.
         servers[0].fails = lambda *_: Refused("HTTP 401", status=401)
         outcomes = await run_rows(pool_of(servers), 20)
         assert {type(outcome.error) for outcome in outcomes} == {Rejected}
         assert len(outcomes) == 20
+
+    virtual_run(main())
+
+
+def test_an_endpoint_that_rejects_all_calls_gets_few_until_it_answers_one() -> None:
+    async def main() -> None:
+        begun_s = asyncio.get_running_loop().time()
+
+        def missing(now_s: float, number: int) -> CallError | None:
+            return Rejected("HTTP 404", status=404) if now_s - begun_s < 10 else None
+
+        servers = [ModelServer("a", slots=4), ModelServer("b", slots=4, fails=missing)]
+        outcomes = await run_rows(pool_of(servers), 2_000, at_once=8)
+        assert all(outcome.is_success for outcome in outcomes)
+        assert servers[1].failed < 20
+        assert servers[1].calls > 500
 
     virtual_run(main())
 

@@ -267,6 +267,8 @@ class HttpBackend:
         if outage.is_down:
             state = Health.GONE if outage.is_over(now_s) else Health.DEGRADED
             binds = "the endpoint is out of reach"
+        elif limiter.is_lost:
+            state, binds = Health.GONE, "the shared limits are out of reach"
         elif parked_until_s > now_s:
             binds = "the endpoint asked redline to wait"
         elif not slots.is_free:

@@ -148,6 +148,15 @@ class SharedLimiter(RateLimiter):
         return wait_s + self.waiting * self.rules.spacing_s(cost)
 
     @property
+    def is_lost(self) -> bool:
+        if self._lost_s is None:
+            return False
+        now_s = self._clock.now_s()
+        # Without callers, the ledger is not queried, so it may be back.
+        is_current = self._task is not None or now_s <= self._ask_s
+        return is_current and now_s - self._lost_s >= GIVE_UP_S
+
+    @property
     def next_s(self) -> float:
         """The later of the park's end and the next grant to a waiting caller; -inf without both."""
         due_s = -math.inf
@@ -460,7 +469,7 @@ class SharedLimiter(RateLimiter):
             self._lost_s = now_s
         self._back_off_s = min(_MOST_BACK_OFF_S, max(_FIRST_BACK_OFF_S, self._back_off_s * 2))
         self._ask_s = now_s + self._back_off_s
-        if now_s - self._lost_s >= GIVE_UP_S:
+        if self.is_lost:
             for waiter in [*self._without_slot()]:
                 self._queue.refuse(waiter, NoEndpoint(error.what, hint=error.hint))
 

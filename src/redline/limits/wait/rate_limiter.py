@@ -101,6 +101,11 @@ class RateLimiter(ABC):
         return []
 
     @property
+    def is_lost(self) -> bool:
+        """Whether shared limits have been out of reach for so long that calls are refused."""
+        return False
+
+    @property
     def parked_until_s(self) -> float:
         """The time (monotonic) before which no grants are given; -inf before the first `park`."""
         return self._parked_until_s

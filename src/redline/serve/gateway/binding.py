@@ -113,7 +113,7 @@ def _full(facts: Facts) -> Binding:
     if binds and not binds.endswith(_SLOTS):
         return Binding(
             cause="limit",
-            sentence=f"The rate limit {binds} holds back the next call. {_waiting(facts)}",
+            sentence=f"A rate limit holds back the next call: {binds}. {_waiting(facts)}",
             advice=f"One more key or endpoint with the same limit would add {gain}.",
         )
     if facts.warming:

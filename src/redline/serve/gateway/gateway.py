@@ -384,15 +384,13 @@ class Gateway(Door):
         return msgspec.json.encode({"status": "ok"})
 
     def _trouble(self) -> Refusal | None:
-        if not self.lineup.pools:
+        pools, now_s = self.lineup.pools, SYSTEM.now_s()
+        # A load balancer sends no call while this fails, and only a call can find a recovery.
+        if not pools or any(pool.may_answer(now_s) for pool in pools):
             return None
-        now_s = SYSTEM.now_s()
-        states = {pool.load(now_s).state for pool in self.lineup.pools}
-        if states <= {Health.GONE}:
+        if all(pool.load(now_s).state is Health.GONE for pool in pools):
             return busy("No endpoint is left.", "no_endpoint")
-        if states <= {Health.GONE, Health.DEGRADED, Health.STARTING}:
-            return busy("No endpoint works at the moment.", "no_endpoint")
-        return None
+        return busy("No endpoint works at the moment.", "no_endpoint")
 
 
 def _is_wanted(call: Call, target: Target, state: State) -> bool:

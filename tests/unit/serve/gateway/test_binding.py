@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from redline.serve.gateway.binding import Facts, binding_of
+import pytest
+
+from redline.route.member import PoolMember, Seat
+from redline.serve.gateway.binding import Facts, binding_of, state_of
 from redline.waist import Health, Load
+from support.fleet import ModelServer
 
 NOW_S = 100.0
 READY = Load(slots=4, in_flight=2)
@@ -54,10 +58,20 @@ def test_an_endpoint_that_is_down_is_not_called_a_limit() -> None:
             )
 
 
+@pytest.mark.parametrize("state", [Health.DEGRADED, Health.GONE])
+def test_an_endpoint_that_is_down_is_shown_with_a_reason(state: Health) -> None:
+    load = Load(state=state, binds="the endpoint is out of reach")
+    member = PoolMember(
+        Seat(name="a", make=lambda _: ModelServer("a")), lambda _: None, lambda _: 0.0
+    )
+    assert state_of(member, load, NOW_S) == (state.value, "the endpoint is out of reach")
+
+
 def test_a_limit_holds_a_call_that_an_endpoint_beside_it_has_asked_to_wait_with() -> None:
     assert cause_and_text(FULL)[0] == "endpoints"
     cause, text = cause_and_text(PARKED, LIMITED)
-    assert (cause, "The rate limit 50/1s requests holds" in text) == ("limit", True)
+    assert cause == "limit"
+    assert "A rate limit holds back the next call: 50/1s requests." in text
     assert cause_and_text(PARKED, FULL)[0] == "endpoints"
     assert cause_and_text(PARKED, PARKED)[0] == "parked"
 
