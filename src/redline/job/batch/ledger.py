@@ -224,8 +224,10 @@ class Ledger:
         for number, line in enumerate(data.splitlines(keepends=True), 1):
             note = _note(line)
             if note is None:
-                if self._size + len(line) == len(data) and not line.endswith(b"\n"):
-                    # The process died while it wrote this line, so no step followed.
+                is_last = self._size + len(line) == len(data)
+                if is_last and (not line.endswith(b"\n") or b"\0" in line):
+                    # The process died, or the power failed, before this line was synced, so no step
+                    # followed. JSON never contains a zero byte, but lost blocks read as zeros.
                     return
                 raise DamagedLedger(f"line {number} of {self.path} is damaged", hint=_HINT)
             self._size += len(line)
