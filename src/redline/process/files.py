@@ -27,6 +27,8 @@ GONE = (
 _HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
     **dict.fromkeys((errno.ENOENT, errno.ESTALE), GONE),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), f"make it writable, {_AGAIN}"),
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 
 
