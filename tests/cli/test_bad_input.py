@@ -147,8 +147,18 @@ def test_an_output_in_a_folder_that_cannot_be_written(cli: Cli, rows: Rows) -> N
     assert told.status == 2
     assert told.err == (
         "error: cannot write beside locked/out.jsonl: Permission denied\n\n"
-        "hint: with -o, choose a folder that exists and is writable\n"
+        "hint: make its folder writable, or choose another folder with -o\n"
     )
+
+
+def test_lines_that_the_system_cannot_read_are_no_defect(cli: Cli, rows: Rows) -> None:
+    cli("run", rows({"text": "a"}), *SIM, "-o", "out.jsonl")
+    # The folder stands in for a disk that fails: its bytes cannot be read.
+    Path("out.failed.jsonl").mkdir()
+    for command in ("verify", "show", "repair"):
+        told = cli(command, "out.jsonl")
+        assert told.status == 2
+        assert "error: cannot read the results or the failures: Is a directory" in told.err
 
 
 def test_an_output_that_is_somebody_elses_file_is_left_alone(cli: Cli, rows: Rows) -> None:

@@ -352,3 +352,16 @@ def test_lines_with_the_ends_of_windows_are_sound(cli: Cli, rows: Rows) -> None:
     first, old, third = kept.splitlines(keepends=True)
     assert path.read_bytes().startswith(first + third)
     assert Path("labels.redline/labels.outdated-1.jsonl").read_bytes() == old
+
+
+def test_a_run_that_is_refused_leaves_the_settings_of_the_output(cli: Cli, rows: Rows) -> None:
+    name = rows({"custom_id": "a", "prompt": "one"}, {"custom_id": "b", "prompt": "two"})
+    assert cli("run", name, *SIM, "-o", "out.jsonl").status == 0
+    results = Path("out.jsonl")
+    results.write_text(results.read_text().replace("said: one", "says: one"))
+    Path("other.jsonl").write_text('{"prompt":"three"}\n')
+    other = ("run", "other.jsonl", "--model", "n", "--endpoint", "sim", "-q", "--force")
+    assert "is damaged" in cli(*other, "-o", "out.jsonl").err
+    assert cli("repair", "out.jsonl").status == 0
+    assert cli("run", name, *SIM, "-o", "out.jsonl").status == 0
+    assert cli("verify", "out.jsonl").status == 0

@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 from redline.errors import JournalError
 from redline.job.outputs import repairing as repair
-from redline.job.outputs import resume
 from redline.journal import Identifier, Journal, ResultsFile, Stretch, read_stretches, take_out
 from redline.process import replace_file, sync_name
 from support.broken_parts import acknowledges_early, keeps_torn_lines, knows_nothing
@@ -114,9 +113,10 @@ MUTANTS: dict[str, tuple[Any, Any]] = {
     "new-file-not-synced": (replace_file, _replace_unsynced),
     "aside-comes-last": (take_out, _take_out_last_first),
     "aside-not-synced": (take_out, _take_out_unsynced),
+    "old-files-aside-not-synced": (sync_name, _nothing),
 }
 # The modules that then do not sync the names of their files.
-UNSYNCED = {"old-files-aside-not-synced": resume, "repaired-name-not-synced": repair}
+UNSYNCED = {"repaired-name-not-synced": repair}
 
 
 @contextmanager

@@ -33,14 +33,17 @@ main()
 """
 
 
-def assert_stopped(reply: subprocess.CompletedProcess[str], output: Path, total: int) -> bytes:
+def assert_stopped(
+    reply: subprocess.CompletedProcess[str],
+    output: Path,
+    total: int,
+    remedy: str = "make room on that disk",
+) -> bytes:
     """Told clearly, with status 2; the lines on disk are whole and no fewer than it says."""
     assert reply.returncode == 2, reply.stderr
     assert "Traceback" not in reply.stderr
     assert f"error: cannot write {output}: " in reply.stderr
-    assert "hint: make room on that disk, then run the same command again to continue" in (
-        reply.stderr
-    )
+    assert f"hint: {remedy}, then run the same command again to continue" in reply.stderr
     assert "continue with: redline run" in reply.stderr
     saved = int(reply.stderr.split("saved: ")[1].split()[0])
     lines = sealed_lines(output)
@@ -59,7 +62,8 @@ def test_a_file_that_reaches_its_limit_stops_the_run_and_the_same_command_comple
         [sys.executable, "-c", BOUNDED, "30000", *given],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    kept = assert_stopped(reply, output, 300)
+    remedy = "raise `ulimit -f`, or move the output where larger files are allowed"
+    kept = assert_stopped(reply, output, 300, remedy)
     assert command(*given).returncode == 0
     assert output.read_bytes().startswith(kept)
     assert sorted(ids(output)) == [f"t-{number:05}" for number in range(1, 301)]

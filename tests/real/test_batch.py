@@ -418,6 +418,27 @@ def test_force_continues_batches_although_the_settings_are_damaged(plain: Simula
     assert_once(5)
 
 
+@pytest.mark.parametrize("data", [None, b"", b"damaged\n"])
+def test_rows_of_a_batch_that_are_lost_end_the_run(plain: Simulated, data: bytes | None) -> None:
+    write_rows(5)
+    with dying("batch", "after"):
+        run(plain)
+    part = Path("out.redline/batches/part-1.jsonl")
+    whole = part.read_bytes()
+    if data is None:
+        part.unlink()
+    else:
+        part.write_bytes(data)
+    created = plain.stats()["batches"]["created"]
+    for via in ("batch", "live"):
+        with pytest.raises(redline.errors.JournalError, match=r"part-1.jsonl is (missing|damaged)"):
+            run(plain, via=via)
+    part.write_bytes(whole)
+    assert run(plain).succeeded == 5
+    assert plain.stats()["batches"]["created"] == created
+    assert_once(5)
+
+
 def test_auto_waits_for_batches_while_time_allows_and_does_the_rest_live() -> None:
     with simulated("--batch-latency", "0-20", "--seed", "2") as sim:
         write_rows(60)

@@ -50,7 +50,7 @@ class OutputLock:
         except OSError as error:
             raise ConfigError(
                 f"cannot write beside {output.path}: {error.strerror}",
-                hint="with -o, choose a folder that exists and is writable",
+                hint="make its folder writable, or choose another folder with -o",
             ) from error
         try:
             is_locked = self._file.try_lock()

@@ -99,7 +99,7 @@ class Stretch(msgspec.Struct):
 def read_stretches(fd: int, start: int = 0) -> Iterator[Stretch]:
     """Yields all lines of a file, in order; holds about one block, or one long line, in memory.
 
-    start: the offset of the first line to read.
+    start: the offset of the first line to read. Raises JournalError if the file cannot be read.
     """
     size = os.fstat(fd).st_size
     for begin, end, lines in _blocks(fd, start):
@@ -127,7 +127,7 @@ def _blocks(fd: int, start: int) -> Iterator[tuple[int, int, list[bytes]]]:
     # The pieces of a line that continues in the next block, joined only once the line is complete.
     pieces: list[bytes] = []
     begin = at = start
-    while block := os.pread(fd, _BLOCK_BYTES, at):
+    while block := _read(fd, at):
         at += len(block)
         # Five times as fast as bytes.split, which checks byte by byte.
         lines = list(BytesIO(block))
@@ -141,6 +141,17 @@ def _blocks(fd: int, start: int) -> Iterator[tuple[int, int, list[bytes]]]:
             pieces.append(rest)
     if pieces:
         yield begin, at, [b"".join(pieces)]
+
+
+def _read(fd: int, at: int) -> bytes:
+    try:
+        return os.pread(fd, _BLOCK_BYTES, at)
+    except OSError as error:
+        raise JournalError(
+            f"cannot read the results or the failures: {error.strerror}",
+            where=f"byte {at:,}",
+            hint="check that disk, then run the same command again",
+        ) from error
 
 
 def _key_of(line: bytes) -> int | None:

@@ -19,14 +19,16 @@ from pathlib import Path
 from redline.errors import JournalError
 
 _AGAIN = "then run the same command again to continue"
-_FULL = f"make room on that disk, {_AGAIN}"
 GONE = (
     "its folder does not exist: if it was moved, pass the new path with -o to continue; "
     "otherwise choose another -o"
 )
 _HINTS = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), f"make room on that disk, {_AGAIN}"),
+    errno.EFBIG: f"raise `ulimit -f`, or move the output where larger files are allowed, {_AGAIN}",
     **dict.fromkeys((errno.ENOENT, errno.ESTALE), GONE),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), f"make it writable, {_AGAIN}"),
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 
 

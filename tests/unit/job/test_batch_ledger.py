@@ -86,6 +86,20 @@ def test_a_tail_cut_at_any_byte_costs_that_note_only(output: Output) -> None:
         assert kept == data[: ends[whole - 1]] if whole else kept.startswith(b'{"at":"run"')
 
 
+def test_a_last_note_whose_beginning_a_power_failure_lost_costs_that_note_only(
+    output: Output,
+) -> None:
+    written(output)
+    path = output.state_path / "batches.jsonl"
+    data = path.read_bytes()
+    begin = data[:-1].rfind(b"\n") + 1
+    path.write_bytes(data[:begin] + bytes(10) + data[begin + 10 :])
+    ledger = Ledger(output)
+    ledger.begin("http://here/v1")
+    ledger.close()
+    assert path.read_bytes() == data[:begin]
+
+
 def test_a_damaged_note_in_the_middle_is_refused_and_so_is_an_ended_last_one(
     output: Output,
 ) -> None:

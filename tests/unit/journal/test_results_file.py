@@ -87,8 +87,8 @@ def test_a_failed_replacing_leaves_the_old_file_and_no_other(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(28, "make room"), (122, "make room"), (27, "make room"), (2, "its folder does not exist"),
-     (5, "check that disk"), (30, "check that disk")],
+    [(28, "make room"), (122, "make room"), (27, "raise `ulimit"), (2, "its folder does not exist"),
+     (5, "check that disk"), (30, "check that disk"), (13, "make it writable")],
 )  # fmt: skip
 def test_the_hint_says_what_to_do_about_this_error(number: int, said: str) -> None:
     error = unwritable(Path("labels.jsonl"), OSError(number, os.strerror(number)))

@@ -38,7 +38,7 @@ _STATES = {"file": "uploaded", "making": "making", "batch": "running", "refused"
 
 
 class DamagedLedger(JournalError):
-    """The ledger of an output is damaged; --restart renames it."""
+    """The ledger of an output, or a part in it, is damaged; --restart renames the ledger."""
 
 
 class Note(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -148,6 +148,18 @@ class Ledger:
         """Returns the paths of the files that hold a part's answers and errors until it is done."""
         return [self.folder / f"part-{number}.{kind}" for kind in ("output", "errors")]
 
+    def check_parts(self) -> None:
+        """Raises DamagedLedger if rows of an open part are no longer in its file. Blocks."""
+        for number, part in self.parts.items():
+            path = self.part_path(number)
+            with telling(path):
+                if not path.exists():
+                    hint = f"put {self.folder} back; or {_HINT}"
+                    raise DamagedLedger(f"{path} is missing", hint=hint)
+                with path.open("rb") as file:
+                    if sum(1 for _ in file) != part.rows:
+                        raise DamagedLedger(f"{path} is damaged", hint=_HINT)
+
     def next_number(self) -> int:
         """Returns the number of a new part; only `forget` allows numbers to be reused."""
         self._last_part += 1
@@ -224,8 +236,10 @@ class Ledger:
         for number, line in enumerate(data.splitlines(keepends=True), 1):
             note = _note(line)
             if note is None:
-                if self._size + len(line) == len(data) and not line.endswith(b"\n"):
-                    # The process died while it wrote this line, so no step followed.
+                is_last = self._size + len(line) == len(data)
+                if is_last and (not line.endswith(b"\n") or b"\0" in line):
+                    # The process died, or the power failed, before this line was synced, so no step
+                    # followed. JSON never contains a zero byte, but lost blocks read as zeros.
                     return
                 raise DamagedLedger(f"line {number} of {self.path} is damaged", hint=_HINT)
             self._size += len(line)

@@ -496,6 +496,7 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
     """
     try:
         ledger = Ledger(output)
+        ledger.check_parts()
     except DamagedLedger:
         # The error's hint is to look up the batches at the provider, then to use --restart.
         if not job.restart:

@@ -50,14 +50,15 @@ def open_journal(job: Job, output: Output, acknowledge: Acknowledge) -> tuple[Jo
         new.begun, new.others = old.begun, manifests.other_inputs(old, new.input)
     for path in (output.path, output.failed_path):
         drop_unfinished(path)
-    manifests.save(output, new)
     journal = Journal(output, acknowledge)
-    if isinstance(job.task, Remembering):
-        try:
+    try:
+        if isinstance(job.task, Remembering):
             job.task.recall(output.path, output.failed_path)
-        except BaseException:
-            journal.let_go()
-            raise
+        # Saved last, so that a run that is refused leaves the settings and the input of the others.
+        manifests.save(output, new)
+    except BaseException:
+        journal.let_go()
+        raise
     return journal, new
 
 
