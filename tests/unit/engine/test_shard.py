@@ -113,6 +113,7 @@ def test_weights_in_many_files_are_found(tmp_path: Path) -> None:
         (Placement(0, 1, 4), {}, r"num_key_value_heads = 2, which 4 ranks"),
         (Placement(0, 1, 3), {}, r"num_attention_heads = 4, which 3 ranks"),
         (Placement(0, 5, 1), {}, r"has 4 layers, too few for 5 stages"),
+        (Placement(0, 2, 1), {"quantization_config": {"quant_method": "fp8"}}, r"quantized"),
         (Placement(0, 1, 2), {"base_model_tp_plan": None}, r"no tensor-parallel plan for .*llama"),
         (
             Placement(0, 1, 2),

@@ -182,6 +182,10 @@ def _plan(
     Raises ConfigError if the model cannot be split into these stages and shares.
     """
     config = source.config
+    if getattr(config, "quantization_config", None):
+        # Read as they are, quantized weights would lack their scales.
+        what = f"{source.name} has quantized weights, so it cannot be split"
+        raise ConfigError(what, hint="run it in one process; --launcher vllm splits it")
     if part.stages > layers:
         raise ConfigError(
             f"{source.name} has {counted(layers, 'layer')}, too few for {part.stages} stages"
