@@ -113,6 +113,10 @@ UNFIT = {
         r"it needs custom code \(trust_remote_code\), which the engine does not run",
     ),
     "attention that is no function": (as_falcon, "its attention cannot be replaced"),
+    "weights that need a library": (
+        saying(quantization_config={"quant_method": "gptq", "bits": 4}),
+        "ImportError: .*optimum",
+    ),
     "an encoder": (saying(model_type="t5", d_model=32), "is not a causal language model"),
 }
 

@@ -115,6 +115,8 @@ def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
         if _CUSTOM_CODE in str(error):
             why = "it needs custom code (trust_remote_code), which the engine does not run"
             kind, hint = "", OTHERS
+        elif isinstance(error, ImportError):  # such as the library of quantized weights
+            hint = "install what the message names, or give a model that does not need it"
         elif error.args == (NAME,):  # looked up among the model's own kinds of attention
             kind, why, hint = "", "its attention cannot be replaced by the engine's", OTHERS
         raise ConfigError(f"{failure} {name}: {kind}{why}", hint=hint or _hint(name)) from error
