@@ -11,7 +11,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from transformers import AutoModelForCausalLM, GemmaConfig, GraniteConfig, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GraniteConfig,
+    LlamaConfig,
+    NanoChatConfig,
+)
 
 from redline.engine.model import Loaded, Piece, Runner, Work, read_config
 from redline.engine.parallel import Placement, Source, load_shard, weight_files
@@ -138,9 +144,14 @@ def test_a_width_that_does_not_divide_is_refused_with_its_layer(tmp_path: Path) 
         part_of(folder, Placement(0, 1, 2))
 
 
-def test_a_model_that_scales_its_embeddings_is_not_split_into_stages(tmp_path: Path) -> None:
-    """Each stage would scale what the one before it has sent."""
-    folder = saved(tmp_path, GraniteConfig(**SIZES, embedding_multiplier=2.0))
+@pytest.mark.parametrize(
+    "config", [GraniteConfig(**SIZES, embedding_multiplier=2.0), NanoChatConfig(**SIZES)]
+)
+def test_a_model_that_changes_its_embeddings_is_not_split_into_stages(
+    config: Any, tmp_path: Path
+) -> None:
+    """Each stage would scale, or norm, what the one before it has sent."""
+    folder = saved(tmp_path, config)
     with pytest.raises(ConfigError, match="cannot be split into stages: it changes hidden states"):
         part_of(folder, Placement(1, 2, 1))
 
