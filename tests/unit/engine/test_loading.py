@@ -135,6 +135,12 @@ def test_a_model_that_cannot_run_here_is_refused_without_a_question(
     assert "config.json" not in caught.value.hint
 
 
+def test_weights_larger_than_memory_are_refused_before_they_are_read(folder: Path) -> None:
+    saying(hidden_size=2**20, intermediate_size=2**20)(folder)
+    with pytest.raises(ConfigError, match=r"weights of .* need [\d,.]+ GB in float32, but only"):
+        open_model(folder)
+
+
 def test_a_whole_folder_is_opened(folder: Path) -> None:
     open_model(folder)
 
