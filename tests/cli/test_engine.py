@@ -87,6 +87,13 @@ def test_a_port_that_is_taken_is_named_before_a_model_is_loaded(
     assert "the server cannot listen: Address already in use" in told.err
 
 
+@pytest.mark.parametrize("launcher", ["redline", "vllm"])
+def test_an_empty_host_does_not_listen_on_all_addresses(cli: Cli, launcher: str) -> None:
+    told = cli("engine", "no/such/folder", "--host", "", "--launcher", launcher)
+    assert told.status == 2
+    assert "the host is empty" in told.err
+
+
 REFUSED = {
     "lfm2": "(lfm2) has conv layers",
     "minimax": "(minimax) has linear attention layers",
