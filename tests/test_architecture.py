@@ -37,6 +37,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("broad_excepts", "httpserver/connection.py::_answer_rest"): "any failure is answered with 500",
     ("broad_excepts", "job/work/feed.py::_fill"): "it is raised again after the rows before it",
     ("broad_excepts", "job/work/runner.py::_in_executor"): "a user's function may raise anything",
+    ("broad_excepts", "job/work/runner.py::__call__"): "as above, in the executor",
     ("broad_excepts", "job/work/runner.py::next_row"): "a user's iterable may raise anything",
     ("broad_excepts", "job/work/runner.py::_work"): "the row boundary: templates and replies",
     ("broad_excepts", "job/work/runner.py::_elsewhere"): "as above, for rows of batches",

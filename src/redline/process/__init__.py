@@ -39,4 +39,4 @@ from redline.process.signals import (
     on_signals,
     run_until_told,
 )
-from redline.process.threads import DaemonThreads, RaisedStop, called, in_thread, is_in_loop
+from redline.process.threads import DaemonThreads, RaisedStop, in_thread, is_in_loop
