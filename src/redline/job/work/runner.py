@@ -608,9 +608,13 @@ class Runner:
                     hint="another row may have broken it: use an executor with one process to find "
                     "out which",
                 ) from error
+            is_own = executor is self._threads
+            if isinstance(error, KeyboardInterrupt) and self.is_draining and not is_own:
+                # The Ctrl-C that drains the run has also reached the process of the function.
+                raise asyncio.CancelledError from error
             if ends_task(error):
                 # Whether the function is running in a process of the user's pool is unknown here.
-                may_run = work.is_running or executor is not self._threads
+                may_run = work.is_running or not is_own
                 if may_run and isinstance(error, asyncio.CancelledError):
                     self._abandon(task, f"the `{name}` function has not returned")
                 raise
