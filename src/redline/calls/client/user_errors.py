@@ -13,10 +13,15 @@ def call_error_of(
 
     A CallError, this task's cancellation and the end of the process are kept: the caller raises
     them. TimeoutError and ConnectionError become retryable errors. Any other exception rejects the
-    call, so that a defect in the function fails only its row.
+    call, so that a defect in the function fails only its row. A group counts as its first one.
     after_s: the timeout in seconds of a TimeoutError, None if unknown. what: the message's verb,
     `raised` or `returned`.
     """
+    if isinstance(error, BaseExceptionGroup):
+        # As of a TaskGroup, which its first exception ended.
+        first = error.exceptions[0]
+        found = call_error_of(first, label, after_s=after_s, what=what)
+        return first if isinstance(first, CallError) else found
     said = f"{type(error).__name__}: {error}"
     match error:
         case CallError():
