@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import inspect
 import itertools
@@ -405,6 +406,40 @@ def test_an_exit_leaves_an_output_that_the_same_process_can_continue(
     exits.clear()
     report = redline.run(rows(), call=asked(), before=before, output=output)
     assert report.succeeded + report.skipped == 60
+
+
+@pytest.mark.parametrize("is_cell", [False, True])
+def test_functions_and_iterables_see_the_callers_context_variables(
+    monkeypatch: pytest.MonkeyPatch, *, is_cell: bool
+) -> None:
+    name = contextvars.ContextVar("name", default="-")
+
+    def rows() -> Iterator[dict[str, str]]:
+        # Set in one read and reset in another one.
+        token = name.set("mine")
+        yield {"prompt": name.get()}
+        name.reset(token)
+        yield {"prompt": name.get()}
+
+    async def call(row: dict[str, str]) -> str:
+        return row["prompt"] + name.get()
+
+    def report() -> redline.Report:
+        name.set("a")
+        return redline.run(
+            rows(),
+            call=call,
+            before=lambda row: {"prompt": row["prompt"] + name.get()},
+            after=lambda output: output + name.get(),
+            progress=False,
+        )
+
+    async def cell() -> redline.Report:
+        return report()
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
+    outcomes = (asyncio.run(cell()) if is_cell else report()).outcomes
+    assert [outcome.output for outcome in outcomes] == ["mineaaa", "aaaa"]
 
 
 def test_functions_before_and_after_run_off_the_loop() -> None:
