@@ -41,6 +41,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("broad_excepts", "job/work/runner.py::next_row"): "a user's iterable may raise anything",
     ("broad_excepts", "job/work/runner.py::_work"): "the row boundary: templates and replies",
     ("broad_excepts", "job/work/runner.py::_elsewhere"): "as above, for rows of batches",
+    ("broad_excepts", "sources/iterable.py::_read_all"): "it is raised again where it is read",
     ("broad_excepts", "sources/row.py::plain_form"): "a user's value may raise anything",
     ("broad_excepts", "measure/callers.py::ask"): "a user's function may raise anything",
     ("broad_excepts", "process/loading.py::load_object"): "a user's module may raise anything",

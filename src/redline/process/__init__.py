@@ -36,6 +36,7 @@ from redline.process.signals import (
     end_at_once,
     end_at_second,
     ends_task,
+    first_of,
     on_signals,
     run_until_told,
 )

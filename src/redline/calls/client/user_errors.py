@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redline.errors import CallError, Disconnected, Rejected, TimedOut
-from redline.process import ends_task
+from redline.process import ends_task, first_of
 
 
 def call_error_of(
@@ -17,17 +17,13 @@ def call_error_of(
     after_s: the timeout in seconds of a TimeoutError, None if unknown. what: the message's verb,
     `raised` or `returned`.
     """
-    if isinstance(error, BaseExceptionGroup):
-        # As of a TaskGroup, which its first exception ended.
-        first = error.exceptions[0]
-        found = call_error_of(first, label, after_s=after_s, what=what)
-        return first if isinstance(first, CallError) else found
-    said = f"{type(error).__name__}: {error}"
-    match error:
+    first = first_of(error)
+    said = f"{type(first).__name__}: {first}"
+    match first:
         case CallError():
-            return None
+            return None if first is error else first
         case TimeoutError():
             return TimedOut("attempt", after_s)
         case ConnectionError():
             return Disconnected(said)
-    return None if ends_task(error) else Rejected(f"{label} {what} {said}")
+    return None if ends_task(first) else Rejected(f"{label} {what} {said}")

@@ -54,6 +54,7 @@ from redline.process import (
     Unblocked,
     counted,
     ends_task,
+    first_of,
 )
 from redline.sources import custom_id
 from redline.timeline import Gatherer
@@ -483,7 +484,8 @@ class Runner:
             if ends_task(error):
                 raise
             # Raised by the user's own iterable.
-            what = f"reading {self.source_name} raised {type(error).__name__}: {error}"
+            first = first_of(error)
+            what = f"reading {self.source_name} raised {type(first).__name__}: {first}"
             failure = ConfigError(what, where=f"after {counted(self.supply.rows_read, 'row')}")
         self._input_error = self._input_error or failure
         return None
