@@ -234,6 +234,30 @@ def test_closing_over_a_reading_that_loses_its_cancellation_ends_all_waits() -> 
     virtual_run(main())
 
 
+def test_closing_waits_until_an_async_generator_has_cleaned_up() -> None:
+    ended: list[bool] = []
+
+    async def items() -> AsyncIterator[dict[str, int]]:
+        try:
+            await asyncio.Event().wait()
+            yield {}
+        finally:
+            await asyncio.sleep(1)
+            ended.append(True)
+
+    async def main() -> None:
+        feed = feed_of(items())
+        waiting = asyncio.create_task(feed.next())
+        await asyncio.sleep(1)
+        feed.close()
+        await asyncio.sleep(0.5)
+        await feed.aclose()
+        assert ended
+        assert await waiting is None
+
+    virtual_run(main())
+
+
 def test_closing_ends_a_wait_for_a_row_that_never_comes() -> None:
     async def never() -> AsyncIterator[dict[str, int]]:
         await asyncio.Event().wait()

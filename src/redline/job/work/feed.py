@@ -197,7 +197,6 @@ class Feed:
         """Closes the feed and waits until reading has ended."""
         self.close()
         if self._refill is not None:
-            self._refill.cancel()
             left = asyncio.create_task(self._left.wait())
             await asyncio.wait((self._refill, left), return_when=asyncio.FIRST_COMPLETED)
             left.cancel()
