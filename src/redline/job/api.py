@@ -301,7 +301,9 @@ class _Handover:
 
 
 def _size_bytes(outcome: Outcome) -> int:
-    return len(outcome.reply.body) if outcome.reply is not None else 0
+    reply = outcome.reply
+    # The output of a function has no body.
+    return 0 if reply is None else len(reply.body) or sys.getsizeof(reply.output)
 
 
 def _job_of(rows: object, options: Keywords) -> Job:
