@@ -416,6 +416,17 @@ def test_odd_fields_of_a_batch_that_do_not_matter_do_not_matter() -> None:
         assert run(server).succeeded == ROWS
 
 
+@pytest.mark.parametrize("status", ["COMPLETED", "EXPIRED", "CANCELLED"])
+def test_a_status_in_upper_case_is_the_same_status(status: str) -> None:
+    def shows(batch: Line, looks: int) -> Line:
+        return {**batch, "status": ("IN_PROGRESS", status, "completed")[min(looks, 3) - 1]}
+
+    provider = Provider(shows=shows)
+    with serving(provider) as server:
+        assert run(server).succeeded == ROWS
+    assert (provider.looks, provider.billed) == ({"batch-0": 2}, ROWS)
+
+
 @pytest.mark.parametrize("status", [400, 401])
 def test_a_key_that_a_line_quotes_is_masked(status: int, capfd: pytest.CaptureFixture[str]) -> None:
     def writes(lines: list[Line]) -> bytes:
