@@ -427,6 +427,20 @@ def test_a_status_in_upper_case_is_the_same_status(status: str) -> None:
     assert (provider.looks, provider.billed) == ({"batch-0": 2}, ROWS)
 
 
+def test_an_error_beside_the_failed_response_that_it_repeats_is_that_response() -> None:
+    error = {"message": "the prompt is too long", "code": "context_length_exceeded"}
+
+    def writes(lines: list[Line]) -> bytes:
+        lines[0]["response"] = {"status_code": 400, "body": {"error": error}}
+        return jsonl([{**lines[0], "error": error}, *lines[1:]])
+
+    provider = Provider(writes)
+    with serving(provider) as server:
+        report = run(server)
+    assert (report.succeeded, report.failed, provider.billed) == (ROWS - 1, 1, ROWS)
+    assert "too long" in failures()[0]["error"]["message"]
+
+
 @pytest.mark.parametrize("status", [400, 401])
 def test_a_key_that_a_line_quotes_is_masked(status: int, capfd: pytest.CaptureFixture[str]) -> None:
     def writes(lines: list[Line]) -> bytes:

@@ -124,9 +124,12 @@ def outcome_of(
 
 def is_answered(line: ResultLine) -> bool:
     """Whether the line has an answer to the request, even an answer that cannot be read."""
-    error = line.error
-    is_error = error is not None and bool(error.code or error.message)
-    return bool(line.problem) or (line.response is not None and not is_error)
+    response, error = line.response, line.error
+    if line.problem or response is None:
+        return bool(line.problem)
+    # Some providers repeat the error of a failed response beside it.
+    is_failure = (number(response.status_code) or 0) >= 400
+    return is_failure or error is None or not (error.code or error.message)
 
 
 def without_line(status: str, unread: int) -> CallError:
