@@ -950,6 +950,26 @@ class Unpaid(Provider):
         return super()._answer(request)
 
 
+class Processing(Provider):
+    """Like Azure, it creates a batch only from a file that it has processed: in three looks."""
+
+    def _answer(self, request: Asked) -> Any:
+        method, name = request.method, request.path.rpartition("/")[2]
+        is_ready = self.asked[f"GET {name}" if method == "GET" else "GET file-0"] > 2
+        if method == "POST" and name == "batches" and not is_ready:
+            return Answer(400, {"error": {"message": "the file is not processed"}})
+        answer = super()._answer(request)
+        if name in ("files", "file-0") and method != "DELETE":
+            return {**answer, "id": "file-0", "status": "processed" if is_ready else "pending"}
+        return answer
+
+
+def test_a_batch_is_made_once_its_file_is_processed() -> None:
+    with serving(Processing()) as server:
+        report = run(server)
+    assert (report.stopped, report.succeeded) == (None, ROWS)
+
+
 def test_a_file_that_the_provider_has_deleted_is_uploaded_again() -> None:
     provider = Unpaid()
     with serving(provider) as server:

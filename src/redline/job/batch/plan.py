@@ -35,6 +35,8 @@ MOST_BYTES = 100 * 10**6
 # A batch ends within seconds at a server of your own, and within minutes to hours at a provider. So
 # polls become rarer: 13 in the first two minutes, later one a minute.
 FIRST_LOOK_S, LOOK_GROWTH, MOST_LOOK_S = 0.25, 1.5, 60.0
+# A provider that processes a file first has this long before a batch is created from it anyway.
+MOST_PROCESSING_S = 600.0
 # A server that reports `completed` before the results can be read has this long to return them.
 # Without that wait, rows would be sent and paid for again.
 MOST_RESULTS_S = 30.0
