@@ -216,6 +216,16 @@ def test_a_batch_that_finds_no_room_goes_in_halves_that_wait_for_each_other() ->
         assert stats["lines"] == 40
 
 
+def test_a_batch_holds_no_more_inputs_of_embeddings_than_requests(
+    plain: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_plan, "MOST_ROWS", 6)
+    rows = [{"input": [f"{row} {n}" for n in range(3)]} for row in range(5)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = run(plain, url="/v1/embeddings")
+    assert (report.succeeded, report.batches.made) == (5, 3)
+
+
 def test_a_path_that_is_none_for_batches_ends_the_run() -> None:
     with simulated() as sim:
         write_rows(2)

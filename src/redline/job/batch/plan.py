@@ -28,8 +28,8 @@ from redline.limits import Limits
 from redline.limits.rule import KINDS, last_send_s
 from redline.process import counted
 
-# OpenAI's limits for a file are 50,000 requests and 200 MB. Older servers with its API accept only
-# 100 MB, and a file is in memory while it is uploaded.
+# OpenAI's limits for a file are 50,000 requests and 200 MB, and 50,000 inputs of embeddings. Older
+# servers with its API accept only 100 MB, and a file is in memory while it is uploaded.
 MOST_ROWS = 50_000
 MOST_BYTES = 100 * 10**6
 # A batch ends within seconds at a server of your own, and within minutes to hours at a provider. So
@@ -85,9 +85,13 @@ def appears_s(making_wall_s: float, wall_s: float) -> float:
     return MOST_MAKING_S - since_s if 0 <= since_s < MOST_MAKING_S else 0.0
 
 
-def fits(rows: int, size_bytes: int, more_bytes: int) -> bool:
-    """Whether a request of `more_bytes` fits into a part of `rows` rows and `size_bytes`."""
-    return rows < MOST_ROWS and (not rows or size_bytes + more_bytes <= MOST_BYTES)
+def fits(inputs: int, size_bytes: int, more_inputs: int, more_bytes: int) -> bool:
+    """Whether a request fits into a part.
+
+    inputs, more_inputs: those of the part's requests and of this one, at least 1 for each request.
+    """
+    is_small = inputs + more_inputs <= MOST_ROWS and size_bytes + more_bytes <= MOST_BYTES
+    return not inputs or is_small
 
 
 def outcome_of(
