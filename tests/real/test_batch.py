@@ -41,6 +41,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_proxy: None
     monkeypatch.setattr(batch_plan, "FIRST_LOOK_S", 0.05)
     monkeypatch.setattr(batch_plan, "MOST_MAKING_S", 0.5)
     monkeypatch.setattr(batch_plan, "MOST_LOOK_S", 0.1)
+    monkeypatch.setattr(batch_module, "MOST_LOST_S", 0.2)
     monkeypatch.setattr(RetryPolicy, "pause_s", lambda *_: 0.05)
 
 

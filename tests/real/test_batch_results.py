@@ -40,6 +40,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_proxy: None
     monkeypatch.setattr(batch_plan, "MOST_MAKING_S", 0.5)
     monkeypatch.setattr(batch_plan, "MOST_LOOK_S", 0.05)
     monkeypatch.setattr(batch_module, "MOST_RESULTS_S", 0.5, raising=False)
+    monkeypatch.setattr(batch_module, "MOST_LOST_S", 0.5, raising=False)
     monkeypatch.setattr(RetryPolicy, "pause_s", lambda *_: 0.02)
     rows = [{"custom_id": f"r{n}", "prompt": f"say {n}"} for n in range(ROWS)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -948,6 +949,18 @@ class Unpaid(Provider):
         if isinstance(body, dict) and body["input_file_id"] not in self.files:
             return Answer(400, {"error": {"message": "No such File object"}})
         return super()._answer(request)
+
+
+def test_a_batch_may_be_unknown_for_a_while() -> None:
+    def shows(batch: Line, looks: int) -> Any:
+        if looks in (1, 2, 4):
+            return Answer(404, {"error": {"message": "no such batch"}})
+        return {**batch, "status": "in_progress"} if looks == 3 else batch
+
+    provider = Provider(shows=shows)
+    with serving(provider) as server:
+        report = run(server)
+    assert (report.stopped, report.succeeded, provider.billed) == (None, ROWS, ROWS)
 
 
 class Processing(Provider):

@@ -40,6 +40,8 @@ MOST_PROCESSING_S = 600.0
 # A server that reports `completed` before the results can be read has this long to return them.
 # Without that wait, rows would be sent and paid for again.
 MOST_RESULTS_S = 30.0
+# A provider's servers may disagree about a new batch, so it is unknown only after this long.
+MOST_LOST_S = 30.0
 # A batch whose creation was not confirmed may appear up to this long after the request, because a
 # provider may finish a request whose connection is lost. A second batch would be paid for as well.
 MOST_MAKING_S = 30.0
