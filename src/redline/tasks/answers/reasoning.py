@@ -20,16 +20,20 @@ _NAMES = (
     r"(?:\w{1,16}[:_])?think|thinking|thought|thoughts|reasoning|scratchpad|analysis|reflection|"
     r"rationale"
 )
+# The format of a message of gpt-oss, such as JSON.
+_FORM = r"(?:<\|constrain\|>[^<\n]{0,40})?"
+# `<|channel>` and `<channel|>` are Gemma 4's, `<unused94>` and `<unused95>` are MedGemma's.
 _REASONING = re.compile(
     rf"(?i)(?P<open><(?:{_NAMES})>|\[THINK\]|◁think▷|<\|(?:begin_of_thought|START_THINKING)\|>"
-    r"|<\|channel\|>(?:analysis|commentary)[^<\n]{0,80}<\|message\|>)"
+    rf"|<\|channel\|>(?:analysis|commentary)[^<\n]{{0,80}}{_FORM}<\|message\|>"
+    r"|<\|channel>|<unused94>)"
     rf"|</(?:{_NAMES})>|\[/THINK\]|◁/think▷|<\|(?:end_of_thought|END_THINKING)\|>"
-    r"|<\|channel\|>final<\|message\|>",
+    rf"|<\|channel\|>final ?{_FORM}<\|message\|>|<channel\|>|<unused95>",
 )
 _TURN_ENDS = re.compile(
     r"<\|(?:im_end|im_start|eot_id|eom_id|endoftext|end_of_text|end|return|start|start_header_id|"
-    r"user|system|assistant|end_of_turn|eos)\|>|<(?:end_of_turn|start_of_turn|eos|EOT)>|</s>|"
-    r"\[/?INST\]|<｜end▁of▁sentence｜>|<｜User｜>"
+    r"user|system|assistant|end_of_turn|eos)\|>|<(?:end_of_turn|start_of_turn|eos|EOT|turn\|)>|"
+    r"</s>|\[/?INST\]|<｜end▁of▁sentence｜>|<｜User｜>"
 )
 
 _RUN_ON = re.compile(
