@@ -6,6 +6,7 @@
 | an end without a beginning (it is in the prompt) | the text after it                             |
 | a beginning without an end (reasoning was cut)   | the text before it                            |
 | `<|im_end|>`, `</s>`, `<end_of_turn>` ...        | the text before it                            |
+| `<|begin_of_box|>` (GLM) and similar marks       | the text around them                          |
 | `Question:`, `Q:`, `User:` after an answer       | the text before it                            |
 """
 
@@ -35,6 +36,8 @@ _TURN_ENDS = re.compile(
     r"user|system|assistant|end_of_turn|eos)\|>|<(?:end_of_turn|start_of_turn|eos|EOT|turn\|)>|"
     r"</s>|\[/?INST\]|<｜end▁of▁sentence｜>|<｜User｜>"
 )
+# Marks around an answer: GLM's, and those of Cohere's reasoning models.
+_AROUND_ANSWER = re.compile(r"<\|(?:(?:begin|end)_of_box|(?:START|END)_RESPONSE)\|>")
 
 _RUN_ON = re.compile(
     rf"(?im)^[ {BOLD}{HASHES}]*(?:Q|(?:Next |New |Another |Example )?(?:Question|Problem|Exercise)|"
@@ -63,7 +66,7 @@ def spoken(answer: str) -> str:
             is_inside = True
     if not is_inside:
         parts.append(answer[at:])
-    return _own_turn("".join(parts))
+    return _own_turn(_AROUND_ANSWER.sub("", "".join(parts)))
 
 
 def names_reasoning(text: str) -> bool:
