@@ -98,7 +98,7 @@ class Provider:
             if self.hidden_downloads:
                 self.hidden_downloads -= 1
                 return Answer(404, {"error": {"message": "no such file"}})
-            return self.files[parts[1]]
+            return self.files.get(parts[1]) or Answer(404, {"error": {"message": "no such file"}})
         if parts == ["batches"] and isinstance(body, dict):
             return self._made(body)
         if parts == ["batches"]:
@@ -240,6 +240,20 @@ def test_a_file_that_is_not_visible_or_not_whole_yet_is_fetched_again() -> None:
         assert run(server).succeeded == ROWS
     assert results() == ALL
     assert provider.billed == ROWS
+
+
+@pytest.mark.parametrize("counts", [{"completed": ROWS}, {}])
+@pytest.mark.parametrize("status", ["completed", "expired"])
+def test_a_file_of_errors_that_does_not_exist_keeps_no_answers_back(
+    status: str, counts: Line
+) -> None:
+    def shows(batch: Line, looks: int) -> Line:
+        return {**batch, "status": status, "error_file_id": "none", "request_counts": counts}
+
+    provider = Provider(shows=shows)
+    with serving(provider) as server:
+        report = run(server)
+    assert (report.stopped, report.succeeded, provider.billed) == (None, ROWS, ROWS)
 
 
 def test_results_that_never_come_are_asked_again_after_a_while() -> None:
