@@ -456,6 +456,19 @@ def test_an_error_beside_the_failed_response_that_it_repeats_is_that_response() 
     assert "too long" in failures()[0]["error"]["message"]
 
 
+def test_a_row_with_an_error_instead_of_a_response_is_in_three_batches_at_most() -> None:
+    def writes(lines: list[Line]) -> bytes:
+        error = {"code": "inference_failed", "message": "400 Bad Request"}
+        bad = {"custom_id": lines[0]["custom_id"], "response": None, "error": error}
+        return jsonl([bad, *lines[1:]])
+
+    provider = Provider(*[writes] * 9)
+    with serving(provider) as server:
+        report = run(server)
+    assert (report.succeeded, report.failed, len(provider.batches)) == (ROWS - 1, 1, 3)
+    assert "inference_failed: 400 Bad Request" in failures()[0]["error"]["message"]
+
+
 @pytest.mark.parametrize("status", [400, 401])
 def test_a_key_that_a_line_quotes_is_masked(status: int, capfd: pytest.CaptureFixture[str]) -> None:
     def writes(lines: list[Line]) -> bytes:
@@ -523,7 +536,7 @@ def test_half_answers_and_miscounted_ones_are_failures_in_batches_too() -> None:
         report = run(server, max_retries=0)
     assert (report.succeeded, report.failed) == (ROWS - 5, 5)
     kinds = sorted((line["custom_id"], line["error"]["kind"]) for line in failures())
-    assert [kind for _, kind in kinds] == ["server_failed"] * 3 + ["bad_reply", "server_failed"]
+    assert [kind for _, kind in kinds] == ["server_failed"] * 3 + ["bad_reply"] * 2
 
 
 def test_a_batch_without_room_whose_rows_have_changed_frees_its_budget() -> None:

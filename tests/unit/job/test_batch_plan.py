@@ -78,6 +78,7 @@ def test_an_answer_is_read_as_it_would_be_live() -> None:
         (answer(200, {"choices": []}), BadReply, "exhausted"),
         (line(error={"code": "batch_expired", "message": "late"}), ServerFailed, "exhausted"),
         (line(error={"code": "batch_cancelled"}), ServerFailed, "exhausted"),
+        (line(error={"code": "inference_failed", "message": "no"}), BadReply, "exhausted"),
         (line(), ServerFailed, "exhausted"),
     ],
 )

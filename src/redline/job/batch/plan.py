@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from redline.apis import Problem, ResultLine, judge, number
+from redline.apis import UNFINISHED, Problem, ResultLine, judge, number
 from redline.apis import replies as apis
 from redline.calls import Outcome, failed
 from redline.errors import BadReply, CallError, NoEndpoint, Rejected, Retryable, ServerFailed
@@ -56,6 +56,8 @@ _CANCEL_SHARE = 0.25
 # The first rows may be faster than the others.
 _LIVE_FACTOR = 1.5
 _BAD_REPLIES = 2
+# The codes of rows that their batch has not tried. Any other error may be permanent.
+_NOT_TRIED = [code for code, _ in UNFINISHED.values()]
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -112,7 +114,10 @@ def outcome_of(
         if line.problem:
             raise BadReply(f"the row's line in the results cannot be read: {line.problem}")
         if response is None or not is_answered(line):
-            raise unfinished(error.code, error.message) if error is not None else unfinished()
+            why = "" if error is None else _joined(error.code, error.message)
+            if error is not None and why and error.code not in _NOT_TRIED:
+                raise BadReply(f"the batch has an error instead of an answer: {why}")
+            raise unfinished(why)
         body = bytes(response.body)
         status = number(response.status_code)
         if status is None:
@@ -151,14 +156,17 @@ def without_line(status: str, unread: int) -> CallError:
     if unread:
         why += f", and {counted(unread, 'line names', 'lines name')} no row"
     if status != "completed":
-        return unfinished(message=why)
+        return unfinished(why)
     return BadReply(f"the batch was completed without an answer: {why}")
 
 
-def unfinished(code: object = None, message: object = None) -> ServerFailed:
+def unfinished(why: str = "") -> ServerFailed:
     """Returns the error of a row that its batch has not answered."""
-    why = ": ".join(str(part) for part in (code, message) if part)
     return ServerFailed(f"the batch ended without an answer: {why or 'no line for the row'}")
+
+
+def _joined(*parts: object) -> str:
+    return ": ".join(str(part) for part in parts if part)
 
 
 def is_sent_again(error: Exception | None, attempts: int, max_retries: float) -> bool:
@@ -192,7 +200,7 @@ def reasons_of(problems: Sequence[Problem]) -> str:
 
 
 def _reason(problem: Problem) -> str:
-    return ": ".join(part for part in (problem.code, problem.message) if part) or "no reason"
+    return _joined(problem.code, problem.message) or "no reason"
 
 
 def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
