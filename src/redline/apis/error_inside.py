@@ -42,7 +42,12 @@ _CODES = {
 }
 _STATUS_OF = {code: status for status, codes in _CODES.items() for code in codes}
 # MiniMax's codes: https://platform.minimax.io/docs/api-reference/errorcode
-_MINIMAX = {1002: 429, 1004: 401, 1008: 402, 1026: 400, 1039: 429, 2013: 400, 2049: 401}
+_MINIMAX = {
+    **dict.fromkeys((1026, 1027, 1042, 2013), 400),
+    **dict.fromkeys((1004, 2049), 401),
+    1008: 402,
+    **dict.fromkeys((1002, 1039, 1041, 2045, 2056), 429),
+}
 # The fields that JSON may have if it is nothing but an error.
 _ENVELOPE = {
     *("code", "detail", "error", "id", "message", "object", "param", "request_id", "status"),
