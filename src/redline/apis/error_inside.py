@@ -80,9 +80,10 @@ def is_error(value: Any, *, of_any_api: bool = False) -> bool:
     return bool(error) or (has_code and isinstance(value.get("message"), str))
 
 
-def is_error_event(event: dict[str, Any]) -> bool:
-    """Whether the event of a stream is an error."""
-    return _is_named(event) or bool(event.get("error"))
+def error_event(event: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the event of a stream, as most providers send it, if it is an error; or None."""
+    found: dict[str, Any] = _unwrapped(event)
+    return found if _is_named(found) or found.get("error") else None
 
 
 def _is_named(value: dict[str, Any]) -> bool:
