@@ -184,6 +184,7 @@ def test_a_402_or_403_parks_the_whole_endpoint(cli: Cli, rows: Rows, status: int
 QUOTES = {
     "in a sentence": error(f"Invalid value: {TOO_LOW}", **ANTHROPIC),
     "of one model": error("LiteLLM User: u, exceeded budget for model=m", **BUDGET),
+    "of one tag": error(f"{OVER} Tag=t Current cost: 2.6, Max budget: 1.0", **BUDGET),
     "in json": error(f'Invalid body: {{"error": {{"message": "{TOO_LOW}"}}}}', **ANTHROPIC),
     "without a type": error(TOO_LOW),
     "in detail": {"detail": [{"loc": ["body"], "input": TOO_LOW, "type": "string_type"}]},

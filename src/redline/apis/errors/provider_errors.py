@@ -142,11 +142,11 @@ _TABLE = (
     # Fireworks: https://github.com/pollinations/pollinations/issues/12136
     _Row((412,), "precondition_failed", r"account \S{1,200} is suspended\b", _SPENT),
     # LiteLLM: https://github.com/BerriAI/litellm/issues/14144
-    # A budget for one model or one end user, with the same type, leaves the key usable for others.
+    # A budget for one model, tag or end user, with the same type, leaves the key usable for others.
     _Row(
         (400, 429),
         "budget_exceeded",
-        r"budget has been exceeded|exceededbudget: (?!end user)",
+        r"budget has been exceeded(?!! tag=)|exceededbudget: (?!end user)",
         _SPENT,
     ),
     # new-api: https://github.com/popjane/free_chatgpt_api/issues/26
