@@ -88,8 +88,8 @@ _NOT_BEFORE = re.compile(
 )
 _LINE = re.compile(
     rf"{_BLANK}(?:[✓✔✅☑→⇒∴]{_BLANK})?(?i:(?:option|choice|answer)[ ])?[\[(]?[ ]?"
-    rf"(?P<letter>[A-Za-z])(?:[ ]?[\])]|[.:]|"
-    rf"[ {BOLD}\"'$.!]*$|(?<=[A-Z])(?:{BOLD}|[ ]?[—(]|[ ]-|,?[ ](?:because|since)\b))"
+    rf"(?P<letter>[A-Za-z])(?:[ ]?[\])]|[.:。]|、(?![A-Z]{_ALONE})|"
+    rf"[ {BOLD}\"'$.!]*$|(?<=[A-Z])(?:{BOLD}|[ ]?[—(]|[ ]-|,?(?:[ ](?:because|since)\b|因)))"
 )
 # As `Best guess: C`, and the end of `That leaves us with C.` or of `Hmm, C.`
 _LABELLED = re.compile(
@@ -104,7 +104,7 @@ _AT_END = re.compile(
 _UNSAID = re.compile(r"(?i)\W*(?:if|suppose|assum\w+)\b|.*(?:\bnot\b|n't\b|cannot\b|never\b)")
 _ALONE_ON_LINE = re.compile(rf"(?m)^{_BLANK}[\[(]?(?P<letter>[A-Z])[\]).]{{0,2}}[ {BOLD}.]*$")
 _ALONE_AT_END = re.compile(rf"\n[^\w\n]*[A-Z][ {BOLD}]*\n?$")
-_OPTION = re.compile(rf"(?:^|[\s(\[{BOLD}])([A-Z])[).:\]][ ]")
+_OPTION = re.compile(rf"(?:^|[\s(\[{BOLD}])([A-Z])[).:\]、](?:[ ]|(?=\w))")
 _MENTIONED = re.compile(
     r"(?:\b(?i:options?|choice|letter|leaves|leaving|opción|opção|alternativa|letra|antwort|réponse|"
     rf"вариант|选项)[ {BOLD}]*[\[(]?|[\[(](?=\w[\])]))"
