@@ -98,8 +98,8 @@ _LABELLED = re.compile(
     rf"[ {BOLD}\"'\[(]*(?P<letter>[A-Z])[\]).!\"'$ {BOLD}]*$"
 )
 _AT_END = re.compile(
-    rf"(?:(?<![A-Z]),|\b(?i:is|be|es|est|ist|é|è|la|a|with|probably|likely|maybe|perhaps)|是)"
-    rf"[ ]?[{BOLD}(]*(?P<letter>[A-Z])[\]){BOLD}]*[.!?。]?[ {BOLD}]*$"
+    r"(?:(?<![A-Z]),[ ]?|\b(?i:is|be|es|est|ist|é|è|la|a|with|probably|likely|maybe|perhaps)[ ]|"
+    rf"是[ ]?)[{BOLD}(]*(?P<letter>[A-Z])[\]){BOLD}]*[.!?。]?[ {BOLD}]*$"
 )
 _UNSAID = re.compile(r"(?i)\W*(?:if|suppose|assum\w+)\b|.*(?:\bnot\b|n't\b|cannot\b|never\b)")
 _ALONE_ON_LINE = re.compile(rf"(?m)^{_BLANK}[\[(]?(?P<letter>[A-Z])[\]).]{{0,2}}[ {BOLD}.]*$")
