@@ -307,7 +307,7 @@ def test_the_runs_deadline_ends_it_and_leaves_the_rest_for_the_next_run() -> Non
         run.check_law()
         assert isinstance(run.runner.stopped, TimedOut)
         assert run.runner.stopped.phase == "run"
-        assert run.runner.stopped.hint == "run the same command again to continue"
+        assert run.runner.stopped.hint == "with -o, the same command continues the run"
         assert asyncio.get_running_loop().time() < 11
         assert run.unfinished > 0
 

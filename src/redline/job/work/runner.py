@@ -371,7 +371,7 @@ class Runner:
                 await self._is_stopped.wait()
                 await asyncio.sleep(GRACE_S)
         except TimeoutError:
-            hint = "run the same command again to continue"
+            hint = "with -o, the same command continues the run"
             self.stop(TimedOut("run", self.job.deadline_s, hint=hint))
         self.abort()
 
