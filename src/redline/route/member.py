@@ -150,6 +150,10 @@ class PoolMember(Figures):
         if self._pause_s and now_s - latency_s >= self._again_s - self._pause_s:
             self._pause_s, self._again_s = 0.0, -math.inf
 
+    def fails(self, what: str) -> None:
+        """Keeps this as `failure`."""
+        self.failure = what
+
     def count(self, answers: int) -> None:
         """Adds to `succeeded`."""
         self.succeeded += answers

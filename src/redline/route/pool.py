@@ -693,7 +693,7 @@ class Pool:
     ) -> None:
         """Counts a failure of the endpoint, and degrades it if it has failed too often."""
         member.failed()
-        member.failure = what
+        member.fails(what)
         if member.breaker.failed(epoch, now_s, is_down=is_down):
             if not is_down:
                 self._listener.on_event(EndpointDegraded(now_s, member.name, what))
@@ -894,7 +894,7 @@ class Pool:
             if member.breaker.state is Health.DEGRADED and not is_well:
                 what = f"its health page has failed {BAD_PAGES} times in a row"
                 self._listener.on_event(EndpointDegraded(self._now_s(), member.name, what))
-                member.failure = what
+                member.fails(what)
                 self._degraded(member)
             else:
                 self._weigh()
