@@ -302,6 +302,17 @@ def block_without_await(row: int) -> int:
     return row
 
 
+def test_a_cancellation_that_a_call_raises_in_a_group_leaves_its_row_to_the_next_run() -> None:
+    async def call(row: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            raise BaseExceptionGroup("tasks", [error]) from None
+
+    report = redline.run(ROWS, call=call, deadline_s=0.15)
+    assert (report.failed, report.unfinished) == (0, len(ROWS))
+
+
 @pytest.mark.parametrize("call", [block_at_once, block_and_wait, block_without_await])
 @pytest.mark.parametrize("settings", [{}, {"concurrency": 1}, {"rps": 1_000}])
 def test_the_deadline_ends_a_run_whose_calls_block_the_event_loop(

@@ -273,13 +273,14 @@ async def test_a_stream_is_as_far_ahead_of_its_reader_as_is_said(large: str) -> 
     assert _peak_mb() - before_mb < 4 * 22 + 32 * 3 + 384 + ONE_ANSWER_MB < 700
 
 
-async def test_a_stream_of_a_functions_outputs_is_as_far_ahead_as_one_of_answers() -> None:
+@pytest.mark.parametrize("form", [str, lambda text: {"texts": [text]}])
+async def test_a_stream_of_a_functions_outputs_is_as_far_ahead_as_one_of_answers(form: Any) -> None:
     made = 0
 
-    async def call(row: dict[str, Any]) -> str:
+    async def call(row: dict[str, Any]) -> Any:
         nonlocal made
         made += 1
-        return "x" * (10 * MB)
+        return form("x" * (10 * MB))
 
     async with redline.stream([{}] * 100, call=call, concurrency=1) as outcomes:
         await anext(outcomes)

@@ -18,7 +18,6 @@ from typing import Generic, TypeVar
 from redline.sources.row import BlockingRows, Row, Rows, row_of
 
 _PATIENCE_S = 0.05
-_END = object()
 
 Items = TypeVar("Items")
 
@@ -63,76 +62,57 @@ class AsyncRows(_ItemRows[AsyncIterable[object]]):
 
     def __init__(self, name: str, items: AsyncIterable[object]) -> None:
         super().__init__(name, items)
-        self._reader: asyncio.Task[None] | None = None
-        self._wanted = asyncio.Event()
-        # The next item, or the error in its place; None until it has been read.
-        self._read: tuple[object, BaseException | None] | None = None
-        self._waiting: asyncio.Future[None] | None = None
+        self._wanted, self._changed = asyncio.Event(), asyncio.Event()
+        self._read: list[object] = []
 
     async def batches(self) -> AsyncIterator[list[Row]]:
         """Yields lists of one row.
 
         Raises ConfigError if there is no row, and any error that the iterable raises.
         """
-        while (item := await self._next()) is not _END and not self._is_closed:
-            yield [self._next_row(item)]
+        reader = asyncio.create_task(self._read_all(), name="redline source")
+        reader.add_done_callback(lambda _: self._changed.set())
+        while not self._is_closed:
+            while not (self._read or reader.done()):
+                self._wanted.set()
+                self._changed.clear()
+                try:
+                    await self._changed.wait()
+                except asyncio.CancelledError:
+                    if self._changed.is_set():
+                        raise
+                    # The iterable decides whether this ends it.
+                    reader.cancel()
+            if self._is_closed or not self._read:
+                break
+            yield [self._next_row(self._read.pop(0))]
+        if reader.done() and (error := reader.result()) is not None:
+            raise error
         self._end()
 
     def close(self) -> None:
         super().close()
         self._wanted.set()
 
-    async def _next(self) -> object:
-        """Returns the next item; _END after the last one, or after `close`."""
-        if self._is_closed:
-            return _END
-        if self._reader is None:
-            self._reader = asyncio.create_task(self._read_all(), name="redline source")
-        self._wanted.set()
-        while self._read is None:
-            self._waiting = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiting
-            except asyncio.CancelledError:
-                if self._read is not None or self._reader.done():
-                    raise
-                # The iterable decides whether this ends it.
-                self._reader.cancel()
-        (item, error), self._read = self._read, None
-        if error is not None:
-            raise error
-        return item
-
-    def _pass_on(self, item: object, error: BaseException | None = None) -> None:
-        self._read = (item, error)
-        waiting = self._waiting
-        # The loop is closed if an abandoned reader ends as it is garbage-collected.
-        if waiting is not None and not (waiting.done() or waiting.get_loop().is_closed()):
-            waiting.set_result(None)
-
-    async def _read_all(self) -> None:
-        """Reads each item once it is wanted; passes on _END after the last one or `close`."""
+    async def _read_all(self) -> BaseException | None:
+        """Reads each item once it is wanted, until `close`; returns the error that ended it."""
         try:
             items = aiter(self._items)
-            reading: Awaitable[object] = anext(items)
             while True:
-                self._pass_on(await reading)
-                self._wanted.clear()
                 try:
-                    if not self._is_closed:
-                        await self._wanted.wait()
+                    await self._wanted.wait()
+                    if self._is_closed:
+                        return None
+                    reading: Awaitable[object] = anext(items)
                 except asyncio.CancelledError as error:
                     # By a timeout or a TaskGroup that the generator holds open.
                     if not isinstance(items, AsyncGenerator):
                         raise
                     reading = items.athrow(error)
-                else:
-                    if self._is_closed:
-                        break
-                    reading = anext(items)
+                self._wanted.clear()
+                self._read.append(await reading)
+                self._changed.set()
         except StopAsyncIteration:
-            pass
+            return None
         except BaseException as error:
-            self._pass_on(_END, error)
-            return
-        self._pass_on(_END)
+            return error

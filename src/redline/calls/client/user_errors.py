@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redline.errors import CallError, Disconnected, Rejected, TimedOut
-from redline.process import ends_task, first_of
+from redline.process import ends_task
 
 
 def call_error_of(
@@ -13,17 +13,16 @@ def call_error_of(
 
     A CallError, this task's cancellation and the end of the process are kept: the caller raises
     them. TimeoutError and ConnectionError become retryable errors. Any other exception rejects the
-    call, so that a defect in the function fails only its row. A group counts as its first one.
+    call, so that a defect in the function fails only its row.
     after_s: the timeout in seconds of a TimeoutError, None if unknown. what: the message's verb,
     `raised` or `returned`.
     """
-    first = first_of(error)
-    said = f"{type(first).__name__}: {first}"
-    match first:
+    said = f"{type(error).__name__}: {error}"
+    match error:
         case CallError():
-            return None if first is error else first
+            return None
         case TimeoutError():
             return TimedOut("attempt", after_s)
         case ConnectionError():
             return Disconnected(said)
-    return None if ends_task(first) else Rejected(f"{label} {what} {said}")
+    return None if ends_task(error) else Rejected(f"{label} {what} {said}")
