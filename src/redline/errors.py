@@ -7,7 +7,7 @@ RedlineError
     Retryable            the same call may succeed later
       RateLimited        429: wait `retry_after_s`, or back off
       TimedOut           a timeout expired; `phase` says which
-      ServerFailed       408, 409, 425, 5xx, or an answer that the server marks as broken off
+      ServerFailed       408, 409, 424, 425, 499, 5xx, or an answer that is marked as broken off
       Disconnected       the connection was refused, reset or closed early
       BadReply           a response that cannot be read; final after two retries
     Final                the same call will never succeed
@@ -167,11 +167,11 @@ class Retryable(CallError):
 
 
 class RateLimited(Retryable):
-    """The endpoint's limit was exceeded: HTTP 429, or 402 with a time to wait."""
+    """The endpoint's limit was exceeded: HTTP 429, or 402 or 403 with a time to wait."""
 
 
 class ServerFailed(Retryable):
-    """HTTP 408, 409, 425 or 5xx, or an answer that the server marks as broken off."""
+    """HTTP 408, 409, 424, 425, 499 or 5xx, or an answer that the server marks as broken off."""
 
 
 class Disconnected(Retryable):

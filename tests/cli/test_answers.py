@@ -181,6 +181,9 @@ INSIDE: list[tuple[Any, str, int | None]] = [
     ({"choices": [], "error": {"message": "busy", "code": 503}}, "server_failed", 503),
     ({"choices": None, "error": {"message": "busy", "code": 503}}, "server_failed", 503),
     ({"choices": None, **minimax(1002)}, "rate_limited", 429),
+    # The filter of the output, and the quota of five hours.
+    (minimax(1027), "rejected", 400),
+    (minimax(2056), "rate_limited", 429),
     (minimax(2013), "rejected", 400),
     (minimax(1000), "server_failed", 500),
     ({"error": {"message": "boom"}}, "bad_reply", None),

@@ -61,8 +61,8 @@ def test_sampled_rows_are_asked_and_the_summary_says_why(cli: Cli, rows: Rows) -
         told = cli("run", name, *SIM, *IN)
         assert "3 requests at" in told.err
         assert (
-            "\ncache: 3 requests are sampled, so not cached; see --temperature 0, --param seed=7, "
-            "--cache-sampled\n"
+            "\ncache: 3 requests are not cached, because answers may vary; see --temperature 0, "
+            "--param seed=7, --cache-sampled\n"
         ) in told.err
         assert cached(told) == [False] * 3
     told = cli("run", name, *SIM, *IN, "--cache-sampled")

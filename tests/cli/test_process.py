@@ -268,7 +268,7 @@ def test_the_simulator_says_its_url_first(cli: Cli, rows: Rows) -> None:
     assert err.startswith("simulating requests 1000/1s (fixed); latency 0 s; seed 0; Ctrl-C")
 
 
-def test_bash_completes_commands_flags_and_values(
+def test_bash_completes_commands_flags_values_and_files(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def completed(words: str, call: Callable[[], str] = lambda: cli().out) -> list[str]:
@@ -310,6 +310,8 @@ def test_bash_completes_commands_flags_and_values(
     assert completed("redline run in.jsonl --prof") == ["--profile"]
     assert completed("redline run in.jsonl --profile f") == ["fixed"]
     assert completed("redline run in.jsonl --log ") == ["text", "json"]
+    assert completed("redline run in") == ["file,in"]
+    assert completed("redline run in.jsonl -o out") == ["file,out"]
 
 
 # Of these a run of a few rows from one file, without limits that are shared and without settings

@@ -146,6 +146,25 @@ def test_a_provider_that_asks_to_wait_is_asked_again(cli: Cli, rows: Rows, name:
     assert len(server.asked) == 3
 
 
+INVALID = ("json_validate_failed", "tool_use_failed", "output_parse_failed")
+
+
+@pytest.mark.parametrize("code", INVALID)
+def test_an_invalid_answer_is_asked_for_twice_more(cli: Cli, rows: Rows, code: str) -> None:
+    body = error("Failed to generate. Please adjust your prompt.", code=code)
+
+    def answer(asked: Asked) -> Answer:
+        is_bad = asked.number == 1 or asked.body["messages"][0]["content"] == "bad"
+        return Answer(400, body) if is_bad else Answer(200, completion())
+
+    given = rows({"prompt": "a"}, {"prompt": "bad"})
+    with scripted(answer) as server:
+        told = cli("run", given, "--base-url", f"{server.url}/v1", "-c", "1", "-o", "out.jsonl")
+    assert "1 succeeded + 1 failed" in told.err
+    assert "failed attempts: 4 bad_reply" in told.err
+    assert len(server.asked) == 5
+
+
 @pytest.mark.parametrize("status", [402, 403])
 def test_a_402_or_403_parks_the_whole_endpoint(cli: Cli, rows: Rows, status: int) -> None:
     """A retry of 20 s means that nothing else is sent until then."""
@@ -165,6 +184,7 @@ def test_a_402_or_403_parks_the_whole_endpoint(cli: Cli, rows: Rows, status: int
 QUOTES = {
     "in a sentence": error(f"Invalid value: {TOO_LOW}", **ANTHROPIC),
     "of one model": error("LiteLLM User: u, exceeded budget for model=m", **BUDGET),
+    "of one tag": error(f"{OVER} Tag=t Current cost: 2.6, Max budget: 1.0", **BUDGET),
     "in json": error(f'Invalid body: {{"error": {{"message": "{TOO_LOW}"}}}}', **ANTHROPIC),
     "without a type": error(TOO_LOW),
     "in detail": {"detail": [{"loc": ["body"], "input": TOO_LOW, "type": "string_type"}]},

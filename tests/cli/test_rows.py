@@ -94,6 +94,12 @@ def test_input_rows_for_embeddings_and_responses(cli: Cli, rows: Rows, odd: Any)
     ]
 
 
+def test_the_responses_api_gets_max_tokens_by_its_name(cli: Cli, rows: Rows, odd: Any) -> None:
+    flags = ("--url", "/v1/responses", "--max-tokens", "9")
+    ((_, _, body),) = asked(cli, odd, rows({"input": "x"}), "--model", "m", *flags)
+    assert body == {"model": "m", "input": "x", "max_output_tokens": 9}
+
+
 def test_embeddings_and_responses_are_read(cli: Cli, rows: Rows) -> None:
     name = rows({"input": "hi"})
     (vector,) = cli("run", name, *SIM, "--url", "/v1/embeddings").outputs

@@ -37,7 +37,7 @@ def test_a_share_of_failures_ends_the_run_and_the_command_goes_on_behind_them(
         "the row's columns are: txt\n"
         "where: in.jsonl:100\n"
         "saved: 66 results in out.jsonl, failures beside it\n\n"
-        "hint: the same command resumes with the remaining rows\n"
+        "hint: with -o, the same command resumes with the remaining rows\n"
     )
     assert failed == 34
     assert f"continue with: redline run {name}" in told.err
@@ -103,7 +103,7 @@ def test_a_daily_quota_ends_the_run_in_place_of_a_wait(cli: Any, rows: Rows) -> 
             r"\nerror: the endpoint asked redline to wait: no call can be sent for "
             r"(8 h 00|7 h 59) m, which is longer than --longest-wait \(10 m 00 s\)\n"
             r"saved: 0 of 20 results in out.jsonl\n\n"
-            r"hint: run the same command after that time to continue\n$",
+            r"hint: with -o, the same command continues the run after that time\n$",
             told.err,
         ), told.err
         assert f"continue with: redline run {name}" in told.err

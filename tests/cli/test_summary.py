@@ -46,6 +46,12 @@ def test_the_summary_of_one_row(cli: Cli, rows: Rows) -> None:
     )
 
 
+def test_a_search_that_has_found_nothing_yet_is_not_in_the_summary(cli: Cli, rows: Rows) -> None:
+    told = cli("run", rows({"text": "a"}), *SIM, "-c", "auto", "--rate", "auto")
+    assert told.status == 0
+    assert "limits found" not in told.err
+
+
 def test_the_summary_of_a_run_that_had_nothing_left_to_do(cli: Cli, rows: Rows) -> None:
     command = ("run", rows({"text": "a"}, {"text": "b"}), *SIM, "-o", "out.jsonl")
     cli(*command)

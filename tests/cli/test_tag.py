@@ -187,6 +187,9 @@ def test_settings_of_the_project_that_tagging_has_no_use_for(
     Path("redline.toml").write_text('[run]\nformat = "batch"\nvia = "batch"\nmodel = "m"\n')
     told = cli("tag", given, "--schema", labels, *ECHO, "--prompt", SAID, "--limit", "1")
     assert told.outputs == [{"label": "bug"}]
+    Path("redline.toml").write_text("[run]\nbody = '{\"q\": {{ text | json }}}'\n")
+    told = cli("tag", given, "--schema", labels, "--endpoint", "sim")
+    assert (told.status, len(told.outputs)) == (0, 3)
 
 
 def test_what_a_project_fails_on_does_not_hide_why_a_tag_failed(

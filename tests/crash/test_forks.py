@@ -134,6 +134,36 @@ def test_a_row_that_ends_its_process_fails_and_the_same_call_does_the_others(
     assert {line["error"]["message"] for line in failed if line["row"] == 8} == {what}
 
 
+class Unpicklable(Exception):
+    """Its copy in another process cannot be made, as of many libraries' exceptions."""
+
+    def __init__(self, what: str, status: int) -> None:
+        super().__init__(f"{what}: {status}")
+
+
+def refuses_seven(value: Any) -> Any:
+    if value in (7, {"n": 7}):
+        raise Unpicklable("refused", 503)
+    return value
+
+
+@pytest.mark.parametrize("hook", ["before", "after"])
+def test_an_exception_that_cannot_be_unpickled_fails_its_row_alone(
+    hook: Literal["before", "after"],
+) -> None:
+    async def call(row: dict[str, Any]) -> int:
+        return int(row["n"])
+
+    rows = [{"n": number} for number in range(20)]
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as executor:
+        hooks: dict[str, Any] = {hook: refuses_seven}
+        report = redline.run(rows, call=call, executor=executor, progress=False, **hooks)
+    assert report.is_complete
+    (failed,) = (outcome for outcome in report.outcomes if outcome.error is not None)
+    assert failed.row == 8
+    assert f"the `{hook}` function raised Unpicklable: refused: 503" in str(failed.error)
+
+
 def test_a_forked_process_that_ends_leaves_the_runs_lock_alone(tmp_path: Path) -> None:
     """Whatever it cleans up as it ends: the lock is its parent's."""
     output = tmp_path / "labels.jsonl"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -319,3 +320,12 @@ def test_the_deadline_holds_for_an_iterable_that_ignores_its_cancellation(tmp_pa
     )
     assert report.succeeded == 1
     assert json.loads((tmp_path / "labels.jsonl").read_text())["output"] == "yes"
+
+
+def test_what_an_abandoned_iterable_leaves_ends_silently_in_another_loop() -> None:
+    async def collect() -> None:
+        gc.collect()
+
+    redline.run(rows_that_ignore_their_end(), call=answer, deadline_s=0.3)
+    # An exception that is ignored here fails the test.
+    asyncio.run(collect())

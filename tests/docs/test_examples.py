@@ -22,6 +22,8 @@ Ports 8000 to 8009 in a page stand for ones that are free.
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import os
 import re
@@ -237,6 +239,16 @@ def tell(page: str, folder: Path) -> None:
     """Runs the examples of a page in `folder`."""
     with ExitStack() as stack:
         Story(folder, stack).tell(page)
+
+
+def test_what_examples_import_is_exported_so_that_type_checkers_accept_it() -> None:
+    blocks = [block for page in PAGES for block in blocks_of(page.read_text())]
+    texts = [block.text for block in blocks if block.language == "python"]
+    for node in (node for text in texts for node in ast.walk(ast.parse(text))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("redline."):
+            module = importlib.import_module(node.module or "")
+            exported = getattr(module, "__all__", ())
+            assert {name.name for name in node.names} <= {*exported}, module.__name__
 
 
 # A page starts programs one after the other, of which some import torch.

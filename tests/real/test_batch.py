@@ -41,6 +41,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_proxy: None
     monkeypatch.setattr(batch_plan, "FIRST_LOOK_S", 0.05)
     monkeypatch.setattr(batch_plan, "MOST_MAKING_S", 0.5)
     monkeypatch.setattr(batch_plan, "MOST_LOOK_S", 0.1)
+    monkeypatch.setattr(batch_module, "MOST_LOST_S", 0.2)
     monkeypatch.setattr(RetryPolicy, "pause_s", lambda *_: 0.05)
 
 
@@ -214,6 +215,16 @@ def test_a_batch_that_finds_no_room_goes_in_halves_that_wait_for_each_other() ->
         stats = sim.stats()["batches"]
         assert stats["created"] > 2
         assert stats["lines"] == 40
+
+
+def test_a_batch_holds_no_more_inputs_of_embeddings_than_requests(
+    plain: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_plan, "MOST_ROWS", 6)
+    rows = [{"input": [f"{row} {n}" for n in range(3)]} for row in range(5)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = run(plain, url="/v1/embeddings")
+    assert (report.succeeded, report.batches.made) == (5, 3)
 
 
 def test_a_path_that_is_none_for_batches_ends_the_run() -> None:

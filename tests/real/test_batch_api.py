@@ -53,8 +53,9 @@ def test_files_go_up_and_results_come_down_whatever_breaks(run: Run, tmp_path: P
                 api = BatchApi(Endpoint(base_url=server.base_url), QUICK)
                 try:
                     # 3 MB: more than a socket holds, so that a half answer is a real one.
-                    file_id = await api.upload("in.jsonl", requests(3000, "x" * 900))
-                    batch = await made(api, file_id)
+                    file = await api.upload("in.jsonl", requests(3000, "x" * 900))
+                    assert (await api.file(file.id)) == file
+                    batch = await made(api, file.id)
                     async with asyncio.timeout(8):
                         while not batch.is_over:
                             batch = await api.look(batch.id)

@@ -40,6 +40,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_proxy: None
     monkeypatch.setattr(batch_plan, "MOST_MAKING_S", 0.5)
     monkeypatch.setattr(batch_plan, "MOST_LOOK_S", 0.05)
     monkeypatch.setattr(batch_module, "MOST_RESULTS_S", 0.5, raising=False)
+    monkeypatch.setattr(batch_module, "MOST_LOST_S", 0.5, raising=False)
     monkeypatch.setattr(RetryPolicy, "pause_s", lambda *_: 0.02)
     rows = [{"custom_id": f"r{n}", "prompt": f"say {n}"} for n in range(ROWS)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -97,7 +98,7 @@ class Provider:
             if self.hidden_downloads:
                 self.hidden_downloads -= 1
                 return Answer(404, {"error": {"message": "no such file"}})
-            return self.files[parts[1]]
+            return self.files.get(parts[1]) or Answer(404, {"error": {"message": "no such file"}})
         if parts == ["batches"] and isinstance(body, dict):
             return self._made(body)
         if parts == ["batches"]:
@@ -239,6 +240,20 @@ def test_a_file_that_is_not_visible_or_not_whole_yet_is_fetched_again() -> None:
         assert run(server).succeeded == ROWS
     assert results() == ALL
     assert provider.billed == ROWS
+
+
+@pytest.mark.parametrize("counts", [{"completed": ROWS}, {}])
+@pytest.mark.parametrize("status", ["completed", "expired"])
+def test_a_file_of_errors_that_does_not_exist_keeps_no_answers_back(
+    status: str, counts: Line
+) -> None:
+    def shows(batch: Line, looks: int) -> Line:
+        return {**batch, "status": status, "error_file_id": "none", "request_counts": counts}
+
+    provider = Provider(shows=shows)
+    with serving(provider) as server:
+        report = run(server)
+    assert (report.stopped, report.succeeded, provider.billed) == (None, ROWS, ROWS)
 
 
 def test_results_that_never_come_are_asked_again_after_a_while() -> None:
@@ -416,6 +431,44 @@ def test_odd_fields_of_a_batch_that_do_not_matter_do_not_matter() -> None:
         assert run(server).succeeded == ROWS
 
 
+@pytest.mark.parametrize("status", ["COMPLETED", "EXPIRED", "CANCELLED"])
+def test_a_status_in_upper_case_is_the_same_status(status: str) -> None:
+    def shows(batch: Line, looks: int) -> Line:
+        return {**batch, "status": ("IN_PROGRESS", status, "completed")[min(looks, 3) - 1]}
+
+    provider = Provider(shows=shows)
+    with serving(provider) as server:
+        assert run(server).succeeded == ROWS
+    assert (provider.looks, provider.billed) == ({"batch-0": 2}, ROWS)
+
+
+def test_an_error_beside_the_failed_response_that_it_repeats_is_that_response() -> None:
+    error = {"message": "the prompt is too long", "code": "context_length_exceeded"}
+
+    def writes(lines: list[Line]) -> bytes:
+        lines[0]["response"] = {"status_code": 400, "body": {"error": error}}
+        return jsonl([{**lines[0], "error": error}, *lines[1:]])
+
+    provider = Provider(writes)
+    with serving(provider) as server:
+        report = run(server)
+    assert (report.succeeded, report.failed, provider.billed) == (ROWS - 1, 1, ROWS)
+    assert "too long" in failures()[0]["error"]["message"]
+
+
+def test_a_row_with_an_error_instead_of_a_response_is_in_three_batches_at_most() -> None:
+    def writes(lines: list[Line]) -> bytes:
+        error = {"code": "inference_failed", "message": "400 Bad Request"}
+        bad = {"custom_id": lines[0]["custom_id"], "response": None, "error": error}
+        return jsonl([bad, *lines[1:]])
+
+    provider = Provider(*[writes] * 9)
+    with serving(provider) as server:
+        report = run(server)
+    assert (report.succeeded, report.failed, len(provider.batches)) == (ROWS - 1, 1, 3)
+    assert "inference_failed: 400 Bad Request" in failures()[0]["error"]["message"]
+
+
 @pytest.mark.parametrize("status", [400, 401])
 def test_a_key_that_a_line_quotes_is_masked(status: int, capfd: pytest.CaptureFixture[str]) -> None:
     def writes(lines: list[Line]) -> bytes:
@@ -483,7 +536,7 @@ def test_half_answers_and_miscounted_ones_are_failures_in_batches_too() -> None:
         report = run(server, max_retries=0)
     assert (report.succeeded, report.failed) == (ROWS - 5, 5)
     kinds = sorted((line["custom_id"], line["error"]["kind"]) for line in failures())
-    assert [kind for _, kind in kinds] == ["server_failed"] * 3 + ["bad_reply", "server_failed"]
+    assert [kind for _, kind in kinds] == ["server_failed"] * 3 + ["bad_reply"] * 2
 
 
 def test_a_batch_without_room_whose_rows_have_changed_frees_its_budget() -> None:
@@ -923,6 +976,38 @@ class Unpaid(Provider):
         if isinstance(body, dict) and body["input_file_id"] not in self.files:
             return Answer(400, {"error": {"message": "No such File object"}})
         return super()._answer(request)
+
+
+def test_a_batch_may_be_unknown_for_a_while() -> None:
+    def shows(batch: Line, looks: int) -> Any:
+        if looks in (1, 2, 4):
+            return Answer(404, {"error": {"message": "no such batch"}})
+        return {**batch, "status": "in_progress"} if looks == 3 else batch
+
+    provider = Provider(shows=shows)
+    with serving(provider) as server:
+        report = run(server)
+    assert (report.stopped, report.succeeded, provider.billed) == (None, ROWS, ROWS)
+
+
+class Processing(Provider):
+    """Like Azure, it creates a batch only from a file that it has processed: in three looks."""
+
+    def _answer(self, request: Asked) -> Any:
+        method, name = request.method, request.path.rpartition("/")[2]
+        is_ready = self.asked[f"GET {name}" if method == "GET" else "GET file-0"] > 2
+        if method == "POST" and name == "batches" and not is_ready:
+            return Answer(400, {"error": {"message": "the file is not processed"}})
+        answer = super()._answer(request)
+        if name in ("files", "file-0") and method != "DELETE":
+            return {**answer, "id": "file-0", "status": "processed" if is_ready else "pending"}
+        return answer
+
+
+def test_a_batch_is_made_once_its_file_is_processed() -> None:
+    with serving(Processing()) as server:
+        report = run(server)
+    assert (report.stopped, report.succeeded) == (None, ROWS)
 
 
 def test_a_file_that_the_provider_has_deleted_is_uploaded_again() -> None:

@@ -177,6 +177,7 @@ BROKEN = [
     (b"event:error\ndata:\n\n", "broke off with an error"),
     (events(b'{"type": "error", "message": "died", "code": null}'), "died"),
     (events(b'{"error": {"message": "died", "code": 502}}'), "HTTP 502: died"),
+    (events(b'{"base_resp": {"status_code": 1000, "status_msg": "died"}}'), "HTTP 500: died"),
     (events(part("", "error")), "choice 0 broke off with finish_reason `error`"),
     (events(part("lo", "network_error")), "network_error"),
     (events(part("lo", "insufficient_system_resource")), "insufficient_system_resource"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import inspect
 import itertools
@@ -301,6 +302,17 @@ def block_without_await(row: int) -> int:
     return row
 
 
+def test_a_cancellation_that_a_call_raises_in_a_group_leaves_its_row_to_the_next_run() -> None:
+    async def call(row: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            raise BaseExceptionGroup("tasks", [error]) from None
+
+    report = redline.run(ROWS, call=call, deadline_s=0.15)
+    assert (report.failed, report.unfinished) == (0, len(ROWS))
+
+
 @pytest.mark.parametrize("call", [block_at_once, block_and_wait, block_without_await])
 @pytest.mark.parametrize("settings", [{}, {"concurrency": 1}, {"rps": 1_000}])
 def test_the_deadline_ends_a_run_whose_calls_block_the_event_loop(
@@ -361,6 +373,43 @@ def test_an_input_may_raise_anything_and_the_run_says_so(
     assert f"raised {error.__name__}: boom" in str(report.stopped)
 
 
+async def from_a_group() -> AsyncIterator[str]:
+    queue = asyncio.Queue[str]()
+
+    async def produce() -> None:
+        await queue.put("a")
+        raise ConnectionError("gone")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(produce())
+        while True:
+            yield await queue.get()
+
+
+async def in_time() -> AsyncIterator[str]:
+    async with asyncio.timeout(0.05):
+        yield "a"
+        await asyncio.Event().wait()
+
+
+async def in_a_context() -> AsyncIterator[str]:
+    variable = contextvars.ContextVar[str]("variable")
+    token = variable.set("a")
+    yield variable.get()
+    variable.reset(token)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [(from_a_group, "ConnectionError: gone"), (in_time, "TimeoutError"), (in_a_context, "None")],
+)
+async def test_an_async_generator_is_read_as_by_async_for(rows: Any, reason: str) -> None:
+    async with asyncio.timeout(30):
+        report = await redline.arun(rows(), call=echo)
+    assert [outcome.output for outcome in report.outcomes] == ["a"]
+    assert reason in str(report.stopped)
+
+
 @pytest.mark.parametrize("where", ["rows", "before", "call", "batch"])
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 def test_an_exit_leaves_an_output_that_the_same_process_can_continue(
@@ -405,6 +454,40 @@ def test_an_exit_leaves_an_output_that_the_same_process_can_continue(
     exits.clear()
     report = redline.run(rows(), call=asked(), before=before, output=output)
     assert report.succeeded + report.skipped == 60
+
+
+@pytest.mark.parametrize("is_cell", [False, True])
+def test_functions_and_iterables_see_the_callers_context_variables(
+    monkeypatch: pytest.MonkeyPatch, *, is_cell: bool
+) -> None:
+    name = contextvars.ContextVar("name", default="-")
+
+    def rows() -> Iterator[dict[str, str]]:
+        # Set in one read and reset in another one.
+        token = name.set("mine")
+        yield {"prompt": name.get()}
+        name.reset(token)
+        yield {"prompt": name.get()}
+
+    async def call(row: dict[str, str]) -> str:
+        return row["prompt"] + name.get()
+
+    def report() -> redline.Report:
+        name.set("a")
+        return redline.run(
+            rows(),
+            call=call,
+            before=lambda row: {"prompt": row["prompt"] + name.get()},
+            after=lambda output: output + name.get(),
+            progress=False,
+        )
+
+    async def cell() -> redline.Report:
+        return report()
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
+    outcomes = (asyncio.run(cell()) if is_cell else report()).outcomes
+    assert [outcome.output for outcome in outcomes] == ["mineaaa", "aaaa"]
 
 
 def test_functions_before_and_after_run_off_the_loop() -> None:

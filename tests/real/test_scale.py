@@ -273,6 +273,25 @@ async def test_a_stream_is_as_far_ahead_of_its_reader_as_is_said(large: str) -> 
     assert _peak_mb() - before_mb < 4 * 22 + 32 * 3 + 384 + ONE_ANSWER_MB < 700
 
 
+@pytest.mark.parametrize("form", [str, lambda text: {"texts": [text]}])
+async def test_a_stream_of_a_functions_outputs_is_as_far_ahead_as_one_of_answers(form: Any) -> None:
+    made = 0
+
+    async def call(row: dict[str, Any]) -> Any:
+        nonlocal made
+        made += 1
+        return form("x" * (10 * MB))
+
+    async with redline.stream([{}] * 100, call=call, concurrency=1) as outcomes:
+        await anext(outcomes)
+        before = 0
+        while made > before:
+            before = made
+            await asyncio.sleep(0.2)
+    # Four that fill 32 MiB, and one in each worker's hands.
+    assert made <= 10
+
+
 async def test_a_streamed_answer_waits_for_its_reader() -> None:
     event = {"choices": [{"index": 0, "delta": {"content": "z" * 10_000}}]}
     data = b"data: " + json.dumps(event).encode() + b"\n\n"

@@ -163,8 +163,7 @@ def test_a_row_wakes_one_worker_and_not_all_that_wait() -> None:
 
 def after_this_reading(do: Callable[[], object]) -> None:
     """Calls `do` after the feed has woken a worker for what it reads now, and before that runs."""
-    reading = asyncio.current_task()
-    assert reading is not None
+    (reading,) = (task for task in asyncio.all_tasks() if "_fill" in str(task.get_coro()))
     reading.add_done_callback(lambda _: do())
 
 
@@ -231,6 +230,30 @@ def test_closing_over_a_reading_that_loses_its_cancellation_ends_all_waits() -> 
         feed.close()
         assert await asyncio.gather(*workers) == [None] * 3
         await feed.aclose()
+
+    virtual_run(main())
+
+
+def test_closing_waits_until_an_async_generator_has_cleaned_up() -> None:
+    ended: list[bool] = []
+
+    async def items() -> AsyncIterator[dict[str, int]]:
+        try:
+            await asyncio.Event().wait()
+            yield {}
+        finally:
+            await asyncio.sleep(1)
+            ended.append(True)
+
+    async def main() -> None:
+        feed = feed_of(items())
+        waiting = asyncio.create_task(feed.next())
+        await asyncio.sleep(1)
+        feed.close()
+        await asyncio.sleep(0.5)
+        await feed.aclose()
+        assert ended
+        assert await waiting is None
 
     virtual_run(main())
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -306,7 +307,7 @@ def test_the_runs_deadline_ends_it_and_leaves_the_rest_for_the_next_run() -> Non
         run.check_law()
         assert isinstance(run.runner.stopped, TimedOut)
         assert run.runner.stopped.phase == "run"
-        assert run.runner.stopped.hint == "run the same command again to continue"
+        assert run.runner.stopped.hint == "with -o, the same command continues the run"
         assert asyncio.get_running_loop().time() < 11
         assert run.unfinished > 0
 
@@ -696,6 +697,33 @@ def test_an_executor_that_was_shut_down_ends_the_run_and_fails_no_row() -> None:
         hint = "pass a new executor and make the same call again; it processes the remaining rows"
         assert run.runner.stopped.hint == hint
 
+    virtual_run(main())
+
+
+def test_ctrl_c_in_a_process_of_the_executor_leaves_its_row_to_the_next_run() -> None:
+    class Interrupted(Later):
+        """Ctrl-C in a terminal reaches the third call's process, and the run."""
+
+        def submit(self, function: Any, /, *values: Any, **named: Any) -> Future[Any]:
+            future = super().submit(function, *values, **named)
+            if self.calls == 3:
+                run.runner.drain()
+                future.set_exception(KeyboardInterrupt())
+            return future
+
+    async def main() -> None:
+        nonlocal run
+        backend = ScriptedBackend([Reply(output=1)], latency_s=lambda send: send.number)
+        hooks = Hooks(after=lambda output: output, executor=Interrupted())
+        run = Harness(rows(40), backend, hooks=hooks)
+        with suppress(KeyboardInterrupt):
+            await run.run()
+        run.check_law()
+        assert all(one.outcome.is_success for one in run.results)
+        assert len(run.results) == len(backend.sends) - 1
+        assert run.runner.stopped is None
+
+    run: Any = None
     virtual_run(main())
 
 

@@ -138,6 +138,8 @@ class Batch(msgspec.Struct):
     request_counts: Any = None
 
     def __post_init__(self) -> None:
+        # Novita writes statuses in upper case.
+        self.status = self.status.lower()
         # Fields that redline does not need must not make the rest unreadable.
         try:
             is_time = isinstance(self.created_at, int | float)

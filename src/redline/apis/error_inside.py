@@ -42,7 +42,12 @@ _CODES = {
 }
 _STATUS_OF = {code: status for status, codes in _CODES.items() for code in codes}
 # MiniMax's codes: https://platform.minimax.io/docs/api-reference/errorcode
-_MINIMAX = {1002: 429, 1004: 401, 1008: 402, 1026: 400, 1039: 429, 2013: 400, 2049: 401}
+_MINIMAX = {
+    **dict.fromkeys((1026, 1027, 1042, 2013), 400),
+    **dict.fromkeys((1004, 2049), 401),
+    1008: 402,
+    **dict.fromkeys((1002, 1039, 1041, 2045, 2056), 429),
+}
 # The fields that JSON may have if it is nothing but an error.
 _ENVELOPE = {
     *("code", "detail", "error", "id", "message", "object", "param", "request_id", "status"),
@@ -75,9 +80,10 @@ def is_error(value: Any, *, of_any_api: bool = False) -> bool:
     return bool(error) or (has_code and isinstance(value.get("message"), str))
 
 
-def is_error_event(event: dict[str, Any]) -> bool:
-    """Whether the event of a stream is an error."""
-    return _is_named(event) or bool(event.get("error"))
+def error_event(event: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the event of a stream, as most providers send it, if it is an error; or None."""
+    found: dict[str, Any] = _unwrapped(event)
+    return found if _is_named(found) or found.get("error") else None
 
 
 def _is_named(value: dict[str, Any]) -> bool:

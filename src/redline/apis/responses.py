@@ -16,7 +16,12 @@ from redline.errors import BadReply
 from redline.waist import Reply
 
 # Tool calls that the client must run; the provider runs all others, such as web_search_call.
-_CALLERS_TOOLS = frozenset({"function_call", "custom_tool_call"})
+_CALLERS_TOOLS = frozenset(
+    {
+        *("function_call", "custom_tool_call"),
+        *("computer_call", "local_shell_call", "apply_patch_call"),
+    }
+)
 # A response may also be `failed`, `queued`, `in_progress` or `cancelled`.
 _ENDED = frozenset({None, "completed", "incomplete"})
 _LAST_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})

@@ -8,7 +8,7 @@ import msgspec
 
 from redline.apis import chat, loose_json, responses
 from redline.apis.choices import Object, text_of
-from redline.apis.error_inside import ErrorInside, is_error_event, judge_choice
+from redline.apis.error_inside import ErrorInside, error_event, judge_choice
 from redline.apis.loose_json import PairJoiner, encoded
 from redline.apis.replies import quote
 from redline.errors import BadReply, Disconnected
@@ -68,8 +68,8 @@ class StreamedAnswer:
         Raises ErrorInside for an event that is an error, CallError or NoEndpoint for a choice that
         broke off, and AttributeError or TypeError for a malformed event.
         """
-        if is_error_event(event):
-            raise ErrorInside(event)
+        if (found := error_event(event)) is not None:
+            raise ErrorInside(found)
         kind = event.get("type")
         if isinstance(kind, str) and kind.startswith("response."):
             if responses.is_last(event):
@@ -101,9 +101,11 @@ class StreamedAnswer:
         kind = head.type
         if isinstance(kind, str) and kind.startswith("response."):
             return not (head.error or responses.is_last({"type": kind}))
-        if not self._known or head.usage or head.error or "error" in (kind, head.object):
+        is_error = head.error or "error" in (kind, head.object)
+        # An event without choices may be an error in another form.
+        if not (self._known and head.choices) or head.usage or is_error:
             return False
-        for choice in head.choices or []:
+        for choice in head.choices:
             if choice.error or choice.finish_reason is not None:
                 return False
             if (choice.index or 0) not in self._choices:

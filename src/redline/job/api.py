@@ -28,7 +28,7 @@ from redline.job.show import (
     is_notebook,
 )
 from redline.job.work import OnFailure, OnResult, Runner
-from redline.journal import Result
+from redline.journal import Result, json_of
 from redline.process import DaemonThreads, is_in_loop, lasting
 
 # As many threads as asyncio's default executor has.
@@ -212,7 +212,7 @@ class _Handover:
         self._held: deque[Outcome] = deque()
         # Not bounded: an answer is handed over at once, and only then does its worker wait, so that
         # an abort loses no answer.
-        self._outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue()
+        self._outcomes: asyncio.Queue[tuple[Outcome, int] | None] = asyncio.Queue()
         self._ahead_bytes = 0
         self._has_room = asyncio.Event()
         self._runner: Runner | None = None
@@ -250,8 +250,9 @@ class _Handover:
             self._hand_over(self._held.popleft())
 
     def _hand_over(self, outcome: Outcome) -> None:
-        self._ahead_bytes += _size_bytes(outcome)
-        self._outcomes.put_nowait(outcome)
+        size_bytes = _size_bytes(outcome)
+        self._ahead_bytes += size_bytes
+        self._outcomes.put_nowait((outcome, size_bytes))
 
     def _is_full(self) -> bool:
         return self._ahead_bytes >= _STREAM_AHEAD_BYTES or self._outcomes.qsize() > _STREAM_AHEAD
@@ -265,12 +266,13 @@ class _Handover:
         """Returns the next outcome; None after the last. A cancelled wait loses nothing."""
         if self._is_finished and self._outcomes.empty():
             return None
-        outcome = await self._outcomes.get()
-        if outcome is None:
+        handed = await self._outcomes.get()
+        if handed is None:
             # Other readers that are waiting need the None as well.
             self._outcomes.put_nowait(None)
             return None
-        self._ahead_bytes -= _size_bytes(outcome)
+        outcome, size_bytes = handed
+        self._ahead_bytes -= size_bytes
         if not self._is_full():
             self._has_room.set()
         return outcome
@@ -301,7 +303,9 @@ class _Handover:
 
 
 def _size_bytes(outcome: Outcome) -> int:
-    return len(outcome.reply.body) if outcome.reply is not None else 0
+    reply = outcome.reply
+    # The output of a function has no body.
+    return 0 if reply is None else len(reply.body) or len(json_of(reply.output) or b"")
 
 
 def _job_of(rows: object, options: Keywords) -> Job:

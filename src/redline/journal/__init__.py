@@ -13,7 +13,14 @@ from redline.journal.identity import (
     marks_of,
 )
 from redline.journal.journal import Journal, NotKept
-from redline.journal.lines import Brief, Result, error_fields, failure_writer, line_writer
+from redline.journal.lines import (
+    Brief,
+    Result,
+    error_fields,
+    failure_writer,
+    json_of,
+    line_writer,
+)
 from redline.journal.lock import OutputLock, is_held
 from redline.journal.manifest import Manifest
 from redline.journal.output import FORMATS, Output, has_old_names, is_state, names_of, stem_of

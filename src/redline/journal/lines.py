@@ -189,10 +189,10 @@ def _failure_line(has_response: bool, result: Result) -> bytes:
     try:
         return _sealed(fields, result.mark)
     except UNWRITABLE:
-        return _sealed({name: _alone(value) for name, value in fields.items()}, result.mark)
+        return _sealed({name: json_of(value) for name, value in fields.items()}, result.mark)
 
 
-def _alone(value: Any) -> msgspec.Raw | None:
+def json_of(value: Any) -> msgspec.Raw | None:
     """Returns the value as JSON; None if it has no such form."""
     try:
         return msgspec.Raw(_encode(value))

@@ -36,7 +36,8 @@ from redline.process.signals import (
     end_at_once,
     end_at_second,
     ends_task,
+    first_of,
     on_signals,
     run_until_told,
 )
-from redline.process.threads import DaemonThreads, RaisedStop, called, in_thread, is_in_loop
+from redline.process.threads import DaemonThreads, RaisedStop, in_thread, is_in_loop

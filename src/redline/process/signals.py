@@ -27,6 +27,13 @@ def ends_task(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | Unblocked)
 
 
+def first_of(error: BaseException) -> BaseException:
+    """Returns the first exception of a group, as of a TaskGroup, otherwise the error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def on_signals(told: Callable[[int], object]) -> None:
     """Makes the running event loop call `told` with the number of each Ctrl-C or SIGTERM."""
     loop = asyncio.get_running_loop()

@@ -59,12 +59,16 @@ class DaemonThreads(ThreadPoolExecutor):
         self._is_shut = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Runs `fn` in a thread, and returns its future. Raises RuntimeError after `shutdown`."""
+        """Runs `fn` in a thread, in a copy of the current context, and returns its future.
+
+        Raises RuntimeError after `shutdown`.
+        """
         future: Future[T] = Future()
+        call = partial(contextvars.copy_context().run, called, fn, *args, **kwargs)
         with self._turn:
             if self._is_shut:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            self._queue.put((future, partial(called, fn, *args, **kwargs)))
+            self._queue.put((future, call))
             if not self._idle.acquire(blocking=False) and len(self._own) < self._most:
                 thread = threading.Thread(
                     target=self._serve, name=f"{self._name}_{len(self._own)}", daemon=True
@@ -112,7 +116,7 @@ def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asy
 
     The user's code shares the event loop's pool, and its calls there may never end.
     """
-    call = partial(contextvars.copy_context().run, work, *args, **kwargs)
+    call = partial(work, *args, **kwargs)
     return asyncio.get_running_loop().run_in_executor(_own_threads(), call)
 
 

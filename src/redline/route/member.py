@@ -148,7 +148,11 @@ class PoolMember(Figures):
     def answered(self, latency_s: float, now_s: float) -> None:
         super().answered(latency_s, now_s)
         if self._pause_s and now_s - latency_s >= self._again_s - self._pause_s:
-            self._pause_s, self._again_s = 0.0, -math.inf
+            self.resume()
+
+    def resume(self) -> None:
+        """Ends the pause after a refusal."""
+        self._pause_s, self._again_s = 0.0, -math.inf
 
     def fails(self, what: str) -> None:
         """Keeps this as `failure`."""

@@ -15,7 +15,7 @@ return to their places in the queue, which uses up no retry.
   Refused or Unpaid                  returns to the queue                is gone
   OverLimit                          goes to one with larger limits      stays
   Rejected for its model or key      goes to one that has not rejected   stays; pauses, if it has
-                                     the call                            answered no call yet
+                                     the call, even if it is paused      answered no call yet
 
 If there is no other endpoint, the call ends with the error. If all endpoints are degraded, their
 breakers are ignored, and all of them get calls.
@@ -767,7 +767,7 @@ class Pool:
         there is one, the call avoids all unsuitable endpoints from now on, and waits for a suitable
         one even if none works at the moment.
         """
-        unfit, is_found = set[str](), False
+        unfit, left = set[str](), list[PoolMember]()
         if error.status is not None:
             # The provider itself rejected the call, whatever this pool knows about its limits.
             unfit = {*call.unfit, member.name}
@@ -778,12 +778,17 @@ class Pool:
             load = one.backend.load(now_s, request)
             if one.name in unfit or load.room_s == math.inf:
                 unfit.add(one.name)
-            else:
-                is_found |= not one.is_out and load.state is not Health.GONE
-        if is_found:
+            elif not one.is_out and load.state is not Health.GONE:
+                left.append(one)
+        if left:
             call.unfit = frozenset(unfit)
             call.avoid = call.unfit | call.barred
-        return is_found
+        if not any(one.succeeded for one in left):
+            # Their pauses only keep away calls that others may answer.
+            for one in left:
+                one.resume()
+                self._look(one)
+        return bool(left)
 
     def _still_avoids(self, call: Call) -> frozenset[str]:
         """Returns what a call that avoids all working endpoints should still avoid.

@@ -26,3 +26,13 @@ from redline.sim.settings import (
 )
 from redline.sim.slots import Slots
 from redline.sim.stats import CLASSES, Stats, Ticket
+
+__all__ = [
+    "Constant",
+    "Faults",
+    "Lognormal",
+    "SimSettings",
+    "Uniform",
+    "parse_faults",
+    "parse_latency",
+]

@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 
 from redline.errors import ConfigError, check_known
-from redline.limits.rule import Rate, span
+from redline.limits.rule import KINDS, Rate, Rates, as_rates, span
 from redline.sim.faults import Faults
 from redline.sim.latency import Constant, Latency
+from redline.structs import check_types
 
 ALGORITHMS = ("fixed", "moving", "counter", "bucket")
 HEADER_STYLES = ("openai", "azure", "anthropic", "gemini", "envoy", "ietf", "slowapi", "none")
@@ -24,8 +25,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings with which a simulated provider starts.
 
     host, port: the address on which it listens; port 0 selects a free one.
-    requests, tokens, input_tokens, output_tokens: the rate limits of each key; all of them apply at
-        once. `tokens` counts input and output together.
+    requests, tokens, input_tokens, output_tokens: the rate limits of each key, as in Limits; all of
+        them apply at once. `tokens` counts input and output together.
     algorithm: how the limits count: `fixed` or `moving` window, sliding window `counter`, or token
         `bucket`.
     charge: how tokens count. `actual`: prompt and answer on arrival; `reserved`: prompt and
@@ -52,10 +53,10 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 0
-    requests: tuple[Rate, ...] = ()
-    tokens: tuple[Rate, ...] = ()
-    input_tokens: tuple[Rate, ...] = ()
-    output_tokens: tuple[Rate, ...] = ()
+    requests: Rates = ()
+    tokens: Rates = ()
+    input_tokens: Rates = ()
+    output_tokens: Rates = ()
     algorithm: str = "fixed"
     charge: str = "actual"
     jitter_s: float = 0.0
@@ -74,6 +75,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
+        _ = self.rates  # raises ConfigError
         check_known("algorithm", self.algorithm, ALGORITHMS)
         check_known("charge", self.charge, CHARGES)
         check_known("header style", self.headers, HEADER_STYLES)
@@ -121,12 +124,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rates(self) -> dict[str, tuple[Rate, ...]]:
         """The rate limits by kind; the kinds are redline.sim.admission.KINDS."""
-        return {
-            "requests": self.requests,
-            "tokens": self.tokens,
-            "input-tokens": self.input_tokens,
-            "output-tokens": self.output_tokens,
-        }
+        return {kind.replace("_", "-"): as_rates(getattr(self, kind), kind) for kind in KINDS}
 
     def __str__(self) -> str:
         """Returns one line that describes what is simulated, without the key."""

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Iterable,
+    Iterator,
+    Sized,
+)
 from typing import Generic, TypeVar
 
 from redline.sources.row import BlockingRows, Row, Rows, row_of
@@ -47,16 +56,63 @@ class IterableRows(_ItemRows[Iterable[object]], BlockingRows):
 class AsyncRows(_ItemRows[AsyncIterable[object]]):
     """The rows of an async iterable, each passed on as it arrives.
 
-    Unlike other sources, it runs on the event loop: its `batches` is an async iterator.
+    Unlike other sources, it runs on the event loop: its `batches` is an async iterator. One task
+    reads all rows, because an async generator may hold a timeout or a TaskGroup of its task open.
     """
+
+    def __init__(self, name: str, items: AsyncIterable[object]) -> None:
+        super().__init__(name, items)
+        self._wanted, self._changed = asyncio.Event(), asyncio.Event()
+        self._read: list[object] = []
 
     async def batches(self) -> AsyncIterator[list[Row]]:
         """Yields lists of one row.
 
         Raises ConfigError if there is no row, and any error that the iterable raises.
         """
-        async for item in self._items:
-            if self._is_closed:
-                return
-            yield [self._next_row(item)]
+        reader = asyncio.create_task(self._read_all(), name="redline source")
+        reader.add_done_callback(lambda _: self._changed.set())
+        while not self._is_closed:
+            while not (self._read or reader.done()):
+                self._wanted.set()
+                self._changed.clear()
+                try:
+                    await self._changed.wait()
+                except asyncio.CancelledError:
+                    if self._changed.is_set():
+                        raise
+                    # The iterable decides whether this ends it.
+                    reader.cancel()
+            if self._is_closed or not self._read:
+                break
+            yield [self._next_row(self._read.pop(0))]
+        if reader.done() and (error := reader.result()) is not None:
+            raise error
         self._end()
+
+    def close(self) -> None:
+        super().close()
+        self._wanted.set()
+
+    async def _read_all(self) -> BaseException | None:
+        """Reads each item once it is wanted, until `close`; returns the error that ended it."""
+        try:
+            items = aiter(self._items)
+            while True:
+                try:
+                    await self._wanted.wait()
+                    if self._is_closed:
+                        return None
+                    reading: Awaitable[object] = anext(items)
+                except asyncio.CancelledError as error:
+                    # By a timeout or a TaskGroup that the generator holds open.
+                    if not isinstance(items, AsyncGenerator):
+                        raise
+                    reading = items.athrow(error)
+                self._wanted.clear()
+                self._read.append(await reading)
+                self._changed.set()
+        except StopAsyncIteration:
+            return None
+        except BaseException as error:
+            return error

@@ -365,6 +365,7 @@ def test_halves_of_a_character_meet_again() -> None:
         ({"choices": [{"delta": {"content": 7}}]}, BadReply),
         (piece(0, "{}", "c"), BadReply),
         ({"error": {"message": "slow down", "code": 429}}, RateLimited),
+        ({"choices": None, "base_resp": {"status_code": 1002, "status_msg": "m"}}, RateLimited),
         (b'event: error\ndata: {"message": "gone", "code": 500}\n\n', ServerFailed),
         (b"event: error\ndata: gone\n\n", CallError),
         (delta("a", "error"), ServerFailed),

@@ -174,6 +174,7 @@ def message_item(*parts: dict[str, Any]) -> dict[str, Any]:
 TEXT = {"type": "output_text", "text": "yes", "refusal": None}
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 SEARCH = {"type": "web_search_call", "id": "w", "status": "completed"}
+CLICK = {"type": "computer_call", "call_id": "c", "action": {"type": "click"}}
 
 
 @pytest.mark.parametrize(
@@ -184,6 +185,7 @@ SEARCH = {"type": "web_search_call", "id": "w", "status": "completed"}
         ([message_item({"type": "refusal", "refusal": "no"})], "no", "refusal", None),
         ([CALL], "", "tool_calls", [CALL]),
         ([message_item(TEXT), CALL], "yes", "tool_calls", [CALL]),
+        ([CLICK], "", "tool_calls", [CLICK]),
         ([SEARCH, message_item(TEXT)], "yes", "stop", [SEARCH]),
         ([], "", "empty", None),
         ([message_item()], "", "empty", None),

@@ -481,8 +481,8 @@ def test_a_search_for_the_calls_in_flight_learns_from_every_answer() -> None:
         first = backend.load(world.loop.time()).slots
         await asyncio.gather(*[backend.send(ask(), Call()) for _ in range(300)])
         assert backend.load(world.loop.time()).slots > first
-        (found,) = backend.found()
-        assert found == f"{backend.load(world.loop.time()).slots} in flight"
+        # It has only climbed so far.
+        assert backend.found() == []
 
     play(late, story, limits=Limits(concurrency="auto"))
 

@@ -128,6 +128,7 @@ DETERMINED = {
     "a seed at any temperature": chat(seed=7, temperature=1),
     "embeddings": Request(url="/v1/embeddings", body={"model": "m", "input": "a"}),
     "embeddings with a query": Request(url="/v1/embeddings/?v=1", body={"input": "a"}),
+    "not in the background": chat(temperature=0, background=False, conversation=None),
     "the caller's tools": chat(temperature=0, tools=[{"type": "function", "function": {}}]),
     "another API": Request(url="/ask", body={"q": "a", "temperature": 0}),
 }
@@ -140,6 +141,7 @@ SAMPLED = {
     "a temperature as text": chat(temperature="0"),
     "a web search": chat(temperature=0, tools=[{"type": "web_search"}]),
     "another web search": chat(temperature=0, web_search_options={"a": 1}),
+    "a web search without options": chat(temperature=0, web_search_options={}),
     "a conversation": chat(temperature=0, conversation="c-1"),
     "in the background": chat(temperature=0, background=True),
     "a body that is no object": Request(body=[0]),

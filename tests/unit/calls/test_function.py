@@ -101,6 +101,8 @@ class Panic(BaseException):
         (KeyError("q"), Rejected, "rejected"),
         (ConfigError("bad"), Rejected, "rejected"),
         (Panic("boom"), Rejected, "rejected"),
+        (ExceptionGroup("two", [ConnectionError("x"), KeyError("q")]), Disconnected, "exhausted"),
+        (ExceptionGroup("one", [RateLimited("full")]), RateLimited, "exhausted"),
     ],
 )
 def test_what_it_raises_decides(error: BaseException, kind: type, status: str) -> None:

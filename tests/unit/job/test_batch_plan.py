@@ -40,11 +40,11 @@ def test_looks_become_rarer_up_to_a_minute() -> None:
 
 
 def test_a_part_ends_at_its_rows_or_its_bytes_and_takes_a_long_row_alone() -> None:
-    assert fits(MOST_ROWS - 1, 10, 10)
-    assert not fits(MOST_ROWS, 10, 10)
-    assert fits(1, MOST_BYTES - 10, 10)
-    assert not fits(1, MOST_BYTES - 10, 11)
-    assert fits(0, 0, MOST_BYTES + 1)
+    assert fits(MOST_ROWS - 1, 10, 1, 10)
+    assert not fits(MOST_ROWS, 10, 1, 10)
+    assert fits(1, MOST_BYTES - 10, 1, 10)
+    assert not fits(1, MOST_BYTES - 10, 1, 11)
+    assert fits(0, 0, MOST_ROWS + 1, MOST_BYTES + 1)
 
 
 def line(response: Any = None, error: Any = None) -> Any:
@@ -78,6 +78,7 @@ def test_an_answer_is_read_as_it_would_be_live() -> None:
         (answer(200, {"choices": []}), BadReply, "exhausted"),
         (line(error={"code": "batch_expired", "message": "late"}), ServerFailed, "exhausted"),
         (line(error={"code": "batch_cancelled"}), ServerFailed, "exhausted"),
+        (line(error={"code": "inference_failed", "message": "no"}), BadReply, "exhausted"),
         (line(), ServerFailed, "exhausted"),
     ],
 )

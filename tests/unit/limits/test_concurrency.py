@@ -87,6 +87,17 @@ def check_it_finds_a_pool(kind: Any) -> None:
         assert max(settled) <= workers * 1.3 + 1
 
 
+def test_a_limit_is_found_once_a_higher_one_has_brought_no_gain() -> None:
+    control = AdaptiveConcurrency()
+    now_s = run(control, 100, pool(40))
+    assert (control.limit > 8, control.found) == (True, None)
+    run(control, 16_000, pool(40), now_s=now_s)
+    assert 31 <= (control.found or 0) <= 53
+    control = AdaptiveConcurrency(first=100)
+    refuse(control, 1, written_s=1.0, now_s=1.1)
+    assert control.found == control.limit < 100
+
+
 def test_one_slot_stays_one_slot() -> None:
     control = AdaptiveConcurrency(least=1, most=1)
     now_s = run(control, 200, flat)

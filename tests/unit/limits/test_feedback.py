@@ -295,6 +295,7 @@ ANOTHER: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         {"requests": "2/1s"},
         openai(500, 100, "48s"),
     ),
+    "a lower count, without a window": ({"requests": "600/60s"}, openai(300, 299, "200ms")),
     "with a window, of another length": (
         {"requests": "60/6s"},
         {

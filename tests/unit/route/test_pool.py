@@ -506,6 +506,35 @@ def test_an_endpoint_that_rejects_all_calls_gets_few_until_it_answers_one() -> N
     virtual_run(main())
 
 
+def test_of_three_endpoints_two_that_reject_all_calls_get_few() -> None:
+    async def main() -> None:
+        missing = Rejected("HTTP 404", status=404)
+        bad = [ModelServer(name, slots=4, fails=lambda *_: missing) for name in "bc"]
+        outcomes = await run_rows(pool_of([ModelServer("a", slots=4), *bad]), 2_000, at_once=8)
+        assert all(outcome.is_success for outcome in outcomes)
+        assert sum(server.calls for server in bad) < 60
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("share", [1, 5])
+def test_a_row_that_one_endpoint_rejects_does_not_wait_for_the_pause_of_another(share: int) -> None:
+    async def main() -> None:
+        now_s = asyncio.get_running_loop().time
+        begun_s, missing = now_s(), Rejected("HTTP 404", status=404)
+        servers = [
+            ModelServer("a", slots=4, fails=lambda _, n: missing if n % share == 0 else None),
+            ModelServer("b", slots=4, fails=lambda *_: missing),
+        ]
+        outcomes = await run_rows(pool_of(servers), 500, at_once=8)
+        failed = [outcome for outcome in outcomes if not outcome.is_success]
+        assert len(failed) == 500 // share
+        # Its four slots are nearly always busy.
+        assert now_s() - begun_s < servers[0].busy_s / 4 + 5
+
+    virtual_run(main())
+
+
 def test_names_are_unique_and_weights_positive() -> None:
     with pytest.raises(ConfigError, match="two endpoints of a pool are named a") as caught:
         pool_of([ModelServer("b"), ModelServer("a"), ModelServer("a")])

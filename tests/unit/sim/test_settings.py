@@ -40,6 +40,20 @@ def test_what_cannot_work_is_refused(wrong: dict[str, Any], hint: str) -> None:
     assert caught.value.hint == hint
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"latency": 0.1}, {"faults": ["0.05"]}, {"requests": [2]}, {"concurrency": "3"}]
+)
+def test_a_setting_of_the_wrong_type_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"^{next(iter(wrong))} must be"):
+        SimSettings(**wrong)
+
+
+def test_rates_are_written_as_in_limits() -> None:
+    rates = SimSettings(requests="2/1s", input_tokens=["9k/1min", Rate(5, 1.0)]).rates
+    assert rates["requests"] == (Rate(2, 1.0),)
+    assert rates["input-tokens"] == (Rate(9_000, 60.0), Rate(5, 1.0))
+
+
 def test_a_batch_has_the_same_longest_window_in_python_and_as_a_flag() -> None:
     with pytest.raises(ConfigError, match="above 0 and at most 30 days, not 31 days"):
         SimSettings(batch_window_s=31 * 86_400.0)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from redline.apis.errors.error_object import ErrorBody, read_error
 from redline.errors import (
+    BadReply,
     CallError,
     OverLimit,
     RateLimited,
@@ -60,6 +61,7 @@ _SPENT = Meaning(
 )
 _OVER = Meaning(RateLimited, "over the rate limit")
 _FAILED = Meaning(ServerFailed, "the server failed")
+_INVALID = Meaning(BadReply, "the model's answer does not have the requested format")
 _TOO_LARGE = Meaning(
     OverLimit,
     "the request is larger than the provider's limit",
@@ -132,16 +134,19 @@ _TABLE = (
     _Row((400,), "400", r"no models provided\b", _FAILED),
     # Groq: https://console.groq.com/docs/spend-limits
     _Row((400, 403), "blocked_api_access", None, _SPENT),
+    # Groq: https://github.com/drnic/groq-ruby/issues/12
+    # The same request often succeeds the next time.
+    _Row((400,), "json_validate_failed|tool_use_failed|output_parse_failed", None, _INVALID),
     # Groq: https://console.groq.com/docs/flex-processing
     _Row((498,), "capacity_exceeded", None, WAIT),
     # Fireworks: https://github.com/pollinations/pollinations/issues/12136
     _Row((412,), "precondition_failed", r"account \S{1,200} is suspended\b", _SPENT),
     # LiteLLM: https://github.com/BerriAI/litellm/issues/14144
-    # A budget for one model or one end user, with the same type, leaves the key usable for others.
+    # A budget for one model, tag or end user, with the same type, leaves the key usable for others.
     _Row(
         (400, 429),
         "budget_exceeded",
-        r"budget has been exceeded|exceededbudget: (?!end user)",
+        r"budget has been exceeded(?!! tag=)|exceededbudget: (?!end user)",
         _SPENT,
     ),
     # new-api: https://github.com/popjane/free_chatgpt_api/issues/26

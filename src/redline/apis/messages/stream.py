@@ -19,7 +19,7 @@ import msgspec
 
 from redline.apis import chat
 from redline.apis.choices import text_of
-from redline.apis.error_inside import is_error_event, judge_choice, judge_error
+from redline.apis.error_inside import error_event, judge_choice, judge_error
 from redline.apis.event_stream import DONE, ErrorData, EventParser, event_bytes
 from redline.apis.loose_json import PairJoiner, clean, decoded_or_text
 from redline.apis.messages.answers import opening, stop_of, tool_use, usage_of
@@ -79,8 +79,8 @@ class MessageStream:
 
         Raises what `feed` raises.
         """
-        if is_error_event(event):
-            raise judge_error(event, {}, 0.0)
+        if (found := error_event(event)) is not None:
+            raise judge_error(found, {}, 0.0)
         out = []
         try:
             choices = event.get("choices") or ()

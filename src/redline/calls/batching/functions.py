@@ -26,7 +26,7 @@ from redline.calls.batching.parts import Part
 from redline.calls.client import call_error_of
 from redline.clock import SYSTEM, Clock
 from redline.errors import BadReply, BadRow, CallError, NoEndpoint, Rejected
-from redline.process import DaemonThreads, counted
+from redline.process import DaemonThreads, counted, first_of
 from redline.waist import Attempt, Call, Load, Outcome, Reply, Request, Sink, failed
 
 
@@ -105,12 +105,13 @@ class ListFunction:
         try:
             async with clock:
                 return await self._called(asked)
-        except BaseException as error:
+        except BaseException as raised:
+            error = first_of(raised)
             after_s = self._call_s if clock.expired() else None
             found = call_error_of(error, self.label, after_s=after_s)
-            if found is None:
+            if found is None and error is raised:
                 raise
-            raise found from error
+            raise found or error from raised
 
     async def _called(self, asked: _Items) -> list[Any]:
         # The function may change its items, but the caller's items must stay unchanged.
@@ -211,7 +212,8 @@ def _of_answer(outcome: Outcome, answer: Any) -> Outcome:
     return msgspec.structs.replace(outcome, reply=reply)
 
 
-def _as_error(error: BaseException, label: str) -> CallError | NoEndpoint:
+def _as_error(returned: BaseException, label: str) -> CallError | NoEndpoint:
+    error = first_of(returned)
     if isinstance(error, CallError | NoEndpoint):
         return error
     found = call_error_of(error, label, what="returned")

@@ -101,7 +101,10 @@ def is_determined(request: Request) -> bool:
         return False
     if api_of(request.url) is embeddings.API:
         return True
-    if any(body.get(name) for name in _OUTWARD) or _has_servers_tools(body.get("tools")):
+    # An empty object also asks for a search.
+    if any(body.get(name) not in (None, False) for name in _OUTWARD):
+        return False
+    if _has_servers_tools(body.get("tools")):
         return False
     # bool is a subclass of int, so True and False must be excluded.
     return type(body.get("seed")) is int or (

@@ -36,8 +36,16 @@ _PAGE = 100
 T = TypeVar("T")
 
 
-class _File(msgspec.Struct):
+class File(msgspec.Struct):
+    """A file at the provider."""
+
     id: str
+    status: Any = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the provider still processes the file: Azure then creates no batch from it."""
+        return self.status in ("pending", "running")
 
 
 class _Page(msgspec.Struct):
@@ -65,13 +73,18 @@ class BatchApi:
         await self._small.aclose()
         await self._large.aclose()
 
-    async def upload(self, name: str, data: bytes) -> str:
-        """Uploads a file and returns its id."""
+    async def upload(self, name: str, data: bytes) -> File:
+        """Uploads a file."""
         boundary = uuid4().hex
         form = _form(boundary, name, data)
         headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
         request = Request(url=FILES, body=form, headers=headers)
-        return (await self._asked(self._patient_large, request, _File)).id
+        return await self._asked(self._patient_large, request, File)
+
+    async def file(self, file_id: str) -> File:
+        """Returns the current state of the file."""
+        request = Request(method="GET", url=f"{FILES}/{file_id}")
+        return await self._asked(self._patient, request, File)
 
     async def make(self, file_id: str, url: str, metadata: Mapping[str, str]) -> Batch:
         """Creates a batch in one attempt; after a Retryable error, the batch may exist."""

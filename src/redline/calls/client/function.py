@@ -18,7 +18,7 @@ from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, NoEndpoint, Rejected, TimedOut
 from redline.limits import Cost, Grant, Limits, RateLimiter, Slots, open_limiter
 from redline.limits.rule import AUTO
-from redline.process import counted
+from redline.process import counted, first_of
 from redline.waist import (
     Attempt,
     Attempts,
@@ -206,16 +206,17 @@ class FunctionBackend:
                 if output.error is not None:
                     raise output.error
                 output = output.output
-        except BaseException as error:
+        except BaseException as raised:
+            error = first_of(raised)
             is_row = alarm.has_rung and until_s < self._timeout_s
             if is_row and isinstance(error, TimeoutError):
                 raise TimedOut("row") from error
             # The function's own timeout may have expired before this one.
             after_s = until_s if alarm.has_rung else None
             found = call_error_of(error, self.label, after_s=after_s)
-            if found is None:
+            if found is None and error is raised:
                 raise
-            raise found from error
+            raise found or error from raised
         return Outcome(status="succeeded", reply=Reply(output=output), endpoint=self.label)
 
     def _tell_end(self, sent_s: float, outcome: Outcome | None, waits: _Waits) -> None:

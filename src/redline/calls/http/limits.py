@@ -233,8 +233,8 @@ class EndpointLimits:
                 if self.search.found is not None:
                     found.append(("requests", self.search.found))
             words += [f"{rate} {kind.replace('_', ' ')}" for kind, rate in found]
-        if self._adaptive is not None:
-            words.append(f"{self._adaptive.limit} in flight")
+        if self._adaptive is not None and self._adaptive.found is not None:
+            words.append(f"{self._adaptive.found} in flight")
         return words
 
     async def aclose(self) -> None:

@@ -118,7 +118,7 @@ def _carry_out(session: Session, rows: str) -> int:
     gold = gold_of(given["gold"], schema, row) if "gold" in given else None
     table = _table_path(given, resolved.job.output, rows)
     prompt = None
-    if resolved.job.prompting.prompt is None and resolved.job.prompting.body is None:
+    if resolved.job.prompting.prompt is None:
         prompt = prompt_of(row, rows, gold)
     own = read(_OWN, given)
     form = own.get("response_format", FORMATS[0])
@@ -140,6 +140,8 @@ def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
     system = job.prompting.system
     prompting: Prompting = replace(
         job.prompting,
+        # A project's body template does not apply, since it leaves no room for the tags.
+        body=None,
         prompt=prompt or job.prompting.prompt,
         system=wanted if system is None else f"{system}\n\n{wanted}",
     )

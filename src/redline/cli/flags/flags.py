@@ -30,6 +30,9 @@ class Word(click.Argument):
         found = super().process_value(ctx, value)
         return (list(found) or None) if isinstance(found, tuple) else found
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
 
 class Flag(click.Option):
     """Defines a flag, its section in the help, and the completions that it offers to a shell."""
@@ -70,6 +73,8 @@ class Flag(click.Option):
         return found[0] if found else None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        if not self._words:
+            return [CompletionItem(incomplete, type="file")]
         return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
 
 

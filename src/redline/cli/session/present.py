@@ -179,8 +179,8 @@ def _cache_lines(report: Report) -> Iterator[str]:
         )
     if use is not None and use.passed:
         yield (
-            f"cache: {counted(use.passed, 'request is', 'requests are')} sampled, so not cached; "
-            "see --temperature 0, --param seed=7, --cache-sampled"
+            f"cache: {counted(use.passed, 'request is', 'requests are')} not cached, because "
+            "answers may vary; see --temperature 0, --param seed=7, --cache-sampled"
         )
     for note in report.cache_notes:
         yield f"cache: {note}"

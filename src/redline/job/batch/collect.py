@@ -100,17 +100,19 @@ class Collector:
         read yet; otherwise they count as missing. Returns None, having saved nothing, if there are
         such answers, if the downloads time out, or if the provider does not respond; raises the
         last error instead once the provider has not responded for an hour. Raises ConfigError if
-        the provider does not return a file of results, unless `may_wait` or `is_leaving`.
+        the provider does not return a file of results and the other file does not have all lines,
+        unless `may_wait` or `is_leaving`.
         """
-        paths = []
+        paths, lost = [], None
         results_paths = self._ledger.results_paths(part.number)
         try:
             async with in_time:
                 for path, file_id in zip(results_paths, batch.files, strict=False):
-                    if await self._has_fetched(batch, file_id, path, may_wait=may_wait):
+                    error = await self._fetch(file_id, path)
+                    if error is None:
                         paths.append(path)
-                    elif may_wait:
-                        return None
+                    else:
+                        lost = error
         except TimeoutError:
             return None
         except (Retryable, NoEndpoint):
@@ -121,18 +123,21 @@ class Collector:
             part.over_since_s = None
             return None
         expected = len(reader) if batch.status == "completed" else batch.finished
-        if may_wait and await in_thread(count_lines, paths) < expected:
-            return None
+        if await in_thread(count_lines, paths) < (expected or int(lost is not None)):
+            if may_wait:
+                return None
+            if lost is not None and not self.is_leaving:
+                raise ConfigError(
+                    f"the provider does not return the results of batch {batch.id}: {lost.what}",
+                    hint="the same command tries again; --via live sends its rows live",
+                ) from lost
         rest, unread = Rest(part, reader, is_cancelled=batch.status == "cancelled"), 0
         for path in paths:
             unread += await self._read(rest, path)
         return await self._without_line(rest, without_line(batch.status, unread))
 
-    async def _has_fetched(self, batch: Batch, file_id: str, path: Path, *, may_wait: bool) -> bool:
-        """Downloads the file to `path`; returns False if the provider does not have it yet.
-
-        Raises ConfigError instead of returning False, unless `may_wait` or `is_leaving`.
-        """
+    async def _fetch(self, file_id: str, path: Path) -> Rejected | None:
+        """Downloads the file to `path`; returns the error if the provider does not have it."""
         try:
             with telling(path):
                 await self._api.download(file_id, path)
@@ -142,13 +147,8 @@ class Collector:
         except Rejected as error:
             if error.status != 404:
                 raise
-            if not (may_wait or self.is_leaving):
-                raise ConfigError(
-                    f"the provider does not return the results of batch {batch.id}: {error.what}",
-                    hint="the same command tries again; --via live sends its rows live",
-                ) from error
-            return False
-        return True
+            return error
+        return None
 
     async def refuse(self, part: Part, reader: PartReader, reasons: Mapping[int, Rejected]) -> Rest:
         """Saves failures for the lines that made a batch fail; returns the other rows.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from redline.apis import api_of, embeddings
 from redline.calls import Outcome, Request, failed
 from redline.calls.cost import NOTHING
 from redline.errors import BadRow, CallError
@@ -22,6 +23,8 @@ _MOST_ROUTES = 100
 _LONGEST_WAIT_S = 1.0
 
 Route = tuple[str, str]
+# A row, its path and model, and its number of inputs.
+_Filling = tuple[Kept, Route, int]
 
 
 @dataclass(eq=False, repr=False)
@@ -33,7 +36,7 @@ class Filler:
     _store: PartStore
     _writers: dict[Route, tuple[int, PartWriter]] = field(default_factory=dict)
     # A row for which the budget has no room until other rows are settled.
-    _waiting: tuple[Kept, Route] | None = None
+    _waiting: _Filling | None = None
     is_read: bool = False
 
     @property
@@ -63,15 +66,14 @@ class Filler:
                 return
             if self._waiting is None:
                 continue
-            kept, route = self._waiting
-            worst = kept.worst
+            worst = self._waiting[0].worst
             if metered is not None and not metered.reserve(worst):
                 await self.close()
                 if not self._ledger.parts:
                     raise metered.spent(worst)
                 return
-            self._waiting = None
-            if await self._add(kept, route):
+            waiting, self._waiting = self._waiting, None
+            if await self._add(*waiting):
                 return
         await self.close()
 
@@ -86,9 +88,9 @@ class Filler:
         Nothing is reserved for that row.
         """
         if self._waiting is not None:
-            (kept, route), self._waiting = self._waiting, None
-            kept.worst = NOTHING
-            await self._add(kept, route)
+            waiting, self._waiting = self._waiting, None
+            waiting[0].worst = NOTHING
+            await self._add(*waiting)
         await self.close()
 
     def drop(self) -> None:
@@ -97,8 +99,8 @@ class Filler:
             writer.drop()
         self._writers.clear()
 
-    async def _next(self) -> tuple[Kept, Route] | None:
-        """Reads a row; returns it with its path and model, or None if there is nothing to send.
+    async def _next(self) -> _Filling | None:
+        """Reads a row, and returns None if there is nothing to send.
 
         That is the case if no more rows follow, which sets `is_read`, or if no request can be made
         from the row, whose outcome is then saved. Raises TimeoutError if the input delivers no row
@@ -117,7 +119,7 @@ class Filler:
             try:
                 route = _route(request)
                 worst = NOTHING if metered is None else metered.batched(request)
-                return Kept.of(picked, request, worst), route
+                return Kept.of(picked, request, worst), route, _inputs(request)
             except CallError as error:
                 request = failed(error)
             except (TypeError, ValueError, RecursionError) as error:
@@ -127,12 +129,12 @@ class Filler:
         await runner.take(picked, request)
         return None
 
-    async def _add(self, kept: Kept, route: Route) -> bool:
+    async def _add(self, kept: Kept, route: Route, inputs: int) -> bool:
         """Puts the row into the part of its path and model; returns whether that closed a part."""
         is_whole = False
         if route in self._writers:
             writer = self._writers[route][1]
-            if not fits(writer.rows, writer.upload_bytes, len(kept.request) + 1):
+            if not fits(writer.inputs, writer.upload_bytes, inputs, len(kept.request) + 1):
                 await self._close(route)
                 is_whole = True
         elif len(self._writers) >= _MOST_ROUTES:
@@ -142,7 +144,7 @@ class Filler:
         if route not in self._writers:
             number = self._ledger.next_number()
             self._writers[route] = number, PartWriter(self._ledger.part_path(number))
-        self._writers[route][1].add(kept)
+        self._writers[route][1].add(kept, inputs)
         return is_whole
 
     async def _close(self, route: Route) -> None:
@@ -163,3 +165,10 @@ def _route(request: Request) -> Route:
             hint="use --via live",
         )
     return request.url, str(body.get("model", ""))
+
+
+def _inputs(request: Request) -> int:
+    """Returns the number of inputs of which embeddings are requested; 1 for any other request."""
+    if api_of(request.url) is not embeddings.API:
+        return 1
+    return embeddings.inputs(request.body) or 1

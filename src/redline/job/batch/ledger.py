@@ -73,9 +73,9 @@ class Part(msgspec.Struct, kw_only=True):
     made into a batch, or its batch is polled. wait_s: the wait before that poll. seen, finished:
     the batch's status and the number of its finished rows at the last poll. silent_since_s: since
     when the provider has not responded, or has not returned the results of a batch that is over.
-    over_since_s: since when the batch has been over and the provider has responded. is_gone:
-    whether the provider no longer knows the batch. moved: in a part from an earlier run, the keys
-    of rows that a later part holds.
+    over_since_s: since when the batch has been over and the provider has responded. lost_since_s:
+    since when the provider has not known the batch. is_gone: whether that lasts too long. moved: in
+    a part from an earlier run, the keys of rows that a later part holds.
     """
 
     number: int
@@ -93,6 +93,7 @@ class Part(msgspec.Struct, kw_only=True):
     finished: int = 0
     silent_since_s: float | None = None
     over_since_s: float | None = None
+    lost_since_s: float | None = None
     is_gone: bool = False
     moved: set[int] | None = None
 
@@ -104,7 +105,7 @@ class Part(msgspec.Struct, kw_only=True):
     def begin_polls(self, now_s: float) -> None:
         """Schedules the first poll of the part's batch."""
         self.seen, self.finished = "sent", 0
-        self.silent_since_s = self.over_since_s = None
+        self.silent_since_s = self.over_since_s = self.lost_since_s = None
         self.wait_s = next_look_s(None)
         self.due_s = now_s + self.wait_s
 

@@ -20,7 +20,7 @@ from redline.calls.cost import Amount
 from redline.clock import SYSTEM
 from redline.errors import CallError, Final, NoEndpoint, Rejected, Retryable
 from redline.job.batch.ledger import Ledger, Note, Part
-from redline.job.batch.plan import appears_s, next_look_s
+from redline.job.batch.plan import MOST_PROCESSING_S, appears_s, next_look_s
 from redline.job.batch.spool import Kept, PartReader, PartWriter, drop, upload_of
 from redline.job.work import BatchUse
 from redline.journal import Journal
@@ -88,10 +88,18 @@ class PartStore:
         await self.note(Note(at="batch", part=number, batch=batch.id))
 
     async def _upload(self, part: Part) -> None:
-        """Uploads the part's requests; an earlier upload no longer counts."""
+        """Uploads the part's requests; an earlier upload no longer counts.
+
+        Returns once the provider has processed the file, or has taken MOST_PROCESSING_S for it.
+        """
         data = await in_thread(upload_of, self._ledger.part_path(part.number))
-        file_id = await self._api.upload(f"redline-{self._ledger.run}-{part.number}.jsonl", data)
-        await self.note(Note(at="file", part=part.number, file=file_id))
+        file = await self._api.upload(f"redline-{self._ledger.run}-{part.number}.jsonl", data)
+        await self.note(Note(at="file", part=part.number, file=file.id))
+        ends_s, wait_s = SYSTEM.now_s() + MOST_PROCESSING_S, None
+        while file.is_pending and SYSTEM.now_s() < ends_s:
+            wait_s = next_look_s(wait_s)
+            await asyncio.sleep(wait_s)
+            file = await self._api.file(file.id)
 
     async def made(self, part: Part) -> Batch | None:
         """Returns the batch that was made from the part but not noted; None if there is none.

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from redline.apis import Problem, ResultLine, judge, number
+from redline.apis import UNFINISHED, Problem, ResultLine, judge, number
 from redline.apis import replies as apis
 from redline.calls import Outcome, failed
 from redline.errors import BadReply, CallError, NoEndpoint, Rejected, Retryable, ServerFailed
@@ -28,16 +28,20 @@ from redline.limits import Limits
 from redline.limits.rule import KINDS, last_send_s
 from redline.process import counted
 
-# OpenAI's limits for a file are 50,000 requests and 200 MB. Older servers with its API accept only
-# 100 MB, and a file is in memory while it is uploaded.
+# OpenAI's limits for a file are 50,000 requests and 200 MB, and 50,000 inputs of embeddings. Older
+# servers with its API accept only 100 MB, and a file is in memory while it is uploaded.
 MOST_ROWS = 50_000
 MOST_BYTES = 100 * 10**6
 # A batch ends within seconds at a server of your own, and within minutes to hours at a provider. So
 # polls become rarer: 13 in the first two minutes, later one a minute.
 FIRST_LOOK_S, LOOK_GROWTH, MOST_LOOK_S = 0.25, 1.5, 60.0
+# A provider that processes a file first has this long before a batch is created from it anyway.
+MOST_PROCESSING_S = 600.0
 # A server that reports `completed` before the results can be read has this long to return them.
 # Without that wait, rows would be sent and paid for again.
 MOST_RESULTS_S = 30.0
+# A provider's servers may disagree about a new batch, so it is unknown only after this long.
+MOST_LOST_S = 30.0
 # A batch whose creation was not confirmed may appear up to this long after the request, because a
 # provider may finish a request whose connection is lost. A second batch would be paid for as well.
 MOST_MAKING_S = 30.0
@@ -52,6 +56,8 @@ _CANCEL_SHARE = 0.25
 # The first rows may be faster than the others.
 _LIVE_FACTOR = 1.5
 _BAD_REPLIES = 2
+# The codes of rows that their batch has not tried. Any other error may be permanent.
+_NOT_TRIED = [code for code, _ in UNFINISHED.values()]
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -83,9 +89,13 @@ def appears_s(making_wall_s: float, wall_s: float) -> float:
     return MOST_MAKING_S - since_s if 0 <= since_s < MOST_MAKING_S else 0.0
 
 
-def fits(rows: int, size_bytes: int, more_bytes: int) -> bool:
-    """Whether a request of `more_bytes` fits into a part of `rows` rows and `size_bytes`."""
-    return rows < MOST_ROWS and (not rows or size_bytes + more_bytes <= MOST_BYTES)
+def fits(inputs: int, size_bytes: int, more_inputs: int, more_bytes: int) -> bool:
+    """Whether a request fits into a part.
+
+    inputs, more_inputs: those of the part's requests and of this one, at least 1 for each request.
+    """
+    is_small = inputs + more_inputs <= MOST_ROWS and size_bytes + more_bytes <= MOST_BYTES
+    return not inputs or is_small
 
 
 def outcome_of(
@@ -104,7 +114,10 @@ def outcome_of(
         if line.problem:
             raise BadReply(f"the row's line in the results cannot be read: {line.problem}")
         if response is None or not is_answered(line):
-            raise unfinished(error.code, error.message) if error is not None else unfinished()
+            why = "" if error is None else _joined(error.code, error.message)
+            if error is not None and why and error.code not in _NOT_TRIED:
+                raise BadReply(f"the batch has an error instead of an answer: {why}")
+            raise unfinished(why)
         body = bytes(response.body)
         status = number(response.status_code)
         if status is None:
@@ -124,9 +137,12 @@ def outcome_of(
 
 def is_answered(line: ResultLine) -> bool:
     """Whether the line has an answer to the request, even an answer that cannot be read."""
-    error = line.error
-    is_error = error is not None and bool(error.code or error.message)
-    return bool(line.problem) or (line.response is not None and not is_error)
+    response, error = line.response, line.error
+    if line.problem or response is None:
+        return bool(line.problem)
+    # Some providers repeat the error of a failed response beside it.
+    is_failure = (number(response.status_code) or 0) >= 400
+    return is_failure or error is None or not (error.code or error.message)
 
 
 def without_line(status: str, unread: int) -> CallError:
@@ -140,14 +156,17 @@ def without_line(status: str, unread: int) -> CallError:
     if unread:
         why += f", and {counted(unread, 'line names', 'lines name')} no row"
     if status != "completed":
-        return unfinished(message=why)
+        return unfinished(why)
     return BadReply(f"the batch was completed without an answer: {why}")
 
 
-def unfinished(code: object = None, message: object = None) -> ServerFailed:
+def unfinished(why: str = "") -> ServerFailed:
     """Returns the error of a row that its batch has not answered."""
-    why = ": ".join(str(part) for part in (code, message) if part)
     return ServerFailed(f"the batch ended without an answer: {why or 'no line for the row'}")
+
+
+def _joined(*parts: object) -> str:
+    return ": ".join(str(part) for part in parts if part)
 
 
 def is_sent_again(error: Exception | None, attempts: int, max_retries: float) -> bool:
@@ -181,7 +200,7 @@ def reasons_of(problems: Sequence[Problem]) -> str:
 
 
 def _reason(problem: Problem) -> str:
-    return ": ".join(part for part in (problem.code, problem.message) if part) or "no reason"
+    return _joined(problem.code, problem.message) or "no reason"
 
 
 def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:

@@ -40,6 +40,7 @@ from redline.job.batch.live import FirstRows, LeftRows
 from redline.job.batch.part_store import PartStore
 from redline.job.batch.plan import (
     MOST_LOOK_S,
+    MOST_LOST_S,
     MOST_RESULTS_S,
     PROBE_ROWS,
     bad_lines,
@@ -270,11 +271,11 @@ class BatchRunner:
             self._count()
 
     async def _seen(self, part: Part) -> Batch | None:
-        """Returns the current state of the part's batch; None if the provider does not respond.
+        """Returns the current state of the part's batch; None if the provider does not give it.
 
         Raises the last error if the provider has not responded for an hour. Raises ConfigError if
-        it no longer knows the batch; while batches are being ended, such a batch counts as
-        cancelled instead.
+        it has not known the batch for MOST_LOST_S; while batches are being ended, such a batch
+        counts as cancelled instead.
         """
         batch_id = part.batches[-1]
         try:
@@ -289,6 +290,10 @@ class BatchRunner:
         except Rejected as error:
             if error.status != 404:
                 raise
+            now_s = SYSTEM.now_s()
+            part.lost_since_s = part.lost_since_s or now_s
+            if now_s - part.lost_since_s < MOST_LOST_S:
+                return None
             if self._collector.is_leaving:
                 # The results are lost, so the rows are sent live. The batch may be billed as well.
                 part.is_gone = True
@@ -297,6 +302,7 @@ class BatchRunner:
                 f"the provider no longer knows the batch {batch_id}: {error.what}",
                 hint="use the API key that created it; --via live sends its rows again, live",
             ) from error
+        part.lost_since_s = None
         if not batch.is_over:
             part.silent_since_s = None
         return batch

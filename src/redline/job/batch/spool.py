@@ -94,18 +94,19 @@ class PartWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows = 0
+        self.rows = self.inputs = 0
         self.upload_bytes = 0
         self.worst = NOTHING
         with telling(path):
             path.parent.mkdir(exist_ok=True)
             self._file = path.open("wb", buffering=_BUFFER_BYTES)
 
-    def add(self, kept: Kept) -> None:
-        """Adds a row, without waiting for the disk: only `finish` syncs the file."""
+    def add(self, kept: Kept, inputs: int = 1) -> None:
+        """Adds a row with this many inputs, without waiting for the disk: `finish` syncs it."""
         with telling(self.path):
             self._file.write(_ENCODE(kept) + b"\n")
         self.rows += 1
+        self.inputs += inputs
         self.upload_bytes += len(kept.request) + 1
         self.worst = self.worst.plus(kept.worst)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from redline.apis import api_of
 from redline.calls import Cache, Endpoint, RetryPolicy, Timeouts
 from redline.calls.cost import Allowance
 from redline.errors import ConfigError
@@ -107,7 +108,12 @@ def _prompting(options: Options, embedded: Embedded | None) -> Prompting:
     if embedded is not None and fields.get("method", "POST").upper() not in BODILESS:
         # An embedded server has only one model, so no option has to choose it.
         fields.setdefault("model", embedded.model)
-    fields["params"] = {**(options.params or {}), **_given(options, "temperature", "max_tokens")}
+    given = _given(options, "temperature", "max_tokens")
+    limits = api_of(options.url or "").output_limits
+    if "max_tokens" in given and limits:
+        # The Responses API has another name for it, and refuses this one.
+        given[limits[0]] = given.pop("max_tokens")
+    fields["params"] = {**(options.params or {}), **given}
     return Prompting(**fields)
 
 

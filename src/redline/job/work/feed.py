@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from operator import attrgetter
 from typing import Protocol
@@ -117,6 +119,8 @@ class Feed:
         self._iterator: Iterator[list[Row]] | None = None
         self._aiterator: AsyncIterator[list[Row]] | None = None
         self._thread = DaemonThreads(1, "redline-source")
+        # One for all reads: an iterable may set a variable in one read and reset it in another.
+        self._context = contextvars.copy_context()
         self._left = asyncio.Event()
         # The keys of all rows read, in input order.
         self.keys: array[int] | None = array("Q") if self.keeps_keys else None
@@ -193,7 +197,6 @@ class Feed:
         """Closes the feed and waits until reading has ended."""
         self.close()
         if self._refill is not None:
-            self._refill.cancel()
             left = asyncio.create_task(self._left.wait())
             await asyncio.wait((self._refill, left), return_when=asyncio.FIRST_COMPLETED)
             left.cancel()
@@ -247,7 +250,8 @@ class Feed:
                 await self._read_async(self.source, batch)
             else:
                 loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._thread, self._read, self.source, batch)
+                read = partial(self._context.run, self._read, self.source, batch)
+                await loop.run_in_executor(self._thread, read)
         except BaseException as error:
             if ends_task(error) and not isinstance(error, SystemExit | KeyboardInterrupt):
                 self._is_end = True

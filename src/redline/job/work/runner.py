@@ -51,11 +51,10 @@ from redline.journal import FAIL_ON, Result
 from redline.process import (
     Changes,
     DaemonThreads,
-    RaisedStop,
     Unblocked,
-    called,
     counted,
     ends_task,
+    first_of,
 )
 from redline.sources import custom_id
 from redline.timeline import Gatherer
@@ -372,7 +371,7 @@ class Runner:
                 await self._is_stopped.wait()
                 await asyncio.sleep(GRACE_S)
         except TimeoutError:
-            hint = "run the same command again to continue"
+            hint = "with -o, the same command continues the run"
             self.stop(TimedOut("run", self.job.deadline_s, hint=hint))
         self.abort()
 
@@ -485,7 +484,8 @@ class Runner:
             if ends_task(error):
                 raise
             # Raised by the user's own iterable.
-            what = f"reading {self.source_name} raised {type(error).__name__}: {error}"
+            first = first_of(error)
+            what = f"reading {self.source_name} raised {type(first).__name__}: {first}"
             failure = ConfigError(what, where=f"after {counted(self.supply.rows_read, 'row')}")
         self._input_error = self._input_error or failure
         return None
@@ -592,10 +592,12 @@ class Runner:
             if name == "after":
                 self._after[task] = returned
             return await returned
+        except _Raised as error:
+            # The row boundary: a defect in the user's function fails its row, not the run.
+            raise Rejected(f"the `{name}` function raised {error}") from error.__cause__
         except BaseException as error:
-            is_stop = isinstance(error, RaisedStop)
-            what = str(error) if is_stop else f"{type(error).__name__}: {error}"
-            is_broken = isinstance(error, BrokenExecutor) and _is_broken(executor)
+            what = f"{type(error).__name__}: {error}"
+            is_broken = isinstance(error, BrokenExecutor)
             if returned is None or is_broken or (executor is self._broken and ends_task(error)):
                 self._stop_broken(executor, f"`{name}` function: {what}")
                 if not work.is_marked:
@@ -608,13 +610,17 @@ class Runner:
                     hint="another row may have broken it: use an executor with one process to find "
                     "out which",
                 ) from error
+            is_own = executor is self._threads
+            if isinstance(error, KeyboardInterrupt) and self.is_draining and not is_own:
+                # The Ctrl-C that drains the run has also reached the process of the function.
+                raise asyncio.CancelledError from error
             if ends_task(error):
                 # Whether the function is running in a process of the user's pool is unknown here.
-                may_run = work.is_running or executor is not self._threads
+                may_run = work.is_running or not is_own
                 if may_run and isinstance(error, asyncio.CancelledError):
                     self._abandon(task, f"the `{name}` function has not returned")
                 raise
-            # The row boundary: a defect in the user's function fails its row, not the run.
+            # Such as a result that cannot be pickled.
             raise Rejected(f"the `{name}` function raised {what}") from error
         finally:
             self._after.pop(task, None)
@@ -716,9 +722,18 @@ class Runner:
         return ", ".join(parts)
 
 
+class _Raised(Exception):
+    """Raised in place of a user's exception, which it describes.
+
+    A future cannot hold a StopIteration, and an exception that cannot be unpickled would break a
+    pool of processes.
+    """
+
+
 class _Work:
     """Calls a user's function, and records whether it is running.
 
+    Raises _Raised if the function raises, unless that ends the process.
     mark: a file that exists while the function runs, even in another process of this machine; None
     for no file.
     """
@@ -738,21 +753,16 @@ class _Work:
             if self._mark is not None:
                 self._mark.touch()
         try:
-            return called(self._function, value)
+            return self._function(value)
+        except (SystemExit, KeyboardInterrupt, Unblocked):
+            raise
+        except BaseException as error:
+            raise _Raised(f"{type(error).__name__}: {error}") from error
         finally:
             self.is_running = False
             with suppress(OSError):
                 if self._mark is not None:
                     self._mark.unlink()
-
-
-def _is_broken(executor: Executor) -> bool:
-    """Whether the executor takes no more calls; BrokenExecutor may also come from the function."""
-    try:
-        executor.submit(bool)
-    except RuntimeError:
-        return True
-    return False
 
 
 def _unusable(picked: Picked) -> BadRow:

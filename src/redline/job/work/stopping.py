@@ -95,7 +95,7 @@ class Failures:
             f"{len(lately):,} of the last {rows:,} rows failed, and --stop-at-error-rate is "
             f"{most * 100:g} %; the last with: {error.what}",
             where=error.where,
-            hint=error.hint or "the same command resumes with the remaining rows",
+            hint=error.hint or "with -o, the same command resumes with the remaining rows",
         )
 
 
@@ -117,5 +117,5 @@ def longest_wait(
         f"{why}: no call can be sent for {duration(wait_s)}, which is longer than --longest-wait "
         f"({duration(most_s)})",
         wait_s=wait_s,
-        hint="run the same command after that time to continue",
+        hint="with -o, the same command continues the run after that time",
     )

@@ -169,6 +169,11 @@ class AdaptiveConcurrency:
         self._has_answered = True
         self._climb_to = 0
 
+    @property
+    def found(self) -> int | None:
+        """The best limit so far, not one being tried; None until a higher one brought no gain."""
+        return self._level if self._has_turned or self._cut_s > -math.inf else None
+
     def ended(
         self,
         *,

@@ -25,6 +25,7 @@ from redline.limits.rule.settings import (
     PROFILES,
     RATES,
     Limits,
+    Rates,
     as_rates,
     last_send_s,
     soon,

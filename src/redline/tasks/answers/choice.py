@@ -88,8 +88,8 @@ _NOT_BEFORE = re.compile(
 )
 _LINE = re.compile(
     rf"{_BLANK}(?:[✓✔✅☑→⇒∴]{_BLANK})?(?i:(?:option|choice|answer)[ ])?[\[(]?[ ]?"
-    rf"(?P<letter>[A-Za-z])(?:[ ]?[\])]|[.:]|"
-    rf"[ {BOLD}\"'$.!]*$|(?<=[A-Z])(?:{BOLD}|[ ]?[—(]|[ ]-|,?[ ](?:because|since)\b))"
+    rf"(?P<letter>[A-Za-z])(?:[ ]?[\])]|[.:。]|、(?![A-Z]{_ALONE})|"
+    rf"[ {BOLD}\"'$.!]*$|(?<=[A-Z])(?:{BOLD}|[ ]?[—(]|[ ]-|,?(?:[ ](?:because|since)\b|因)))"
 )
 # As `Best guess: C`, and the end of `That leaves us with C.` or of `Hmm, C.`
 _LABELLED = re.compile(
@@ -98,13 +98,13 @@ _LABELLED = re.compile(
     rf"[ {BOLD}\"'\[(]*(?P<letter>[A-Z])[\]).!\"'$ {BOLD}]*$"
 )
 _AT_END = re.compile(
-    rf"(?:(?<![A-Z]),|\b(?i:is|be|es|est|ist|é|è|la|a|with|probably|likely|maybe|perhaps)|是)"
-    rf"[ ]?[{BOLD}(]*(?P<letter>[A-Z])[\]){BOLD}]*[.!?。]?[ {BOLD}]*$"
+    r"(?:(?<![A-Z]),[ ]?|\b(?i:is|be|es|est|ist|é|è|la|a|with|probably|likely|maybe|perhaps)[ ]|"
+    rf"是[ ]?)[{BOLD}(]*(?P<letter>[A-Z])[\]){BOLD}]*[.!?。]?[ {BOLD}]*$"
 )
 _UNSAID = re.compile(r"(?i)\W*(?:if|suppose|assum\w+)\b|.*(?:\bnot\b|n't\b|cannot\b|never\b)")
 _ALONE_ON_LINE = re.compile(rf"(?m)^{_BLANK}[\[(]?(?P<letter>[A-Z])[\]).]{{0,2}}[ {BOLD}.]*$")
 _ALONE_AT_END = re.compile(rf"\n[^\w\n]*[A-Z][ {BOLD}]*\n?$")
-_OPTION = re.compile(rf"(?:^|[\s(\[{BOLD}])([A-Z])[).:\]][ ]")
+_OPTION = re.compile(rf"(?:^|[\s(\[{BOLD}])([A-Z])[).:\]、](?:[ ]|(?=\w))")
 _MENTIONED = re.compile(
     r"(?:\b(?i:options?|choice|letter|leaves|leaving|opción|opção|alternativa|letra|antwort|réponse|"
     rf"вариант|选项)[ {BOLD}]*[\[(]?|[\[(](?=\w[\])]))"

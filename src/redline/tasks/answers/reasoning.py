@@ -6,6 +6,7 @@
 | an end without a beginning (it is in the prompt) | the text after it                             |
 | a beginning without an end (reasoning was cut)   | the text before it                            |
 | `<|im_end|>`, `</s>`, `<end_of_turn>` ...        | the text before it                            |
+| `<|begin_of_box|>` (GLM) and similar marks       | the text around them                          |
 | `Question:`, `Q:`, `User:` after an answer       | the text before it                            |
 """
 
@@ -20,17 +21,23 @@ _NAMES = (
     r"(?:\w{1,16}[:_])?think|thinking|thought|thoughts|reasoning|scratchpad|analysis|reflection|"
     r"rationale"
 )
+# The format of a message of gpt-oss, such as JSON.
+_FORM = r"(?:<\|constrain\|>[^<\n]{0,40})?"
+# `<|channel>` and `<channel|>` are Gemma 4's, `<unused94>` and `<unused95>` are MedGemma's.
 _REASONING = re.compile(
     rf"(?i)(?P<open><(?:{_NAMES})>|\[THINK\]|◁think▷|<\|(?:begin_of_thought|START_THINKING)\|>"
-    r"|<\|channel\|>(?:analysis|commentary)[^<\n]{0,80}<\|message\|>)"
+    rf"|<\|channel\|>(?:analysis|commentary)[^<\n]{{0,80}}{_FORM}<\|message\|>"
+    r"|<\|channel>|<unused94>)"
     rf"|</(?:{_NAMES})>|\[/THINK\]|◁/think▷|<\|(?:end_of_thought|END_THINKING)\|>"
-    r"|<\|channel\|>final<\|message\|>",
+    rf"|<\|channel\|>final ?{_FORM}<\|message\|>|<channel\|>|<unused95>",
 )
 _TURN_ENDS = re.compile(
     r"<\|(?:im_end|im_start|eot_id|eom_id|endoftext|end_of_text|end|return|start|start_header_id|"
-    r"user|system|assistant|end_of_turn|eos)\|>|<(?:end_of_turn|start_of_turn|eos|EOT)>|</s>|"
-    r"\[/?INST\]|<｜end▁of▁sentence｜>|<｜User｜>"
+    r"user|system|assistant|end_of_turn|eos)\|>|<(?:end_of_turn|start_of_turn|eos|EOT|turn\|)>|"
+    r"</s>|\[/?INST\]|<｜end▁of▁sentence｜>|<｜User｜>"
 )
+# Marks around an answer: GLM's, and those of Cohere's reasoning models.
+_AROUND_ANSWER = re.compile(r"<\|(?:(?:begin|end)_of_box|(?:START|END)_RESPONSE)\|>")
 
 _RUN_ON = re.compile(
     rf"(?im)^[ {BOLD}{HASHES}]*(?:Q|(?:Next |New |Another |Example )?(?:Question|Problem|Exercise)|"
@@ -59,7 +66,7 @@ def spoken(answer: str) -> str:
             is_inside = True
     if not is_inside:
         parts.append(answer[at:])
-    return _own_turn("".join(parts))
+    return _own_turn(_AROUND_ANSWER.sub("", "".join(parts)))
 
 
 def names_reasoning(text: str) -> bool:
