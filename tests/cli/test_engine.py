@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,25 @@ def test_a_completion_has_16_tokens_unless_told(cli: Cli, rows: Rows, folder: st
     assert spent("/v1/completions", prompt="ab", max_tokens=20) == 20
     chat = [{"role": "user", "content": "ab"}]
     assert spent("/v1/chat/completions", messages=chat) > 20
+
+
+@pytest.mark.parametrize(
+    "command", [("engine", "no/such/folder"), ("serve", "--endpoint", "engine:no/such/folder")]
+)
+def test_a_port_that_is_taken_is_named_before_a_model_is_loaded(
+    cli: Cli, command: tuple[str, ...]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        told = cli(*command, "--port", str(taken.getsockname()[1]))
+    assert told.status == 2
+    assert "the server cannot listen: Address already in use" in told.err
+
+
+@pytest.mark.parametrize("launcher", ["redline", "vllm"])
+def test_an_empty_host_does_not_listen_on_all_addresses(cli: Cli, launcher: str) -> None:
+    told = cli("engine", "no/such/folder", "--host", "", "--launcher", launcher)
+    assert told.status == 2
+    assert "the host is empty" in told.err
 
 
 REFUSED = {

@@ -61,6 +61,18 @@ def check_host(host: str) -> None:
         raise ConfigError("the host is empty", hint=_OTHER_HINT)
 
 
+async def check_address(name: str, address: tuple[str, int]) -> None:
+    """Raises ConfigError if a server cannot listen at (host, port) at the moment.
+
+    It listens there for an instant. Call it before work that takes long.
+    """
+    try:
+        listener = await asyncio.get_running_loop().create_server(asyncio.Protocol, *address)
+    except OSError as error:
+        raise cannot_listen(name, address, error) from error
+    listener.close()
+
+
 def cannot_listen(name: str, address: tuple[str, int], error: OSError) -> ConfigError:
     """Returns the error of a server that cannot listen at (host, port), with a hint."""
     host, port = address

@@ -119,10 +119,12 @@ async def serving(
     port: 0 for a free one. is_named: whether requests for any other model are refused. Raises
     ConfigError if the model or the address cannot be used.
     """
-    engine = await _loaded(settings)
     # Imported here, like PyTorch, so that other commands do not wait for these imports.
+    from redline.httpserver import check_address
     from redline.serve.http import Front
 
+    await check_address("the server", (host, port))
+    engine = await _loaded(settings)
     front = Front(
         engine.backend,
         models=tuple(dict.fromkeys((engine.name, settings.model))),

@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -15,8 +16,9 @@ pytest.importorskip("torch")
 from redline.calls import Call, Outcome, Request
 from redline.engine.api import EngineBackend, Pieces, Speaker
 from redline.engine.sample import Grammars
+from redline.engine.schedule import QueueFull
 from redline.engine.step import Ask, EngineFailed
-from redline.errors import Rejected
+from redline.errors import Rejected, ServerFailed
 from support import vocabularies
 
 LIMIT_S = 60.0
@@ -118,6 +120,28 @@ async def test_too_many_answers_are_refused_before_the_event_loop_makes_any() ->
     assert isinstance(outcome.error, Rejected)
     assert "asks for 262,144 answers" in outcome.error.what
     assert engine.prompts == []
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("url", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_stream_that_finds_the_queue_full_has_not_begun(url: str) -> None:
+    class FullEngine(NoEngine):
+        def ask(self, asks: list[Ask]) -> None:
+            for ask in asks:
+                ask.asker.ended(QueueFull("full"))
+
+        def post(self, call: Callable[[], None]) -> None:
+            call()
+
+    backend, call = backend_of(FullEngine()), Call()
+    given: dict[str, Any] = {"prompt": "hi"}
+    if "chat" in url:
+        given = {"messages": [{"role": "user", "content": "hi"}]}
+    request = Request(url=url, body={**given, "stream": True})
+    outcome = await backend.send(request, call, cast("Any", object()))
+    assert isinstance(outcome.error, ServerFailed)
+    assert outcome.error.status == 503
+    assert not call.committed
     await backend.aclose()
 
 

@@ -113,6 +113,10 @@ UNFIT = {
         r"it needs custom code \(trust_remote_code\), which the engine does not run",
     ),
     "attention that is no function": (as_falcon, "its attention cannot be replaced"),
+    "weights that need a library": (
+        saying(quantization_config={"quant_method": "gptq", "bits": 4}),
+        "ImportError: .*optimum",
+    ),
     "an encoder": (saying(model_type="t5", d_model=32), "is not a causal language model"),
 }
 
@@ -129,6 +133,12 @@ def test_a_model_that_cannot_run_here_is_refused_without_a_question(
         open_model(folder)
     assert asked == []
     assert "config.json" not in caught.value.hint
+
+
+def test_weights_larger_than_memory_are_refused_before_they_are_read(folder: Path) -> None:
+    saying(hidden_size=2**20, intermediate_size=2**20)(folder)
+    with pytest.raises(ConfigError, match=r"weights of .* need [\d,.]+ GB in float32, but only"):
+        open_model(folder)
 
 
 def test_a_whole_folder_is_opened(folder: Path) -> None:

@@ -347,7 +347,7 @@ def test_a_model_without_a_template_has_completions_only() -> None:
     from transformers import PreTrainedTokenizerFast
 
     bare = PreTrainedTokenizerFast(tokenizer_object=vocabularies.byte_level().backend_tokenizer)
-    with pytest.raises(Rejected, match="chat template") as caught:
+    with pytest.raises(Rejected, match="the model has no chat template") as caught:
         read_request(CHAT, {"messages": HI}, bare, VOCABULARY, 10, 9)
     assert "/v1/completions" in caught.value.hint
 

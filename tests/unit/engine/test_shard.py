@@ -11,7 +11,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from transformers import AutoModelForCausalLM, GemmaConfig, GraniteConfig, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GraniteConfig,
+    LlamaConfig,
+    NanoChatConfig,
+)
 
 from redline.engine.model import Loaded, Piece, Runner, Work, read_config
 from redline.engine.parallel import Placement, Source, load_shard, weight_files
@@ -113,6 +119,7 @@ def test_weights_in_many_files_are_found(tmp_path: Path) -> None:
         (Placement(0, 1, 4), {}, r"num_key_value_heads = 2, which 4 ranks"),
         (Placement(0, 1, 3), {}, r"num_attention_heads = 4, which 3 ranks"),
         (Placement(0, 5, 1), {}, r"has 4 layers, too few for 5 stages"),
+        (Placement(0, 2, 1), {"quantization_config": {"quant_method": "fp8"}}, r"quantized"),
         (Placement(0, 1, 2), {"base_model_tp_plan": None}, r"no tensor-parallel plan for .*llama"),
         (
             Placement(0, 1, 2),
@@ -137,9 +144,14 @@ def test_a_width_that_does_not_divide_is_refused_with_its_layer(tmp_path: Path) 
         part_of(folder, Placement(0, 1, 2))
 
 
-def test_a_model_that_scales_its_embeddings_is_not_split_into_stages(tmp_path: Path) -> None:
-    """Each stage would scale what the one before it has sent."""
-    folder = saved(tmp_path, GraniteConfig(**SIZES, embedding_multiplier=2.0))
+@pytest.mark.parametrize(
+    "config", [GraniteConfig(**SIZES, embedding_multiplier=2.0), NanoChatConfig(**SIZES)]
+)
+def test_a_model_that_changes_its_embeddings_is_not_split_into_stages(
+    config: Any, tmp_path: Path
+) -> None:
+    """Each stage would scale, or norm, what the one before it has sent."""
+    folder = saved(tmp_path, config)
     with pytest.raises(ConfigError, match="cannot be split into stages: it changes hidden states"):
         part_of(folder, Placement(1, 2, 1))
 

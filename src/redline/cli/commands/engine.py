@@ -78,6 +78,9 @@ def _serve(ctx: Context, model: str) -> int:
     settings, given = settings_of(model, stated(ctx)), read_flags(ctx, PARAMS)
     host, port = given.get("host", "127.0.0.1"), given.get("port", 0)
     # Imported here, because the flags need no server.
+    from redline.httpserver import check_host
+
+    check_host(host)
     if given.get("launcher") == "vllm":
         from redline.engine import launch
 

@@ -208,8 +208,6 @@ async def _answered(
     Raises the error with which a sequence ends.
     """
     said = [Said(index, "") for index in range(count)]
-    if stream is not None:
-        await stream.put(answer.first(count))
     while not all(one.finish_reason for one in said):
         new = await news.get()
         if isinstance(new, RedlineError):
@@ -217,6 +215,9 @@ async def _answered(
         text = said[new.index].text + new.text
         said[new.index] = msgspec.structs.replace(new, text=text)
         if stream is not None:
+            # No event precedes the first news, so that a refusal keeps its own status.
+            if not stream.call.committed:
+                await stream.put(answer.first(count))
             await stream.put(answer.next(new), new.text)
     return said
 

@@ -21,6 +21,8 @@ _MOST_PROMPTS = 2048
 _COMPLETION_TOKENS = 16
 _SHORTEN = "shorten it, or start the engine with a larger max_model_len"
 _ONLY_TEXT = "the local engine reads only text, in the roles system, developer, user and assistant"
+# This occurs in transformers' error about a tokenizer without a chat template.
+_NO_TEMPLATE = "chat_template is not set"
 # OpenAI's parameters that the engine does not support, each with the accepted values: those that
 # have no effect.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -240,9 +242,11 @@ def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
         return str(tokenizer.apply_chat_template(plain, **ways))
     except Exception as error:
         # A template is code that comes with the model and may raise any error: TemplateError, for
-        # example, if roles do not alternate. transformers raises ValueError without a template.
+        # example, if roles do not alternate.
+        if _NO_TEMPLATE in str(error):
+            raise Rejected("the model has no chat template", hint="use /v1/completions") from None
         what = f"`messages` do not fit the model's chat template: {error}".partition("\n")[0]
-        raise Rejected(what, hint="if the model has no template, use /v1/completions") from None
+        raise Rejected(what) from None
 
 
 def _named(given: str | list[Any]) -> dict[str, Any]:

@@ -115,6 +115,8 @@ def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
         if _CUSTOM_CODE in str(error):
             why = "it needs custom code (trust_remote_code), which the engine does not run"
             kind, hint = "", OTHERS
+        elif isinstance(error, ImportError):  # such as the library of quantized weights
+            hint = "install what the message names, or give a model that does not need it"
         elif error.args == (NAME,):  # looked up among the model's own kinds of attention
             kind, why, hint = "", "its attention cannot be replaced by the engine's", OTHERS
         raise ConfigError(f"{failure} {name}: {kind}{why}", hint=hint or _hint(name)) from error
@@ -139,11 +141,14 @@ def read_tokenizer(name: str) -> Any:
 def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
     """Loads the model with its weights on `device`. Raises ConfigError if that fails."""
     models: Any = AutoModelForCausalLM
+    kind = dtype_of(dtype, config, device)
     with reading("cannot load the model in", name):
+        if not getattr(config, "quantization_config", None):
+            _check_memory(name, config, kind, torch.device(device))
         model, told = models.from_pretrained(
             name,
             config=config,
-            dtype=dtype_of(dtype, config, device),
+            dtype=kind,
             attn_implementation=NAME,
             output_loading_info=True,
             trust_remote_code=False,
@@ -154,6 +159,21 @@ def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
             raise ValueError(f"its files lack {missing[0]}{more}")
         model.to(device).eval().requires_grad_(requires_grad=False)
         return Loaded(model, config)
+
+
+def _check_memory(name: str, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises ConfigError if the weights need more memory than the device has left."""
+    models: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        model = models.from_config(config, dtype=dtype, attn_implementation=NAME)
+    needed, free = sum(part.nbytes for part in model.parameters()), available_bytes(device)
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"the weights of {name} need {needed / 1e9:,.1f} GB in {str(dtype)[6:]}, but only "
+            f"{free / 1e9:,.1f} GB of memory is free",
+            where=str(device),
+            hint="give a smaller model, or free some memory",
+        )
 
 
 def dtype_of(name: str, config: Any, device: str) -> torch.dtype:

@@ -182,6 +182,10 @@ def _plan(
     Raises ConfigError if the model cannot be split into these stages and shares.
     """
     config = source.config
+    if getattr(config, "quantization_config", None):
+        # Read as they are, quantized weights would lack their scales.
+        what = f"{source.name} has quantized weights, so it cannot be split"
+        raise ConfigError(what, hint="run it in one process; --launcher vllm splits it")
     if part.stages > layers:
         raise ConfigError(
             f"{source.name} has {counted(layers, 'layer')}, too few for {part.stages} stages"
@@ -246,15 +250,18 @@ def _check_layers_are_all(
 ) -> None:
     """Raises ConfigError if the model changes states outside its layers.
 
-    Some models scale the embeddings, which every stage would do again to its states.
+    Some models scale or normalize the embeddings, which every stage would do again to its states.
     """
     layers, norm = base.layers, base.norm
+    # In place of the final norm: doubles, so a model that calls it twice is noticed.
     base.layers, base.norm = nn.ModuleList(), nn.Identity()
-    given = torch.ones(1, 1, source.config.hidden_size, dtype=dtype, device=device)
+    base.norm.register_forward_hook(lambda _module, _given, found: 2 * found)
+    # Unequal numbers, since a norm may leave equal ones as they are.
+    given = torch.linspace(1, 2, source.config.hidden_size, dtype=dtype, device=device)[None, None]
     place = torch.zeros(1, 1, dtype=torch.long, device=device)
     found = base(inputs_embeds=given, position_ids=place, use_cache=False).last_hidden_state
     base.layers, base.norm = layers, norm
-    if not torch.equal(found, given):
+    if not torch.equal(found, 2 * given):
         raise ConfigError(
             f"{source.name} ({source.config.model_type}) cannot be split into stages: it changes "
             "hidden states outside its layers",

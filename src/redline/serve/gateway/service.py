@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from redline.calls import Endpoint, Stores
 from redline.calls.cache import AnswerStore, Cached
 from redline.errors import ConfigError
-from redline.httpserver import Address
+from redline.httpserver import Address, check_address
 from redline.job.settings import Embedded, Flags
 from redline.process import counted, end_at_second, end_tasks, raise_limit_fully, run_until_told
 from redline.serve.batches import Batches
@@ -66,6 +66,9 @@ async def gateway_of(
 
     Raises ConfigError if the gateway cannot start with these settings.
     """
+    if worker is None and settings.embedded is not None:
+        # Loading a model may take minutes.
+        await check_address("the server", (settings.host, settings.port))
     async with AsyncExitStack() as stack:
         inside = await stack.enter_async_context(_inside(settings.embedded, worker))
         remembered = await _remembered(settings, stack)
