@@ -765,7 +765,8 @@ class Pool:
 
         Such an endpoint has not rejected the call, and has limits that are large enough for it. If
         there is one, the call avoids all unsuitable endpoints from now on, and waits for a suitable
-        one even if none works at the moment.
+        one even if none works at the moment. If none of these has answered a call, their pauses
+        end.
         """
         unfit, left = set[str](), list[PoolMember]()
         if error.status is not None:
