@@ -213,7 +213,7 @@ class Exchange:
         return self._channel.transport
 
     def add(self, fields: bytes) -> None:
-        """Adds header lines to the response, whichever method sends it."""
+        """Adds header lines to the response, which must not have begun."""
         self._extra += fields
 
     def respond(

@@ -247,7 +247,7 @@ class Lineup:
 
         An unchanged endpoint keeps its place, limits and calls. A lost one is tried again, since
         its key may be valid by now, or its account may have credit. Raises ConfigError, and changes
-        nothing, if the endpoints are not valid.
+        nothing, if the endpoints are not valid. Shared limits are checked by `check_shares`.
         """
         renewed = self.lost
         if self._sharer is not None and most != self.most:
