@@ -344,7 +344,7 @@ def test_a_disk_that_is_full_ends_the_run_before_the_write() -> None:
         with pytest.raises(BudgetSpent) as caught:
             await backend.send(REQUEST, Call())
         assert "cannot be recorded: No space left" in caught.value.what
-        assert caught.value.hint.startswith("check that disk")
+        assert caught.value.hint.startswith("check the disk of the output")
         assert backend.spending.committed == NOTHING
 
     virtual_run(main())

@@ -166,7 +166,10 @@ class Batch(msgspec.Struct):
 
     @property
     def problems(self) -> list[Problem]:
-        """The reasons why the batch failed; one without code and line if they cannot be parsed."""
+        """The reasons why the batch failed.
+
+        If they cannot be parsed, all of them are the message of one Problem without code and line.
+        """
         found = self.errors.get("data") if isinstance(self.errors, dict) else self.errors
         try:
             return msgspec.convert(found or [], list[Problem])

@@ -41,7 +41,8 @@ _CODES = {
     529: ("overloaded_error",),
 }
 _STATUS_OF = {code: status for status, codes in _CODES.items() for code in codes}
-# MiniMax's codes: https://platform.minimax.io/docs/api-reference/errorcode
+# The HTTP statuses for MiniMax's codes; any other code counts as 500.
+# https://platform.minimax.io/docs/api-reference/errorcode
 _MINIMAX = {
     **dict.fromkeys((1026, 1027, 1042, 2013), 400),
     **dict.fromkeys((1004, 2049), 401),
@@ -81,7 +82,7 @@ def is_error(value: Any, *, of_any_api: bool = False) -> bool:
 
 
 def error_event(event: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the event of a stream, as most providers send it, if it is an error; or None."""
+    """Returns a stream's event in the form that most providers send; None if it is no error."""
     found: dict[str, Any] = _unwrapped(event)
     return found if _is_named(found) or found.get("error") else None
 
@@ -138,7 +139,7 @@ def judge_choice(index: int, error: Any, finish_reason: Any) -> CallError | NoEn
 
 
 def _unwrapped(value: Any) -> Any:
-    """Returns an error as other providers send it; any other value unchanged.
+    """Returns an error in the form that most providers send; any other value unchanged.
 
     Gemini's compatible API sends its error as the only item of a list, MiniMax in `base_resp`:
     https://github.com/CherryHQ/cherry-studio/issues/11287

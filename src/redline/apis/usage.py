@@ -21,7 +21,10 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 
 
 class Counts(msgspec.Struct, frozen=True, gc=False):
-    """The counts in the usage of chat and completions, if no tokens are counted beside them."""
+    """The counts in the usage of chat and completions.
+
+    A usage that counts the tokens of a cache separately cannot be converted to this type.
+    """
 
     prompt_tokens: _Tokens
     completion_tokens: _Tokens

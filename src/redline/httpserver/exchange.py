@@ -213,7 +213,7 @@ class Exchange:
         return self._channel.transport
 
     def add(self, fields: bytes) -> None:
-        """Adds header lines to the response, whichever method sends it."""
+        """Adds header lines to the response, which must not have begun."""
         self._extra += fields
 
     def respond(
@@ -347,8 +347,9 @@ class Exchange:
     def holds(self, is_wanted: Callable[[State], bool]) -> None:
         """Notes that the response may hold a resource, such as a slot, until it has been read.
 
-        is_wanted: returns whether it holds one in this state for which other requests wait now;
-        while they do, a slow client has only `wanted_s` of HttpBounds to read.
+        is_wanted: called with the state of the exchange; returns whether the response now holds a
+        resource for which other requests wait. While they wait, a slow client has only `wanted_s`
+        of HttpBounds to read.
         """
         self._find_wanted = is_wanted
 

@@ -64,7 +64,8 @@ def check_host(host: str) -> None:
 async def check_address(name: str, address: tuple[str, int]) -> None:
     """Raises ConfigError if a server cannot listen at (host, port) at the moment.
 
-    It listens there for an instant. Call it before work that takes long.
+    Listens there for an instant; meant to be called before work that takes a long time. name: the
+    server, for the error.
     """
     try:
         listener = await asyncio.get_running_loop().create_server(asyncio.Protocol, *address)

@@ -386,7 +386,7 @@ def _has_spare(window: Window) -> bool:
 
 
 def _size(use: LimitUse, totals: Totals) -> float:
-    """Returns what a call takes of the limit: 1, or its tokens, the mean of the rows so far."""
+    """Returns how much of the limit a call uses: 1, or the mean number of tokens per row so far."""
     if "token" not in use.name or not totals.done_here:
         return 1.0
     input_tokens = 0 if "output" in use.name else totals.input_tokens

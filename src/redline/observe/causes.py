@@ -37,9 +37,9 @@ class Cause(Enum):
 class Binding(msgspec.Struct, frozen=True):
     """What held a run back from begin_s to end_s, seconds since the run began.
 
-    what: a few words, such as `200k tokens/min` or `the endpoint`; includes the names of all limits
-    that are about equally strict, but of no more than a few endpoints. evidence: one sentence with
-    figures.
+    what: a few words, such as `200k tokens/min` or `the endpoint`; includes all limits that are
+    about equally strict, and the names of their endpoints unless there are many. evidence: one
+    sentence with figures.
     """
 
     cause: Cause

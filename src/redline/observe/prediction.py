@@ -198,7 +198,7 @@ def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Pre
     before, last = seen[-1], seen[-1].windows[-1]
     was = setting_of(last.slots, last.limits, len(before.facts.endpoints))
     if (before.facts.limits, before.facts.endpoints) == (facts.limits, facts.endpoints):
-        # Headers may have lowered these limits, and a window has only some of many.
+        # Headers may have lowered these limits, and if there are many, a window records only some.
         to = replace(to, limits=was.limits)
     change = ", ".join(_changes(was, to))
     if not change or before.facts.model != facts.model:
@@ -280,7 +280,7 @@ def gain_text(prediction: Prediction) -> str:
 
 
 def advice(found: Sequence[Prediction]) -> list[tuple[str, str]]:
-    """Returns pairs of changes and their effect, in words; `or` joins changes with one effect."""
+    """Returns pairs (changes, effect) in words; `or` joins changes that have the same effect."""
     changes = defaultdict[str, list[str]](list)
     for prediction in found:
         changes[gain_text(prediction)].append(prediction.change)

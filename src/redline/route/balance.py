@@ -70,7 +70,8 @@ class Figures:
     calls that have begun or ended since.
     forgotten_s: its latency when its speed was last forgotten; 0 if it never was.
     fresh_s: latencies of the answers that the means do not include yet.
-    credit: its share of the calls that it could have got by round_robin, less those that it got.
+    credit: by round_robin, the sum of its shares of the calls that it could have got, less the
+    number of those that it got.
     steady: with fewer calls in flight than this, it has room for another one; 0 if its backend must
     be asked before each call.
     """
@@ -340,15 +341,16 @@ class Cheapest(Strategy):
 class RoundRobin(Strategy):
     """round_robin, smoothly: with weights 3 and 1, the second endpoint gets every fourth call.
 
-    Of each call, every endpoint that could take it is due its share by weight. See Fagin and
-    Williams, A Fair Carpool Scheduling Algorithm, IBM J. Res. Dev. 27(2), 1983.
+    For each call, every endpoint that could take it is credited with its share of the weights, and
+    the one with the most credit gets the call. See Fagin and Williams, A Fair Carpool Scheduling
+    Algorithm, IBM J. Res. Dev. 27(2), 1983.
     """
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
         total = sum(one.weight for one in among)
         for one in among:
             one.credit += one.weight / total
-        # Rounded, as sums of fractions differ by their order.
+        # Rounded, because a sum of floats depends on their order.
         chosen = max(among, key=lambda one: round(one.credit, 9))
         chosen.credit -= 1
         return chosen
@@ -377,9 +379,9 @@ class WeightedScore(Strategy):
 class NormalizedScore(Strategy):
     """normalized_score: a score of figures that are each divided by the pool's largest.
 
-    An unknown latency, and a GPU figure that is unknown or stale, count as the mean of the known
-    ones. Endpoints are drawn in proportion to their scores, so that many processes that decide at
-    the same time do not choose the same endpoint.
+    An endpoint whose latency is unknown, or whose GPU figure is unknown or stale, gets the mean of
+    the other endpoints for that part of the score. Endpoints are drawn in proportion to their
+    scores, so that many processes that decide at the same time do not choose the same endpoint.
     """
 
     def __init__(self, draw: random.Random) -> None:

@@ -52,8 +52,8 @@ class PoolMember(Figures):
 
     error: the error that took the endpoint out for good; None otherwise. failure: how the endpoint
     last failed; empty if it never did. is_empty: set when the endpoint is out and has no calls
-    left. succeeded: the calls that it has answered, which include those in `fresh_s` only after
-    `Pool.traffic` was read.
+    left. succeeded: the number of calls that it has answered, without those in `fresh_s`; reading
+    `Pool.traffic` adds these.
     """
 
     def __init__(
@@ -137,6 +137,7 @@ class PoolMember(Figures):
     def refused(self, now_s: float) -> None:
         """Counts a call that the endpoint refused with a 429 that states no time to wait.
 
+        Also counts a call that was rejected for its model or key, if none has been answered yet.
         Until the endpoint answers a call that was sent later, it gets no more calls at once than it
         has; if it has none, it gets one at the end of a pause. Pauses double, as after a failure.
         """
@@ -155,11 +156,11 @@ class PoolMember(Figures):
         self._pause_s, self._again_s = 0.0, -math.inf
 
     def fails(self, what: str) -> None:
-        """Keeps this as `failure`."""
+        """Records in `failure` how the endpoint has failed now."""
         self.failure = what
 
     def count(self, answers: int) -> None:
-        """Adds to `succeeded`."""
+        """Adds this number of answers to `succeeded`."""
         self.succeeded += answers
 
     def is_parked(self, now_s: float) -> bool:

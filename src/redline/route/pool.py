@@ -653,7 +653,7 @@ class Pool:
             return False
         if _is_unfit(error):
             if isinstance(error, Rejected) and not member.succeeded:
-                # It may reject every call, and at once, so it would attract all of them.
+                # An endpoint that rejects every call at once would attract all calls.
                 self._refused(member, now_s)
             return not self._fits_elsewhere(member, error, request, call, now_s)
         if isinstance(error, Refused | Unpaid):
@@ -765,8 +765,8 @@ class Pool:
 
         Such an endpoint has not rejected the call, and has limits that are large enough for it. If
         there is one, the call avoids all unsuitable endpoints from now on, and waits for a suitable
-        one even if none works at the moment. If none of these has answered a call, their pauses
-        end.
+        one even if none works at the moment. If no suitable endpoint has answered any call yet,
+        the pauses of the suitable endpoints end.
         """
         unfit, left = set[str](), list[PoolMember]()
         if error.status is not None:
@@ -785,7 +785,7 @@ class Pool:
             call.unfit = frozenset(unfit)
             call.avoid = call.unfit | call.barred
         if not any(one.succeeded for one in left):
-            # Their pauses only keep away calls that others may answer.
+            # Pauses keep away calls that other endpoints may answer; this call has no others.
             for one in left:
                 one.resume()
                 self._look(one)

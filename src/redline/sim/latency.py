@@ -60,8 +60,8 @@ class Uniform(msgspec.Struct, frozen=True):
 class Lognormal(msgspec.Struct, frozen=True):
     """The logarithm of the latency in seconds is normally distributed; the median is e**mu s.
 
-    A latency is at most 3,600 s. Raises ConfigError for a mu that is not -20 to ln 3,600, or a
-    sigma that is not 0 to 10.
+    A latency is at most 3,600 s. Raises ConfigError for a mu outside -20 to ln 3,600, or a sigma
+    outside 0 to 10.
     """
 
     mu: float

@@ -125,11 +125,11 @@ _TABLE = (
     # Calls in flight have reserved the rest of the credit; they release what they do not use.
     _Row((402,), "openrouter_in_flight_budget|in_flight_budget_exhausted", None, WAIT),
     _Row((403,), "openrouter_(?:guardrail_budget|workspace_budget|key_limit)", None, _SPENT),
-    # Without its source: https://github.com/gptme/gptme/issues/1449
+    # OpenRouter, the same error without `limit_source`: https://github.com/gptme/gptme/issues/1449
     _Row((403,), None, r"key limit exceeded\b", _SPENT),
-    # It sends these for a while, with 404 if it cannot quote its provider:
-    # https://github.com/langchain-ai/openwiki/pull/864
+    # OpenRouter: https://github.com/langchain-ai/openwiki/pull/864
     # https://github.com/elizaOS/eliza/issues/20331
+    # Temporary errors: a 404 only if OpenRouter does not quote the error of the model's provider.
     _Row((404,), "404", r"provider returned error$", _FAILED),
     _Row((400,), "400", r"no models provided\b", _FAILED),
     # Groq: https://console.groq.com/docs/spend-limits
@@ -142,7 +142,7 @@ _TABLE = (
     # Fireworks: https://github.com/pollinations/pollinations/issues/12136
     _Row((412,), "precondition_failed", r"account \S{1,200} is suspended\b", _SPENT),
     # LiteLLM: https://github.com/BerriAI/litellm/issues/14144
-    # A budget for one model, tag or end user, with the same type, leaves the key usable for others.
+    # The budget of one model, tag or end user has the same type, but the key works for others.
     _Row(
         (400, 429),
         "budget_exceeded",
@@ -235,7 +235,7 @@ def meaning_of(status: int, said: ErrorBody) -> Meaning | None:
 
 
 def lacks_model(error: CallError) -> bool:
-    """Returns whether an endpoint rejected a request with 400 for want of the model."""
+    """Returns whether an endpoint rejected a request with 400 because it lacks the model."""
     return error.status == 400 and meaning_of(400, read_error(error.body)) is _UNKNOWN_MODEL
 
 

@@ -4,12 +4,12 @@
   (no connection)      Disconnected  yes           a server restarts, or a socket was stale
   (a timeout expired)  TimedOut      yes           one slow answer says nothing about the next
   400                  Rejected      no            the request is malformed and stays so
-  400, of the answer   BadReply      twice         the model's answer lacks the requested format
+  400, invalid answer  BadReply      twice         the model's answer lacks the requested format
   401                  Refused       no            the key is wrong for every row: ends the run
   402                  Unpaid        no            no credit for any row: ends the run
   402 with Retry-After RateLimited   yes           calls in flight have reserved the credit
   403                  Rejected      no            the key may not do this
-  403 with Retry-After RateLimited   yes           a quota is used up until then
+  403 with Retry-After RateLimited   yes           a quota is used up for that time
   404                  Rejected      no            no such path or model
   408                  ServerFailed  yes           the server gave up waiting, often under load
   409                  ServerFailed  yes           a lock conflict, which passes

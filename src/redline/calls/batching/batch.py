@@ -4,8 +4,9 @@ the outcome of a call                  the outcomes of the members
 an answer with a part per member       each gets its own part
 an answer that cannot be split         BadReply for all
 400, 413, 422 or OverLimit, or an      the batch is split into halves, each sent by itself, until
-error without a status that is         each member at fault is alone and gets the error
-neither Retryable nor stops the run
+error without a status, except a       each member at fault is alone and gets the error
+Retryable or Withdrawn one, or one
+that stops the run
 any other error                        all get the error, since no single member is to blame
 a member's own `on_write` refuses      that member gets the error; the others are sent without it
 

@@ -109,8 +109,8 @@ class Cached(Around):
                 # Shielded: cancelling a task also cancels the future that it waits for.
                 found = await call.in_time(asyncio.shield(flight), self._clock, MORE_TIME)
                 if found is _NONE_FOR_ALL:
-                    # If they took turns, each would begin to queue only after the previous one had
-                    # failed.
+                    # If the followers took turns, each would begin to queue only after the previous
+                    # one had failed.
                     return (await self._ask(key, request, call))[0]
                 if found is not None and (outcome := _again(request, found.value)) is not None:
                     self._use.count(found.how)

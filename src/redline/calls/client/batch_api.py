@@ -1,7 +1,8 @@
 """Calls the Batch API in OpenAI's form: uploads files, creates batches, downloads results.
 
 Providers count these requests separately from requests to models, so the endpoint's limits do not
-apply. All but the deletion of a file and the creation of a batch are retried like a row's requests.
+apply. They are retried like a row's requests, except for the deletion of a file and the creation of
+a batch.
 If the response to a creation is lost, the batch may exist, and a second batch would cost as much
 again, so the caller looks for the batch before creating another.
 """
@@ -44,7 +45,7 @@ class File(msgspec.Struct):
 
     @property
     def is_pending(self) -> bool:
-        """Whether the provider still processes the file: Azure then creates no batch from it."""
+        """Whether the file is still being processed: Azure then creates no batch from it."""
         return self.status in ("pending", "running")
 
 
@@ -74,7 +75,7 @@ class BatchApi:
         await self._large.aclose()
 
     async def upload(self, name: str, data: bytes) -> File:
-        """Uploads a file."""
+        """Uploads a file. Returns its id and its state at the provider."""
         boundary = uuid4().hex
         form = _form(boundary, name, data)
         headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}

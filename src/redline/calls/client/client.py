@@ -76,8 +76,8 @@ class Client:
     ) -> ChunkStream:
         """Returns an async iterator over the answer's chunks. Arguments: as for `call`.
 
-        The first `anext` begins the call and its deadline, and raises ConfigError for a wrong
-        argument. A failed call is retried only before its first chunk. Its error is raised, even
+        The first `anext` begins the call, from which `deadline_s` counts, and raises ConfigError as
+        `call` does. A failed call is retried only before its first chunk. Its error is raised, even
         after some chunks, so that an incomplete answer is never mistaken for a complete one.
         Leaving an `async for` loop early ends the call if nothing else refers to the stream;
         otherwise call the stream's `aclose`.

@@ -9,7 +9,7 @@
 A back-off also waits until the retry budget allows the retry. If `Call.avoid` contains the failed
 endpoint, another endpoint of the pool is available. After a 429, and after the first two failures
 of any kind, the call then waits for the retry budget alone. A row whose last five failures are the
-same 5xx, while other rows succeed, is not retried.
+same 5xx, while other rows succeed, is not retried. If max_retries is 0, nothing is retried.
 
 Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015): uniform in
 0..min(cap, base 2^k). A waiting row holds no slot, no connection and no tokens.
@@ -74,7 +74,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     k retries (full jitter: Brooker, AWS Architecture Blog, 2015). share: the most retries as a
     share of first attempts, 0..1, in addition to `floor_per_s` retries per second, above 0 and at
     most 86,400; further retries wait. Retries after a failed connection, or after a 429 with a
-    Retry-After, do not count in it. Raises ConfigError for a value out of range.
+    Retry-After, do not count, except those that another endpoint of a pool takes. Raises
+    ConfigError for a value out of range.
     """
 
     max_retries: int = 8

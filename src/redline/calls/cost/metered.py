@@ -244,7 +244,7 @@ class Metered(Around):
                 self.spending.settle(worst, NOTHING)
             raise BudgetSpent(
                 f"the budget cannot be enforced: spending cannot be recorded: {error.strerror}",
-                hint="check that disk, then run the same command again",
+                hint="check the disk of the output, then run the same command again",
             ) from error
         attempt.writes += 1
 

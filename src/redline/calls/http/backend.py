@@ -450,9 +450,9 @@ class HttpBackend:
         wait.slot_s = self.clock.now_s()
 
     def _count_tokens(self, attempt: _Attempt) -> None:
-        """Sets an attempt's cost, before any wait if the token limits are known by then.
+        """Sets the cost of an attempt. Raises OverLimit if the limits could never grant it.
 
-        Raises OverLimit if the limits could never grant it.
+        Called before the attempt waits, and again if token limits are found while it waits.
         """
         most = 0 if self._charges_reserved else self.limiter.easy_tokens
         bound = self.estimator.bound(attempt.request, most) if most else None

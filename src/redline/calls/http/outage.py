@@ -75,7 +75,7 @@ class Outage:
         return 0.0 if self._since_s is None else now_s - self._since_s
 
     def is_over(self, now_s: float) -> bool:
-        """Whether it has lasted 300 s (5 s before the first answer), or `close` was called."""
+        """Whether the outage has lasted 300 s (5 s before any answer), or `close` was called."""
         patience_s = _ANSWERED_BEFORE_S if self._has_answered else _NEVER_ANSWERED_S
         return self.is_closed or self.lasted_s(now_s) >= patience_s
 

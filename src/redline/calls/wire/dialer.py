@@ -159,7 +159,7 @@ class Dialer:
         return connection
 
     async def _resolve(self) -> list[_Address]:
-        """Returns the host's addresses; all connections that begin meanwhile share one lookup."""
+        """Returns the host's addresses; connections that begin during a lookup share its result."""
         if time.monotonic() - self._resolved_s <= _RESOLVED_FOR_S:
             return self._addresses
         lookup = self._lookup

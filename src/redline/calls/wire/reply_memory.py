@@ -150,7 +150,7 @@ class Held:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether no request is sent before answers have been released."""
+        """Whether requests wait for the memory of answers to be released."""
         return self._intake.is_full
 
     def release(self) -> None:

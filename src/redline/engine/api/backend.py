@@ -215,7 +215,8 @@ async def _answered(
         text = said[new.index].text + new.text
         said[new.index] = msgspec.structs.replace(new, text=text)
         if stream is not None:
-            # No event precedes the first news, so that a refusal keeps its own status.
+            # No event is sent before the engine's first text, so that an error that comes instead
+            # keeps its own status.
             if not stream.call.committed:
                 await stream.put(answer.first(count))
             await stream.put(answer.next(new), new.text)

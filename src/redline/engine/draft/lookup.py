@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-# A match of one token is mostly chance, and a longer match than eight tokens predicts no better.
+# A match of one token is mostly chance, and a match of more than eight tokens predicts no better.
 # Only the latest matches are tried, since older text is less similar. The last two constants bound
 # the cost of a proposal.
 _SHORTEST = 2

@@ -125,8 +125,8 @@ class Ranks:
     def _start(self, fds: list[int]) -> subprocess.Popen[bytes]:
         """Starts the process that forks the ranks.
 
-        fds: the pipe in which that process reports how the first rank ended, then a pipe for each
-        rank.
+        fds: the pipe in which that process reports which rank ended first, and how; then a pipe for
+        each rank.
         """
         return subprocess.Popen(
             [sys.executable, "-P", "-c", _MAIN, *map(str, fds)],

@@ -183,7 +183,7 @@ def _plan(
     """
     config = source.config
     if getattr(config, "quantization_config", None):
-        # Read as they are, quantized weights would lack their scales.
+        # A shard reads the weights alone, but quantized weights are useless without their scales.
         what = f"{source.name} has quantized weights, so it cannot be split"
         raise ConfigError(what, hint="run it in one process; --launcher vllm splits it")
     if part.stages > layers:
@@ -253,7 +253,7 @@ def _check_layers_are_all(
     Some models scale or normalize the embeddings, which every stage would do again to its states.
     """
     layers, norm = base.layers, base.norm
-    # In place of the final norm: doubles, so a model that calls it twice is noticed.
+    # The final norm's stand-in doubles its input, to reveal a model that calls the norm twice.
     base.layers, base.norm = nn.ModuleList(), nn.Identity()
     base.norm.register_forward_hook(lambda _module, _given, found: 2 * found)
     # Unequal numbers, since a norm may leave equal ones as they are.

@@ -60,9 +60,9 @@ class QueueFull(RedlineError):
 class Bounds(NamedTuple):
     """The bounds of a scheduler.
 
-    EngineSettings describes them, under these names: slots: max_batch_size. step_tokens:
-    max_step_tokens. cache_tokens: max_cache_tokens. waiting: max_waiting. wait_s: max_wait_s.
-    steps_at_once: pipeline_parallel.
+    slots: the most sequences that run at once. cache_tokens: the most tokens in all slots together.
+    EngineSettings describes the others: step_tokens is its max_step_tokens, waiting max_waiting,
+    wait_s max_wait_s, and steps_at_once pipeline_parallel.
     """
 
     slots: int

@@ -171,7 +171,10 @@ class AdaptiveConcurrency:
 
     @property
     def found(self) -> int | None:
-        """The best limit so far, not one being tried; None until a higher one brought no gain."""
+        """The best limit so far, not one that is being tried.
+
+        None until a try has brought no gain, or a refusal has cut the limit.
+        """
         return self._level if self._has_turned or self._cut_s > -math.inf else None
 
     def ended(

@@ -2,7 +2,8 @@
 
   state     sends                        on refusals
   held      the rate                     two far apart trim the rate; 3 of 10 calls stop all sends
-                                         for a moment; if that happens again, the rate is given up
+                                         for a moment; if that happens again soon, the rate is
+                                         given up
   climbing  1, 3, 7, 15, ... steps more  ends the climb; the level before, if any, is watched
   watched   what a climb has gained      takes back half of the gain
 
@@ -39,8 +40,8 @@ _DUE = 5
 _GUARD_S = 0.05
 # Refusals within this many calls have one cause.
 _CLOSE = 10
-# A rate is proven after this many of its windows. A rate that is too high because the server's
-# window is longer than assumed has been refused by then.
+# A rate is proven after this many of its windows and 20 admitted calls. A rate that is too high
+# because the server's window is longer than assumed has been refused by then.
 _PROOF_WINDOWS = 1.5
 # The number of refusals within _CLOSE calls that stops a proven rate, and an unproven one.
 _LOST, _LOST_UNPROVEN = 3, 2

@@ -1,8 +1,9 @@
 """Measures the guard: how late a request may reach the server's limiter, relative to the fastest.
 
-A reply shows by how much its request was late at most. Let m be the shortest time from the write of
-a request to the first byte of its answer. If a reply took t, its request reached the server at most
-t - m later than the fastest request would have, wherever the time was spent. So, for a window W:
+The time that a reply took bounds how late its request was. Let m be the shortest time from the
+write of a request to the first byte of its answer. If a reply took t, its request reached the
+server at most t - m later than the fastest request would have, wherever the time was spent. So, for
+a window W:
 
   a send counts for W + (t - m) once it has its reply, and until then for W + guard;
   if nearly all replies take at most the prior longer than the fastest one, their spread bounds the

@@ -1,4 +1,7 @@
-"""Combines all rate limits of one endpoint: a call books in all of them or in none. Never waits."""
+"""Combines all rate limits of one endpoint: a call is booked in all of them or in none.
+
+Nothing here waits.
+"""
 
 from __future__ import annotations
 

@@ -411,7 +411,7 @@ class Pressure:
         self.share = 1.0
 
     def accepted(self, now_s: float) -> bool:
-        """Counts an answer that is not a 429; False if `answered` must be called in its place."""
+        """Counts an answer other than a 429; False if `answered` must be called instead."""
         if now_s >= self._due_s:
             return False
         self._answered += 1

@@ -27,7 +27,8 @@ _LONGEST_BODY = 65_536
 
 # Gateways quote a body inside a body, so quotes may be single, or escaped once or several times.
 _RETRY_INFO = re.compile(rb"""retryDelay\\*["']\s*:\s*\\*["']([0-9]+(?:\.[0-9]+)?)s""")
-# OpenRouter's, in milliseconds since 1970; free models have no Retry-After.
+# When OpenRouter's limit is reset, in milliseconds since 1970. With free models, it sends no
+# Retry-After.
 _RESET = re.compile(rb"""X-RateLimit-Reset\\*["']\s*:\s*\\*["']?([0-9]{12,13})\b""", re.IGNORECASE)
 _SENTENCE = re.compile(
     rb"(?:try again|retry) (?:in|after) (?:((?:[0-9]+(?:\.[0-9]+)?(?:ms|[smhd]))+)\b"
@@ -133,9 +134,10 @@ def _dicts(values: object) -> Iterator[dict[Any, Any]]:
 
 
 def _body_s(body: bytes, wall_s: float) -> float | None:
-    """Returns the longest wait: RetryInfo, which Gemini rounds down, is shorter than its sentence.
+    """Returns the longest wait that the body states; None if it states none.
 
-    wall_s: the server's time.
+    Gemini states its wait twice: in RetryInfo, rounded down, and exactly in a sentence. wall_s: the
+    server's time, in seconds since 1970.
     """
     waits = []
     if found := _RESET.search(body):

@@ -152,13 +152,16 @@ class SharedLimiter(RateLimiter):
         if self._lost_s is None:
             return False
         now_s = self._clock.now_s()
-        # Without callers, the ledger is not queried, so it may be back.
+        # Without callers, the ledger is not queried, so it may be within reach again.
         is_current = self._task is not None or now_s <= self._ask_s
         return is_current and now_s - self._lost_s >= GIVE_UP_S
 
     @property
     def next_s(self) -> float:
-        """The later of the park's end and the next grant to a waiting caller; -inf without both."""
+        """The time (monotonic) of the park's end or of the next grant, whichever is later.
+
+        -inf if the limiter was never parked and no caller waits.
+        """
         due_s = -math.inf
         if self.waiting:
             due_s = self._slots[0].at_s if self._slots else self._first_s
@@ -173,9 +176,10 @@ class SharedLimiter(RateLimiter):
         return list(self._rated) if self.waiting else []
 
     def park(self, until_s: float) -> bool:
-        """Gives no grants before `until_s` (monotonic); returns whether that is a later time.
+        """Gives no grants before `until_s` (monotonic).
 
-        Other processes learn of the park with their next lease.
+        Returns False if an earlier call set this time or a later one. Other processes learn of the
+        park with their next lease.
         """
         if not super().park(until_s):
             return False
@@ -184,7 +188,7 @@ class SharedLimiter(RateLimiter):
         return True
 
     def accepted(self, now_s: float) -> bool:
-        """Counts an answer that is not a 429; False if `answered` must be called in its place."""
+        """Counts an answer other than a 429; False if `answered` must be called instead."""
         return self._pressure.accepted(now_s)
 
     def answered(self, now_s: float, *, is_limited: bool) -> None:

@@ -200,7 +200,7 @@ class Limiter(RateLimiter):
 
     @property
     def is_searched(self) -> bool:
-        """Whether a request rate is being searched for; a limit in a header ends the search."""
+        """Whether a request rate is being searched for, which a request limit in a header ends."""
         return self.rules.is_searched
 
     def search(self, rates: Sequence[Rate]) -> None:

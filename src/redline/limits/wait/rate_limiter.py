@@ -112,7 +112,10 @@ class RateLimiter(ABC):
 
     @property
     def next_s(self) -> float:
-        """The later of the park's end and the next grant to a waiting caller; -inf without both."""
+        """The time (monotonic) of the park's end or of the next grant, whichever is later.
+
+        -inf if the limiter was never parked and no caller waits.
+        """
         due_s = -math.inf if self._timer is None else self._due_s
         return max(self._parked_until_s, due_s)
 
@@ -147,7 +150,7 @@ class RateLimiter(ABC):
 
     @property
     def is_searched(self) -> bool:
-        """Whether a request rate is being searched for; a limit in a header ends the search."""
+        """Whether a request rate is being searched for, which a request limit in a header ends."""
         return False
 
     def search(self, rates: Sequence[Rate]) -> None:  # noqa: B027

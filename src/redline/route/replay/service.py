@@ -35,8 +35,8 @@ from msgspec.structs import replace
 LEAST_CALLS = 30
 # Only this many of a server's latest calls are fitted: more do not change a fit of four weights.
 _MOST_CALLS = 2000
-# A form other than the first must be nearer by this share; a further weight must reduce the squared
-# error by half of this share.
+# A form other than the first must fit better by this share; a further weight must reduce the
+# squared error by half of this share.
 _CLEARLY = 0.05
 _ROUNDS = 3
 _SLOWDOWNS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)

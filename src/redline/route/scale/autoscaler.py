@@ -455,7 +455,7 @@ class _WarmUp:
         self.started(missing - len(self._started), at_s)
 
     def capacity_s(self, ahead_s: float, at_s: float) -> float:
-        """Returns for how many seconds, added up, starting replicas will work within `ahead_s`."""
+        """Returns the sum of the seconds that starting replicas will work in the next `ahead_s`."""
         return sum(
             ahead_s - max(0.0, begun_s + self.usual_s - at_s)
             for begun_s in self._started

@@ -111,7 +111,7 @@ class Fleet:
     async def run(self) -> None:
         """Keeps the fleet at the decided size until cancelled; then stops all replicas.
 
-        These replicas do not finish their calls.
+        The calls in flight at these replicas are not finished.
         """
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -156,7 +156,7 @@ def descendants(top: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Returns the fields of /proc/PID/stat from the state on (proc(5)); [] without a process."""
+    """Returns the fields of /proc/PID/stat from the state on (proc(5)); [] if PID has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()

@@ -59,7 +59,7 @@ class Dashboard:
     async def answer(self, exchange: Exchange) -> None:
         """Answers a request for one of `paths`.
 
-        Raises Refusal for another method than GET and HEAD, for a request that `check` refuses, and
+        Raises Refusal for a method other than GET and HEAD, for a request that `check` refuses, and
         for too many open streams.
         """
         if exchange.method not in ("GET", "HEAD"):

@@ -132,7 +132,10 @@ def _elsewhere(what: str) -> Refusal:
 
 
 def may_ask(origin: str) -> bool:
-    """Whether this Origin may call: it is this machine or, by its scheme, not a web page."""
+    """Whether this Origin may use a gateway without keys.
+
+    It may if it is this machine, or if its scheme is not that of a web page.
+    """
     try:
         site = urlsplit(origin)
         return site.scheme not in ("", "http", "https") or is_here(site.hostname or "")

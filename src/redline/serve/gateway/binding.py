@@ -1,6 +1,6 @@
 """Decides from a gateway's figures what holds its calls back: the first cause that applies.
 
-"Endpoint" in this table means one of a pool in which calls wait; if no call waits, any endpoint.
+In this table, an endpoint is one of a pool in which calls wait, or any endpoint if no call waits.
 
 cause        when
 failing      every endpoint is degraded; calls still go to some of them, and some are answered

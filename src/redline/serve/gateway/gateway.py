@@ -385,7 +385,8 @@ class Gateway(Door):
 
     def _trouble(self) -> Refusal | None:
         pools, now_s = self.lineup.pools, SYSTEM.now_s()
-        # A load balancer sends no call while this fails, and only a call can find a recovery.
+        # A load balancer sends no call while this fails, but only a call can show that an endpoint
+        # works again.
         if not pools or any(pool.may_answer(now_s) for pool in pools):
             return None
         if all(pool.load(now_s).state is Health.GONE for pool in pools):

@@ -247,7 +247,7 @@ class Lineup:
 
         An unchanged endpoint keeps its place, limits and calls. A lost one is tried again, since
         its key may be valid by now, or its account may have credit. Raises ConfigError, and changes
-        nothing, if the endpoints are not valid.
+        nothing, if the endpoints are not valid. Shared limits are checked by `check_shares`.
         """
         renewed = self.lost
         if self._sharer is not None and most != self.most:
@@ -365,6 +365,7 @@ class Lineup:
     def _join(self, pool: Pool, endpoint: Endpoint, group: Group, *, is_first: bool) -> None:
         """Adds an endpoint to a pool: at once, or after the changes for which it must wait.
 
+        If the endpoint has shared limits, these are opened in a thread first, except at the start.
         is_first: the lineup had no endpoint before; ConfigError is raised only then. Otherwise, an
         endpoint whose limits cannot be opened is tried again every _AGAIN_S seconds: the limits may
         still be in use with old rates.
@@ -502,7 +503,7 @@ def _is_down(pool: Pool, barred: Collection[str] = ()) -> bool:
 
 
 def _open_limits(endpoint: Endpoint) -> None:
-    """Opens the limits of an endpoint; raises ConfigError if that fails. Blocks for seconds."""
+    """Opens the limits of an endpoint. Raises ConfigError if that fails. May block for seconds."""
     open_limiter(endpoint.limits, account_of(endpoint), SYSTEM)
 
 

@@ -70,7 +70,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     name. classes: priority classes, highest first. batches: bounds of files and batches. cache: its
     folder and size; None for no cache. cache_ttl_s: for how many seconds it keeps an answer.
     prices: by model, in dollars per million tokens.
-    Raises ConfigError for a host, `workers` or `most_body_bytes` that is not valid.
+    Raises ConfigError for an empty host, and for `workers` or `most_body_bytes` out of range.
     """
 
     endpoints: tuple[Endpoint, ...]

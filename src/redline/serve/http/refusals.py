@@ -52,8 +52,8 @@ _CLOSING = frozenset({408, 413})
 class Refusal(Exception):
     """An error response to a request, raised to refuse the request.
 
-    message: for the client. status: of HTTP, 400 to 599. code, param: as in OpenAI's errors.
-    headers: sent in addition to the content type.
+    message: for the client. status: the HTTP status, 400 to 599. code, param: as in OpenAI's
+    errors. headers: sent in addition to the content type.
     """
 
     def __init__(

@@ -71,6 +71,7 @@ class Keyring:
     def known(self, authorization: str | None, api_key: str | None = None) -> Known:
         """Returns the tenant of a request with `Authorization: Bearer KEY` or `x-api-key: KEY`.
 
+        Also returns until when the key is accepted.
         authorization, api_key: the values of these headers; None for a missing header. The result
         is valid until `readings` changes or the key expires. Raises InvalidKey.
         """

@@ -17,8 +17,7 @@ from redline.limits.shared import SharedFlights
 from redline.process import SharedTable
 from redline.serve.keys.window import EXACT, GiveBack
 
-# EXACT records, then one for each part of the window of length 1/EXACT; further amounts share the
-# last record.
+# EXACT records, then one for each 1/EXACT of the window; further amounts share the last record.
 _RECORDS = 2 * EXACT + 8
 _HEAD, _TAIL, _USED, _IS_CHANGING, _FIRST = 0, 1, 2, 3, 4
 _FIRST_S, _LAST_S, _LEFT, _RECORD_WORDS = 0, 1, 2, 3
@@ -231,7 +230,7 @@ class SharedStore:
     def window(self, tenant: str, kind: str, rate: Rate, older: object) -> SharedWindow:
         """Returns a window. kind: `requests` or `tokens`.
 
-        older: the window whose counts the new one takes over; not used if it is no SharedWindow.
+        older: the window whose counts the new one takes over; ignored unless it is a SharedWindow.
         """
         name = f"tenant/{tenant}/{kind}/{rate.window_s:.15g}"
         with self._table:

@@ -21,7 +21,8 @@ _HOP = {
     *("connection", "keep-alive", "transfer-encoding", "content-length", "te", "trailer"),
     *("upgrade", "expect", "proxy-connection"),
 }
-# Bodies are forwarded decompressed. This worker has judged the Origin, and answers it.
+# Bodies are forwarded decompressed. This worker checks the Origin, and adds the headers that let a
+# web page read the response.
 _NOT_SENT = frozenset(_HOP | {"content-encoding", "origin"})
 _NOT_GIVEN_BACK = frozenset(_HOP | {"date"})
 

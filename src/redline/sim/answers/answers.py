@@ -83,7 +83,7 @@ class Answers:
 
 
 def embedding(text: str, dimensions: int) -> list[float]:
-    """Returns a unit vector with this many dimensions, which depends on the text alone."""
+    """Returns a vector of length 1 with `dimensions` numbers, which depends on the text alone."""
     raw = shake_256(text.encode(errors="surrogatepass")).digest(4 * dimensions)
     # Adding 0.5 keeps every coordinate, and thus the length, from being zero.
     values = [(part + 0.5) / 2**31 - 1 for part in struct.unpack(f"<{dimensions}I", raw)]

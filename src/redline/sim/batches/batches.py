@@ -199,7 +199,7 @@ class Batches:
     def listed(self, query: Mapping[str, str], now_s: float, wall_s: float) -> Object:
         """Returns a page of batches, newest first, by `limit` and `after`.
 
-        Raises BadCall for an invalid limit, or an `after` that is no batch.
+        Raises BadCall for an invalid limit, or an `after` that is not the id of a batch.
         """
         text = query.get("limit", "20")
         is_whole = text.isascii() and text.isdigit() and len(text) < 10
