@@ -14,7 +14,7 @@ RedlineError
       Rejected           any other 3xx or 4xx, or rejected by a function or by --fail-on
         BadRow           the row cannot be read, or no request can be made from it; nothing was sent
         BadTemplate      a template fails on the row; nothing was sent
-      OverLimit          the call needs more than one of the limits ever allows
+      OverLimit          the call is too large for a limit, even if nothing else is sent
       Refused            401: the key is not accepted; stops the run
       Unpaid             no credit, or a spend limit is reached; stops the run
       BudgetSpent        the run's own budget is spent; stops the run
@@ -24,7 +24,8 @@ RedlineError
   WaitTooLong            the next call would wait longer than --longest-wait
   JournalError           the results file cannot be trusted or written
 
-If a provider's own error code contradicts the status, the code decides; see `apis.errors.status`.
+A provider's own error code, its message or an `x-should-retry` header may override the status; see
+`apis.errors.status`.
 
 Every error says what happened, and most errors also say where, and what to do about it.
 """
@@ -229,7 +230,7 @@ class BadTemplate(Rejected):
 
 
 class OverLimit(Final):
-    """The call needs more than one of the limits ever allows."""
+    """The call is too large for one of the limits, even if nothing else is sent."""
 
 
 class Refused(Final):

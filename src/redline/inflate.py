@@ -11,7 +11,7 @@ _MOST_MEMBERS = 1024
 
 
 class BadCompressionError(ValueError):
-    """The compressed data is damaged, or other bytes follow it, or it has too many gzip members."""
+    """The compressed data is damaged, has too many gzip members, or is followed by other bytes."""
 
 
 class Inflate:

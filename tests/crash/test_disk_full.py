@@ -62,7 +62,7 @@ def test_a_file_that_reaches_its_limit_stops_the_run_and_the_same_command_comple
         [sys.executable, "-c", BOUNDED, "30000", *given],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    remedy = "raise `ulimit -f`, or move the output where larger files are allowed"
+    remedy = "raise `ulimit -f`, or move the output to a disk that allows larger files"
     kept = assert_stopped(reply, output, 300, remedy)
     assert command(*given).returncode == 0
     assert output.read_bytes().startswith(kept)

@@ -144,8 +144,8 @@ def check(old: Manifest, new: Manifest, output: Output) -> None:
 def both_shown(one: Any, other: Any) -> tuple[str, str]:
     """Returns two values of a setting as JSON; "" for one that is not set.
 
-    If one of them has more than 60 characters, each is cut to at most 60, from shortly before they
-    differ.
+    If either has more than 60 characters, both are cut to at most 60 characters that begin shortly
+    before the first difference; `...` marks each cut.
     """
     first, second = (
         "" if value is None else msgspec.json.encode(value).decode() for value in (one, other)

@@ -150,7 +150,7 @@ def _read(fd: int, at: int) -> bytes:
         raise JournalError(
             f"cannot read the results or the failures: {error.strerror}",
             where=f"byte {at:,}",
-            hint="check that disk, then run the same command again",
+            hint="check the disk of both files, then run the same command again",
         ) from error
 
 

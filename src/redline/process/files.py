@@ -25,7 +25,8 @@ GONE = (
 )
 _HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), f"make room on that disk, {_AGAIN}"),
-    errno.EFBIG: f"raise `ulimit -f`, or move the output where larger files are allowed, {_AGAIN}",
+    errno.EFBIG: "raise `ulimit -f`, or move the output to a disk that allows larger files, "
+    f"{_AGAIN}",
     **dict.fromkeys((errno.ENOENT, errno.ESTALE), GONE),
     **dict.fromkeys((errno.EACCES, errno.EPERM), f"make it writable, {_AGAIN}"),
     errno.ENAMETOOLONG: "choose a shorter name",

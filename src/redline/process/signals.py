@@ -28,7 +28,7 @@ def ends_task(error: BaseException) -> bool:
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Returns the first exception of a group, as of a TaskGroup, otherwise the error itself."""
+    """Returns the first leaf of an exception group, or the error itself if it is not a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

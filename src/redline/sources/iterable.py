@@ -57,7 +57,8 @@ class AsyncRows(_ItemRows[AsyncIterable[object]]):
     """The rows of an async iterable, each passed on as it arrives.
 
     Unlike other sources, it runs on the event loop: its `batches` is an async iterator. One task
-    reads all rows, because an async generator may hold a timeout or a TaskGroup of its task open.
+    reads all rows, because an async generator may yield inside a timeout or a TaskGroup, and both
+    must be entered and left in the same task.
     """
 
     def __init__(self, name: str, items: AsyncIterable[object]) -> None:
@@ -81,7 +82,7 @@ class AsyncRows(_ItemRows[AsyncIterable[object]]):
                 except asyncio.CancelledError:
                     if self._changed.is_set():
                         raise
-                    # The iterable decides whether this ends it.
+                    # The iterable may catch the cancellation, and continue.
                     reader.cancel()
             if self._is_closed or not self._read:
                 break
@@ -95,7 +96,10 @@ class AsyncRows(_ItemRows[AsyncIterable[object]]):
         self._wanted.set()
 
     async def _read_all(self) -> BaseException | None:
-        """Reads each item once it is wanted, until `close`; returns the error that ended it."""
+        """Reads each item once it is wanted, until `close`.
+
+        Returns the error that the iterable raised; None if it ended or `close` was called.
+        """
         try:
             items = aiter(self._items)
             while True:
@@ -105,7 +109,7 @@ class AsyncRows(_ItemRows[AsyncIterable[object]]):
                         return None
                     reading: Awaitable[object] = anext(items)
                 except asyncio.CancelledError as error:
-                    # By a timeout or a TaskGroup that the generator holds open.
+                    # A timeout or a TaskGroup inside the generator may have cancelled this task.
                     if not isinstance(items, AsyncGenerator):
                         raise
                     reading = items.athrow(error)

@@ -40,9 +40,9 @@ def open_source(rows: object, *, is_followed: bool = False) -> Source | AsyncRow
     or none), .csv or .tsv, each also with .gz or .zst; or .parquet. A folder must have been written
     by Dataset.save_to_disk. A URL, such as s3://bucket/rows.jsonl, is read in the same way, but
     must not be a folder. is_followed: wait for new rows at the end of a file, see follow.py. A
-    row above MAX_ROW_BYTES is a bad row. Close the source when done. Raises ConfigError if `rows`
-    cannot be read. The beginning of a file or an object is read here; a pipe is first read by
-    `batches`.
+    row longer than MAX_ROW_BYTES is a bad row. Close the source when done. Raises ConfigError if
+    `rows` cannot be read. The beginning of a file or an object is read here; a pipe is first read
+    by `batches`.
     """
     if is_followed:
         return _followed(rows)

@@ -1,1 +1,1 @@
-"""The tasks that a job can do: evaluation, tagging and synthesis; and answers in replies."""
+"""The tasks of jobs: evaluation, tagging and synthesis. Also finds the answers in replies."""

@@ -52,11 +52,12 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt (the `before` function, the template, the cache) and after the last one (`after`, until
     the outcome is taken). In each attempt: queue_s, the wait for room in the budget or for one of
     several endpoints; slot_s, the wait for a slot; connect_s; grant_s, the wait for the limits'
-    grant, including the wait until the call may get ready for it; send_s, from the grant to the
-    write, which comes at the end of the event loop's turn, after results are written; first_byte_s;
-    first_token_s, for a streamed answer; answer_s, until the answer is read and parsed. Between
-    attempts: backoff_s. unattributed_s: the time from the call's beginning to its outcome that
-    belongs to no other phase. After the outcome: durable_s, until the row's line is on disk.
+    grant, including the wait to become one of the few calls that may get ready for one; send_s,
+    from the grant to the write, which comes at the end of the event loop's turn, after results are
+    written; first_byte_s; first_token_s, for a streamed answer; answer_s, until the answer is read
+    and parsed. Between attempts: backoff_s. unattributed_s: the time from the call's beginning to
+    its outcome that belongs to no other phase. After the outcome: durable_s, until the row's line
+    is on disk.
     """
 
     client_s: float = ZERO
@@ -196,12 +197,12 @@ class Window(
     MOST_LIMITS, those that held most often first. endpoints: if there are several, at most
     MOST_ENDPOINTS. parked_s: for how many seconds after the window the endpoint may not be called.
 
-    lag_s: the longest delay of a sample; late_s: seconds in which something blocked the event loop,
-    from the samples with a delay that its own work does not explain. busy: the share of the time in
-    which the event loop's thread ran, or was ready to run while others had the CPU. cpu: CPU
-    seconds of the whole process per second. write_s: seconds in which the event loop waited for
-    writes of results; sync_s: seconds in which an fsync of results was in progress. stopped_s:
-    seconds in which the whole process was stopped, or its event loop was blocked for long.
+    lag_s: the longest delay of a sample; late_s: seconds in which something other than its own work
+    blocked the event loop, estimated from late samples. busy: the share of the time in which the
+    event loop's thread ran, or was ready to run while others had the CPU. cpu: CPU seconds of the
+    whole process per second. write_s: seconds in which the event loop waited for writes of results;
+    sync_s: seconds in which an fsync of results was in progress. stopped_s: seconds in which the
+    whole process was stopped, or its event loop was blocked for long.
 
     latency: of answered attempts, from the write to the end of the answer. first: the same for
     requests that were written before the run had its first answer, when the endpoint had no other

@@ -13,9 +13,10 @@ def new_file(
 ) -> Path:
     """Returns the path of a page, report or other file to be written.
 
-    kind: what the file is, for errors. beginning: how it begins. hint: for a path that cannot be a
-    file. may_be_empty: whether an empty file may be replaced. Raises ConfigError for such a path,
-    and for any other existing file that begins differently.
+    kind: what the file is, for errors. beginning: how such a file begins. hint: for the first two
+    errors below. may_be_empty: whether an existing empty file may be replaced. Raises ConfigError
+    if the path is a folder, if its folder does not exist, or if an existing file cannot be read or
+    begins differently.
     """
     path = local_path(text)
     if path.is_dir() or not path.parent.is_dir():

@@ -55,7 +55,10 @@ def folded(text: str, width: int, most_lines: int, indent: str = "") -> list[str
 
 
 def _pieces(text: str, width: int) -> Iterator[tuple[int, int]]:
-    """Yields the start and end of each line: up to a line feed, a space or within a long word."""
+    """Yields the start and end of each line; lines break at line feeds, spaces or in long words.
+
+    width: the maximum width of a line in terminal columns.
+    """
     start = 0
     while start < len(text):
         newline = text.find("\n", start, start + width + 1)
@@ -65,7 +68,7 @@ def _pieces(text: str, width: int) -> Iterator[tuple[int, int]]:
         if end < len(text) and text[end] not in " \n":
             space = text.rfind(" ", start + 1, end)
             word = _WORD.match(text, space + 1, space + width + 2)
-            # A word that fits on no line, such as a text without spaces, begins on this one.
+            # A word wider than a line, such as a text without spaces, begins on this line.
             end = space if space > start and word and cells(word[0]) <= width else end
         yield start, end
         # The space or line feed at which the line ends is not shown.

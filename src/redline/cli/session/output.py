@@ -74,7 +74,10 @@ def say_json(data: bytes) -> None:
 
 
 def lost_stdout(error: OSError, more_hint: str = "") -> Exception:
-    """Returns the error to raise after a failed write to stdout; see `say`."""
+    """Returns the error to raise after a failed write to stdout; see `say`.
+
+    more_hint: appended to the error's hint.
+    """
     if isinstance(error, BrokenPipeError):
         # Without its errno: on EPIPE, click would end the program itself.
         return BrokenPipeError()

@@ -9,7 +9,10 @@ from redline.process import lasting, printable
 
 
 class StatusLine:
-    """Shows a line on stderr. is_live: redraws it in place; otherwise writes each text below it."""
+    """Shows a line on stderr.
+
+    is_live: whether each text replaces the previous one; otherwise it is written on a new line.
+    """
 
     def __init__(self) -> None:
         self._stream = lasting(sys.stderr)

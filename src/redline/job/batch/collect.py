@@ -99,9 +99,9 @@ class Collector:
         in_time: the timeout of the downloads. may_wait: whether to wait for answers that cannot be
         read yet; otherwise they count as missing. Returns None, having saved nothing, if there are
         such answers, if the downloads time out, or if the provider does not respond; raises the
-        last error instead once the provider has not responded for an hour. Raises ConfigError if
-        the provider does not return a file of results and the other file does not have all lines,
-        unless `may_wait` or `is_leaving`.
+        last error instead once the provider has not responded for an hour. If the provider does not
+        have one of the batch's two files, and the other one lacks lines, raises ConfigError, unless
+        `may_wait` or `is_leaving`.
         """
         paths, lost = [], None
         results_paths = self._ledger.results_paths(part.number)

@@ -100,11 +100,11 @@ class Filler:
         self._writers.clear()
 
     async def _next(self) -> _Filling | None:
-        """Reads a row, and returns None if there is nothing to send.
+        """Reads a row and returns it with its path, model and number of inputs, or returns None.
 
-        That is the case if no more rows follow, which sets `is_read`, or if no request can be made
-        from the row, whose outcome is then saved. Raises TimeoutError if the input delivers no row
-        for a second; the next call returns that row.
+        The result is None if no more rows follow, which sets `is_read`, or if no request can be
+        made from the row, whose outcome is then saved. Raises TimeoutError if the input delivers no
+        row for a second; the next call returns that row.
         """
         runner, metered = self._world.runner, self._world.metered
         async with asyncio.timeout(_LONGEST_WAIT_S):
@@ -168,7 +168,7 @@ def _route(request: Request) -> Route:
 
 
 def _inputs(request: Request) -> int:
-    """Returns the number of inputs of which embeddings are requested; 1 for any other request."""
+    """Returns the number of inputs in a request for embeddings; 1 for any other request."""
     if api_of(request.url) is not embeddings.API:
         return 1
     return embeddings.inputs(request.body) or 1

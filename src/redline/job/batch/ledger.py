@@ -74,8 +74,9 @@ class Part(msgspec.Struct, kw_only=True):
     the batch's status and the number of its finished rows at the last poll. silent_since_s: since
     when the provider has not responded, or has not returned the results of a batch that is over.
     over_since_s: since when the batch has been over and the provider has responded. lost_since_s:
-    since when the provider has not known the batch. is_gone: whether that lasts too long. moved: in
-    a part from an earlier run, the keys of rows that a later part holds.
+    since when the provider has not known the batch. is_gone: whether the batch's results count as
+    lost for that reason. moved: in a part from an earlier run, the keys of rows that a later part
+    holds.
     """
 
     number: int
@@ -150,12 +151,16 @@ class Ledger:
         return [self.folder / f"part-{number}.{kind}" for kind in ("output", "errors")]
 
     def check_parts(self) -> None:
-        """Raises DamagedLedger if rows of an open part are no longer in its file. Blocks."""
+        """Checks the files of the parts that are not done. Blocks.
+
+        Raises DamagedLedger if a file is missing or its number of rows is wrong, JournalError if it
+        cannot be read.
+        """
         for number, part in self.parts.items():
             path = self.part_path(number)
             with telling(path):
                 if not path.exists():
-                    hint = f"put {self.folder} back; or {_HINT}"
+                    hint = f"restore the folder {self.folder}; or {_HINT}"
                     raise DamagedLedger(f"{path} is missing", hint=hint)
                 with path.open("rb") as file:
                     if sum(1 for _ in file) != part.rows:

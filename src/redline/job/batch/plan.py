@@ -28,19 +28,21 @@ from redline.limits import Limits
 from redline.limits.rule import KINDS, last_send_s
 from redline.process import counted
 
-# OpenAI's limits for a file are 50,000 requests and 200 MB, and 50,000 inputs of embeddings. Older
+# OpenAI allows at most 50,000 requests, 200 MB and, for embeddings, 50,000 inputs in a file. Older
 # servers with its API accept only 100 MB, and a file is in memory while it is uploaded.
 MOST_ROWS = 50_000
 MOST_BYTES = 100 * 10**6
 # A batch ends within seconds at a server of your own, and within minutes to hours at a provider. So
 # polls become rarer: 13 in the first two minutes, later one a minute.
 FIRST_LOOK_S, LOOK_GROWTH, MOST_LOOK_S = 0.25, 1.5, 60.0
-# A provider that processes a file first has this long before a batch is created from it anyway.
+# Some providers process an uploaded file first. After this long, a batch is created from the file
+# even if the provider still reports it as pending.
 MOST_PROCESSING_S = 600.0
 # A server that reports `completed` before the results can be read has this long to return them.
 # Without that wait, rows would be sent and paid for again.
 MOST_RESULTS_S = 30.0
-# A provider's servers may disagree about a new batch, so it is unknown only after this long.
+# Some of a provider's servers may not know a new batch yet. So a batch counts as lost only if the
+# provider has reported it as unknown for this long.
 MOST_LOST_S = 30.0
 # A batch whose creation was not confirmed may appear up to this long after the request, because a
 # provider may finish a request whose connection is lost. A second batch would be paid for as well.
@@ -56,7 +58,8 @@ _CANCEL_SHARE = 0.25
 # The first rows may be faster than the others.
 _LIVE_FACTOR = 1.5
 _BAD_REPLIES = 2
-# The codes of rows that their batch has not tried. Any other error may be permanent.
+# The error codes of rows that the provider did not process before their batch ended. An error with
+# any other code may be permanent.
 _NOT_TRIED = [code for code, _ in UNFINISHED.values()]
 
 
@@ -90,9 +93,10 @@ def appears_s(making_wall_s: float, wall_s: float) -> float:
 
 
 def fits(inputs: int, size_bytes: int, more_inputs: int, more_bytes: int) -> bool:
-    """Whether a request fits into a part.
+    """Whether a request fits into a part; any request fits into an empty part.
 
-    inputs, more_inputs: those of the part's requests and of this one, at least 1 for each request.
+    inputs, size_bytes: of the requests in the part. more_inputs, more_bytes: of this request. Each
+    request has at least one input.
     """
     is_small = inputs + more_inputs <= MOST_ROWS and size_bytes + more_bytes <= MOST_BYTES
     return not inputs or is_small
@@ -140,7 +144,7 @@ def is_answered(line: ResultLine) -> bool:
     response, error = line.response, line.error
     if line.problem or response is None:
         return bool(line.problem)
-    # Some providers repeat the error of a failed response beside it.
+    # Some providers repeat the error of a failed response in the line's `error`.
     is_failure = (number(response.status_code) or 0) >= 400
     return is_failure or error is None or not (error.code or error.message)
 

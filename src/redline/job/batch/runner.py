@@ -271,7 +271,7 @@ class BatchRunner:
             self._count()
 
     async def _seen(self, part: Part) -> Batch | None:
-        """Returns the current state of the part's batch; None if the provider does not give it.
+        """Returns the current state of the part's batch; None if the provider does not return it.
 
         Raises the last error if the provider has not responded for an hour. Raises ConfigError if
         it has not known the batch for MOST_LOST_S; while batches are being ended, such a batch

@@ -102,7 +102,7 @@ class PartWriter:
             self._file = path.open("wb", buffering=_BUFFER_BYTES)
 
     def add(self, kept: Kept, inputs: int = 1) -> None:
-        """Adds a row with this many inputs, without waiting for the disk: `finish` syncs it."""
+        """Adds a row with this many inputs; only `finish` waits until the file is on disk."""
         with telling(self.path):
             self._file.write(_ENCODE(kept) + b"\n")
         self.rows += 1

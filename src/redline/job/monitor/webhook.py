@@ -63,9 +63,9 @@ class Webhook:
         return f"{lost} did not reach the webhook at {self._host}: {self._reason}"
 
     def put(self, body: dict[str, Any]) -> None:
-        """Queues a notification. If MOST_WAITING are queued already, drops the oldest of them.
+        """Queues a notification. If MOST_WAITING are queued already, drops the second of them.
 
-        The first in the queue may be in transit, so the second is dropped.
+        The first may be in transit.
         """
         if len(self._waiting) >= MOST_WAITING:
             del self._waiting[1]

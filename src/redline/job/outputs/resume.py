@@ -54,7 +54,7 @@ def open_journal(job: Job, output: Output, acknowledge: Acknowledge) -> tuple[Jo
     try:
         if isinstance(job.task, Remembering):
             job.task.recall(output.path, output.failed_path)
-        # Saved last, so that a run that is refused leaves the settings and the input of the others.
+        # Saved last, so that a refused run does not replace the settings and input of earlier runs.
         manifests.save(output, new)
     except BaseException:
         journal.let_go()

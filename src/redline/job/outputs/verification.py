@@ -81,7 +81,7 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
     """
     manifest = manifests.load(output)
     if manifest is None:
-        # The results were copied without their state folder.
+        # The results may have been copied without their state folder.
         check_written(output)
         manifest = manifests.Manifest(settings={})
         if rows is None:

@@ -144,7 +144,10 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_of(files: JobFiles, jobs: int = 1) -> JobReport:
-    """Returns the report on one of `jobs` outputs, which share the points that one could have."""
+    """Returns the report on one output.
+
+    jobs: the number of outputs on the page. Each gets an equal share of MOST_POINTS.
+    """
     timeline = files.timeline
     bound = [bindings(run.windows) for run in timeline.runs]
     points = points_of(timeline, bound, MOST_POINTS // jobs)

@@ -253,8 +253,8 @@ class Options:
     base_url: str | None = _of_each(
         "URL",
         "URL of the server, usually ending in /v1, as in the openai SDK. Default: "
-        "$OPENAI_BASE_URL, which also gets the key in an OPENAI_API_KEY set in the same place; "
-        "otherwise OpenAI.",
+        "$OPENAI_BASE_URL, to which OPENAI_API_KEY is sent if both are set in the environment or "
+        "both in .env; otherwise OpenAI.",
         python="endpoint",
     )
     api_key: str | None = _of_each(

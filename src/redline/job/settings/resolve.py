@@ -111,7 +111,7 @@ def _prompting(options: Options, embedded: Embedded | None) -> Prompting:
     given = _given(options, "temperature", "max_tokens")
     limits = api_of(options.url or "").output_limits
     if "max_tokens" in given and limits:
-        # The Responses API has another name for it, and refuses this one.
+        # The Responses API names this field differently, and refuses `max_tokens`.
         given[limits[0]] = given.pop("max_tokens")
     fields["params"] = {**(options.params or {}), **given}
     return Prompting(**fields)

@@ -119,7 +119,8 @@ class Feed:
         self._iterator: Iterator[list[Row]] | None = None
         self._aiterator: AsyncIterator[list[Row]] | None = None
         self._thread = DaemonThreads(1, "redline-source")
-        # One for all reads: an iterable may set a variable in one read and reset it in another.
+        # One context for all reads: an iterable may set a context variable in one read and reset it
+        # in another.
         self._context = contextvars.copy_context()
         self._left = asyncio.Event()
         # The keys of all rows read, in input order.

@@ -557,7 +557,7 @@ class Runner:
     def _pay(self, outcome: Outcome, request: Request | None = None) -> None:
         """Adds the cost of an answer to the bill, even if its row is sent again.
 
-        request: that of the answer, if its model may not be the job's, such as a judge's.
+        request: the request that was answered, such as a judge's; None if its model is the job's.
         """
         if self.bill is not None and outcome.reply is not None and not outcome.is_cached:
             model = None if request is None else request.model
@@ -620,7 +620,7 @@ class Runner:
                 if may_run and isinstance(error, asyncio.CancelledError):
                     self._abandon(task, f"the `{name}` function has not returned")
                 raise
-            # Such as a result that cannot be pickled.
+            # The result of the function, for example, cannot be pickled.
             raise Rejected(f"the `{name}` function raised {what}") from error
         finally:
             self._after.pop(task, None)
@@ -733,7 +733,7 @@ class _Raised(Exception):
 class _Work:
     """Calls a user's function, and records whether it is running.
 
-    Raises _Raised if the function raises, unless that ends the process.
+    Raises _Raised if the function raises; exceptions that end the process pass unchanged.
     mark: a file that exists while the function runs, even in another process of this machine; None
     for no file.
     """

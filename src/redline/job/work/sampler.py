@@ -43,8 +43,8 @@ from redline.timeline import (
 SAMPLE_S = 0.1
 # Shorter unexplained delays of a sample do not count: a merely busy event loop is not stopped.
 _LEAST_STOP_S = 0.25
-# The event loop was blocked if a sample has a longer unexplained delay. Other threads delay it by
-# about 5 ms, after which Python hands over its lock.
+# The event loop was blocked if a sample has an unexplained delay of at least this length. Other
+# threads may delay the loop by about 5 ms, after which Python passes its lock (the GIL) on.
 _LEAST_BLOCK_S = 0.007
 # The most windows in memory: half an hour of them, or more once older neighbours are merged. A
 # merged window is at most as long as this share of its age.
@@ -228,7 +228,10 @@ class Sampler:
             self._write_on()
 
     def _state(self, now_s: float, late_s: float, blocked_s: float) -> Sample:
-        """Returns a sample of the run's current state. late_s: how many seconds it is late."""
+        """Returns a sample of the run's current state.
+
+        late_s: how many seconds the sample is late. blocked_s: the result of `_blocked_s`.
+        """
         runner, feed, load, tally = self.runner, self.feed, self.runner.load, self.tally
         loads, limits = self.endpoints.loads(now_s)
         in_hand = max(0, runner.offered - runner.ended)

@@ -57,7 +57,7 @@ _NONE_LEFT = re.compile(
     re.IGNORECASE,
 )
 _AMOUNT = re.compile(r"[=$€£]")
-# A first paragraph that is a heading, or that sets out the working, states no answer.
+# A first paragraph that is a heading, or that begins the calculation, states no answer.
 _SETS_OUT = re.compile(
     rf"(?i){BOLD}[^{BOLD}\n]*[^.!{BOLD}\n]{BOLD}:?\n\n|"
     r"\W*(?:to|let|we|given|first|start\w*|if|since|step)\b"
@@ -134,9 +134,10 @@ def concluded(page: Page, start: int, end: int) -> Numeral | None:
 
 
 def stated(page: Page) -> Numeral | None:
-    """Returns the only number in bold, if the first paragraph states it before an explanation.
+    """Returns the number that the first paragraph concludes with, if an explanation follows.
 
-    It is no answer if a correction follows, or a conclusion with a number, such as `So ... 18`.
+    The number must be in bold, and later numbers must not. Returns None if a correction follows, or
+    a conclusion with a number, such as `So ... 18`.
     """
     end = page.text.find("\n\n")
     if end < 0 or _SETS_OUT.match(page.text):

@@ -7,8 +7,9 @@ are removed (reasoning.py, markup.py). Then, in this order:
    one, unless it is only a remark.
 2. The number that a correction after this mark ("Wait, ...") concludes with, unless the correction
    only confirms the first number (conclusion.py).
-3. Without a mark, a number alone above an explanation, or stated above it as the only number in
-   bold; otherwise the answer of the last sentence that gives one.
+3. Without a mark, a number alone above an explanation, or the number in bold with which the
+   paragraph above an explanation concludes, if the explanation has no number in bold; otherwise the
+   answer of the last sentence that gives one.
 
 No number is found if the answer was cut before it, that is, if the answer ends inside a sentence,
 an expression, a box or its reasoning.

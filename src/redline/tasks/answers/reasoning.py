@@ -6,7 +6,7 @@
 | an end without a beginning (it is in the prompt) | the text after it                             |
 | a beginning without an end (reasoning was cut)   | the text before it                            |
 | `<|im_end|>`, `</s>`, `<end_of_turn>` ...        | the text before it                            |
-| `<|begin_of_box|>` (GLM) and similar marks       | the text around them                          |
+| `<|begin_of_box|>` (GLM) and similar marks       | the text inside and outside the marks         |
 | `Question:`, `Q:`, `User:` after an answer       | the text before it                            |
 """
 

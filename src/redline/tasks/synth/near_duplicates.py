@@ -23,8 +23,8 @@ from redline.sources import extra
 # Thai, Lao, Burmese, Khmer, kana, and the ideographs of planes 0, 2 and 3.
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _NO_SPACES += "\U00020000-\U0003ffff"
-# Accents, points and vowel signs, which Python does not count as part of a word: of Latin, Hebrew,
-# Arabic, and the scripts of India and Sri Lanka.
+# Accents, points and vowel signs of Latin, Hebrew, Arabic, and the scripts of India and Sri Lanka,
+# which `\w` does not match.
 _MARKS = "\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a"
 _MARKS += "\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"
 _LETTERS = rf"[^\W{_NO_SPACES}]"

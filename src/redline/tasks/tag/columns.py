@@ -49,7 +49,7 @@ def first_row(rows: str) -> Mapping[str, Any] | None:
 
 
 def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> str | None:
-    """Returns the template of a row's text: its column `text`, or its only column besides gold.
+    """Returns a prompt template with a row's text: its column `text`, or the only one besides gold.
 
     Returns None if the rows have their own prompts. row: the first row; None if it is unknown, and
     a column `text` is assumed. rows: the name of the rows, for the error. Raises ConfigError if
