@@ -58,11 +58,15 @@ _NOTHING = memoryview(b"")
 class Connection(asyncio.Protocol):
     """A connection with one exchange at a time. on_lost: called once, when it becomes unusable.
 
+    intake: bounds the memory of long bodies. most_bytes: the longest body of a response; None for
+    the largest answer of `intake`.
+
     is_used: whether a request has been written on it. is_kept, asked, last_asked, last_answer: see
-    Kept. unasked: bytes that the server sent while no request was open. is_done: whether the
-    response is complete, or no request was written. body: the body of a complete response that is
-    not streamed; None before. is_stale: whether it was closed before a request could be written on
-    it. fd: the file descriptor of its socket, -1 for none.
+    Kept. unasked: what the server sent without an open request, or the read in which it sent more
+    than its response; b"" for none. is_done: whether the response is complete, or no request was
+    written. body: the body of a complete response that is not streamed; None before. is_stale:
+    whether the last request was not written, because the connection was lost or had unread bytes.
+    fd: the file descriptor of its socket, -1 for none.
     """
 
     # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).

@@ -61,8 +61,8 @@ def engine(ctx: Context, model: str) -> int:
             --endpoint engine:models/tiny
 
     Exit status: 0 ended by Ctrl-C or SIGTERM; 1 the engine failed; 2 bad usage or settings; 3 a
-    defect in redline. If the signal came while the model was loading, or was the second one: 130
-    for Ctrl-C, 143 for SIGTERM.
+    defect in redline. After a signal while the model is loading, or a second signal: 130 for
+    Ctrl-C, 143 for SIGTERM, but 0 with --launcher vllm.
     """
     try:
         return _serve(ctx, model)
