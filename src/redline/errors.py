@@ -5,7 +5,7 @@ RedlineError
   CallError              an attempt at a call failed, or the call cannot be sent
     Withdrawn            a pool took the call back before it was written
     Retryable            the same call may succeed later
-      RateLimited        429: wait `retry_after_s`, or back off
+      RateLimited        429 or its like: wait `retry_after_s`, or back off
       TimedOut           a timeout expired; `phase` says which
       ServerFailed       408, 409, 424, 425, 499, 5xx, or an answer that is marked as broken off
       Disconnected       the connection was refused, reset or closed early
@@ -168,7 +168,7 @@ class Retryable(CallError):
 
 
 class RateLimited(Retryable):
-    """The endpoint's limit was exceeded: HTTP 429, or 402 or 403 with a time to wait."""
+    """The endpoint's limit was exceeded: HTTP 429, 402 or 403 with a wait, or Groq's 498."""
 
 
 class ServerFailed(Retryable):
