@@ -55,7 +55,7 @@ _NAME = re.compile(
 )
 _REMARK_BEFORE = re.compile(
     rf"(?i)(?:\b(?:per|every|after|before|in|within|during|over|from|than|at|among|between|on|since|"
-    r"(?:as|than) \w+'s|"
+    r"(?:as|than) \w+'s|nearest|"
     r"until|till|the|these|those|all|both|its|their|his|my|our|your|each|first|last|next|other|"
     r"with|by|as|or|through|across|into|against|versus|vs|day|week|month|year|hour|class|grade|"
     r"level|number|no|room|age|aged|nach|pro|für|bei|mit|en|por|para|pour|après|за|через|(?:by|"
