@@ -75,8 +75,9 @@ _CHOSEN, _CALLED = (
             r"(?:correct|right|best|better(?= (?:choice|option))|answer|accurate|true|response|"
             r"choice)\b|[ ]fits best\b)",
             # As in a list of verdicts on all options.
-            rf"^{_BLANK}(?i:option |choice )?{_LETTER_HERE}[.:)]?[ {BOLD}—-]*"
-            rf"(?:(?i:correct)[ {BOLD}]*(?:[.,;!✓✔✅☑]|$)|[✓✔✅☑])",
+            rf"^{_BLANK}(?i:option |choice )?{_LETTER_HERE}[.:)]?"
+            rf"(?:[ {BOLD}—-]*(?:(?i:correct)[ {BOLD}]*(?:[.,;!✓✔✅☑]|$)|[✓✔✅☑])|"
+            r"[^\n✗✘❌]{1,80}[✓✔✅☑][^\w\n]*$)",
             rf"{_LETTER_HERE}[)]?(?:가|이|が)[ ]?(?:정답|正解)",
             r"(?:\b(?i:choose|select|pick|(?:it|that|which)(?:'s| is| would be)|it (?:must|has to|"
             r"should) be|lean(?:ing)? towards?|(?<!not )correct(?=:)|select(?:ed|ion)(?: is|(?=:))|"
@@ -89,7 +90,8 @@ _CHOSEN, _CALLED = (
     )
 )
 _NOT_BEFORE = re.compile(
-    r"(?i)\b(?:not|isn't|n't|neither|if|either)[ ]?(?:option |choice |answer )?\(?(?:[A-Z]\)?)?$"
+    r"(?i)\b(?:not|isn't|n't|neither|if|either)[ ]?(?:option |choice |answer |only )?"
+    r"\(?(?:[A-Z]\)?)?$"
 )
 _LINE = re.compile(
     rf"{_BLANK}(?:[✓✔✅☑→⇒∴➡👉]\ufe0f?{_BLANK})?(?i:(?:option|choice|answer)[ ])?[\[(]?[ ]?"
@@ -308,3 +310,6 @@ def _mentions(page: Page, span: Span, letters: str) -> Iterator[tuple[int, str]]
         )
         if letter in letters and not is_denied:
             yield start, letter
+            more = _MORE.match(page.text, start + 1)
+            if more is not None and more["letter"] in letters:
+                yield more.start("letter"), more["letter"]
