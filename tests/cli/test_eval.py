@@ -196,6 +196,30 @@ def task(tmp_path: Path, **settings: object) -> str:
     return "task.toml"
 
 
+def test_a_tied_vote_does_not_depend_on_the_order_of_the_lines(
+    cli: Cli, rows: Rows, tmp_path: Path
+) -> None:
+    task(tmp_path, gold="gold", metric="exact")
+    data = rows(*({"q": at, "gold": "a"} for at in range(8)))
+    seen: list[str] = []
+
+    def say(body: dict[str, Any]) -> str:
+        text = body["messages"][-1]["content"]
+        seen.append(text)
+        return "ab"[seen.count(text) - 1]
+
+    with scripted(model(say)) as server:
+        given = ("--task", "task.toml", "--data", data, "--base-url", server.base_url)
+        sampling = ("--samples", "2", "--temperature", "1", "-c", "1", "-o", "out.jsonl")
+        command = ("eval", *given, "--model", "m", *sampling)
+        first = cli(*command)
+        results = Path("out.jsonl")
+        results.write_text("".join(reversed(results.read_text().splitlines(keepends=True))))
+        again = cli(*command)
+    assert re.search(r"^majority .* of 8$", first.out, re.M)
+    assert again.out == first.out
+
+
 def judged(tmp_path: Path, judge: str = "") -> None:
     task(tmp_path, metric="judge", gold="gold")
     with (tmp_path / "task.toml").open("a") as file:

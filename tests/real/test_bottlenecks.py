@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -53,6 +54,21 @@ def test_a_function_that_blocks_the_event_loop_is_named_and_not_the_concurrency(
         return "yes"
 
     rows = [{"number": number} for number in range(60)]
+    redline.run(rows, call=ask, concurrency=16, output=tmp_path / "out.jsonl", progress=False)
+    windows = read_timeline(tmp_path / "out.redline" / NAME).runs[0].windows[:-1]
+    causes = [binding.cause for binding in bindings(windows)]
+    assert causes.count(Cause.CLIENT) > 0.5 * len(causes)
+
+
+def test_a_function_that_blocks_the_event_loop_is_named_and_not_an_iterable_of_unknown_length(
+    tmp_path: Path,
+) -> None:
+    async def ask(row: dict[str, int]) -> str:
+        time.sleep(0.008)
+        await asyncio.sleep(0.02)
+        return "yes"
+
+    rows = ({"number": number} for number in range(240))
     redline.run(rows, call=ask, concurrency=16, output=tmp_path / "out.jsonl", progress=False)
     windows = read_timeline(tmp_path / "out.redline" / NAME).runs[0].windows[:-1]
     causes = [binding.cause for binding in bindings(windows)]

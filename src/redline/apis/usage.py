@@ -44,6 +44,7 @@ class _UsualUsage(Counts, frozen=True):
     prompt_tokens_details: _Details | None = None
     input_tokens_details: msgspec.UnsetType = msgspec.UNSET
     prompt_cache_hit_tokens: msgspec.UnsetType = msgspec.UNSET
+    cached_tokens: msgspec.UnsetType = msgspec.UNSET
 
 
 def completion_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
@@ -112,8 +113,8 @@ def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> U
 
     has_output: False for embeddings, whose usage has no output.
     In OpenAI's chat, completions, embeddings and responses, the input includes the tokens read from
-    the cache and those written to it, as it does at OpenRouter and DeepSeek. Anthropic's messages
-    count both separately. LiteLLM uses Anthropic's names for parts of `prompt_tokens`.
+    the cache and those written to it, as it does at OpenRouter, DeepSeek and Moonshot. Anthropic's
+    messages count both separately. LiteLLM uses Anthropic's names for parts of `prompt_tokens`.
     """
     if usage is None:
         return None
@@ -149,7 +150,7 @@ def _read_carefully(usage: Mapping[str, Any], *, has_output: bool) -> Usage | No
         return Usage(read, hit, written, output)
     stated = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     details = stated if isinstance(stated, Mapping) else {}
-    named = _count(details.get("cached_tokens"))
+    named = _count(details.get("cached_tokens", usage.get("cached_tokens")))
     cached = named or _count(usage.get("prompt_cache_hit_tokens")) or hit
     cached = min(cached, read)
     written = min(_count(details.get("cache_write_tokens")) or written, read - cached)

@@ -213,6 +213,8 @@ def test_a_table_that_is_no_price_is_refused(table: dict[str, Any], what: str, h
             {"prompt_tokens": 10, "completion_tokens": 2, "prompt_cache_hit_tokens": 4},
             Usage(6, 4, 0, 2),
         ),
+        # Moonshot.
+        ({"prompt_tokens": 10, "completion_tokens": 2, "cached_tokens": 4}, Usage(6, 4, 0, 2)),
         # Gemini: thoughts are in the total alone.
         ({"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 112}, Usage(10, 0, 0, 102)),
         # More cached than there were.

@@ -114,6 +114,8 @@ class Feed:
         self._is_end = False
         self._is_closed = False
         self._is_let_go = False  # the source was closed
+        # Whether a read may be waiting for the source; a blocked event loop delays only the next.
+        self._is_reading = True
         # The error of a read, kept until the rows that were read before it are handed out.
         self._failure: BaseException | None = None
         self._iterator: Iterator[list[Row]] | None = None
@@ -139,7 +141,8 @@ class Feed:
     @property
     def is_starved(self) -> bool:
         """Whether workers wait for a row that has not been read yet."""
-        return len(self._waiting) > 0 and not self._is_end
+        is_awaited = len(self._waiting) > 0 and not self._is_end
+        return is_awaited and (self._is_reading or self.load.is_full)
 
     @property
     def is_over(self) -> bool:
@@ -274,12 +277,14 @@ class Feed:
 
     def _read(self, source: Source, batch: _Batch) -> None:
         """Reads the next rows to process into `batch`, in the source's thread."""
+        self._is_reading = True
         if self._iterator is None:
             self._iterator = source.batches()
         while not batch.is_end and batch.read < _MOST_SKIPPED:
             if batch.picked and (self.load.is_full or self._has_enough(batch, source)):
                 break
             self._pick(next(self._iterator, None), batch)
+        self._is_reading = False
 
     def _has_enough(self, batch: _Batch, source: Source) -> bool:
         """Whether the read ends with the rows in `batch`, instead of waiting for more."""

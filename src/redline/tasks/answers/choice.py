@@ -31,8 +31,8 @@ _ALONE = r"(?![A-Za-z0-9'])"
 _BLANK = rf"[\s\"'*_$:{BOLD}{HASHES}]{{0,8}}"
 _FILLER = re.compile(
     rf"(?i)(?:[\s\"'*_$:=,—{BOLD}{HASHES}]|(?:therefore|thus|then|indeed|clearly|simply|probably|"
-    r"likely|most likely|the|option|choice|letter|answer|alternative|number|item|"
-    r"i (?:think|believe|guess)|вариант|la|el|le|die|der|das|a(?= letra| alternativa)|"
+    r"donc|also|quindi|portanto|likely|most likely|the|option|choice|letter|answer|alternative|"
+    r"number|item|i (?:think|believe|guess)|вариант|la|el|le|die|der|das|a(?= letra| alternativa)|"
     r"opción|opção|alternativa|lettre|letra|buchstabe|antwort|réponse|respuesta|"
     r"选项|選項)(?!\w))*+",
 )
@@ -53,7 +53,7 @@ _CHOSEN, _CALLED = (
     tuple(re.compile(pattern, re.MULTILINE) for pattern in patterns)
     for patterns in (
         (
-            r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go with|prefer|say|"
+            r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go (?:with|for)|prefer|say|"
             r"guess)|\bmy (?:choice|pick|answer) is)|"
             r"(?i:(?<!second[ -])(?<!next[ -])(?<!second most )(?<!next most )(?<!least )(?<!less )"
             r"\b(?:best|correct|right|false|true|proper|good|suitable|appropriate|likely|accurate|"
@@ -61,6 +61,9 @@ _CHOSEN, _CALLED = (
             r"[^.\n]{0,40}?(?:\b(?:is|be)\b|:)|"
             r"\"(?:\w{1,16}_)?(?:answer|choice|option|letter|label)(?:_\w{1,16})?\"[ ]?:)"
             rf"(?i:[ ](?:option|choice|answer))?{_LETTER_HERE}",
+            # As `The most appropriate next step is C. Start metformin`, unlike `C. difficile`.
+            r"\b(?i:most (?:likely|appropriate|accurate|suitable)|best)(?:[ ][a-z-]+){1,6}[ ]"
+            rf"(?:is|be){_BLANK}[\[(]?(?P<letter>[A-Z])[).:][ {BOLD}]*(?=[A-Z])",
             r"\b(?i:so|thus|therefore|hence|i\.e\.)[ ,:]*"
             r"(?i:(?:it is|it's|the|we choose|we have)[ ])?"
             rf"(?i:option |choice )?{_LETTER_HERE}[ {BOLD}]{{0,8}}[.!]?[ {BOLD}]{{0,8}}$",
@@ -69,36 +72,42 @@ _CHOSEN, _CALLED = (
             rf"(?<![A-Za-z]){_LETTER_HERE}[.:,]?(?i:(?:[ ](?:is|must be|(?:seems|appears)"
             r"(?: to be)?|would be|being)(?=[ ])|(?=[ ]the ))[ ](?:the |indeed |therefore |thus |"
             r"clearly |most |also |only |likely |probable |appropriate |suitable )*"
-            r"(?:correct|right|best|answer|accurate|true|response|choice)\b|[ ]fits best\b)",
+            r"(?:correct|right|best|better(?= (?:choice|option))|answer|accurate|true|response|"
+            r"choice)\b|[ ]fits best\b)",
             # As in a list of verdicts on all options.
-            rf"^{_BLANK}(?i:option |choice )?{_LETTER_HERE}[.:)]?[ {BOLD}—-]*"
-            rf"(?:(?i:correct)[ {BOLD}]*(?:[.,;!]|$)|[✓✔✅☑])",
+            rf"^{_BLANK}(?i:option |choice )?{_LETTER_HERE}[.:)]?"
+            rf"(?:[ {BOLD}—-]*(?:(?i:correct)[ {BOLD}]*(?:[.,;!✓✔✅☑]|$)|[✓✔✅☑])|"
+            r"[^\n✗✘❌]{1,80}[✓✔✅☑][^\w\n]*$)",
+            rf"{_LETTER_HERE}[)]?(?:가|이|が)[ ]?(?:정답|正解)",
             r"(?:\b(?i:choose|select|pick|(?:it|that|which)(?:'s| is| would be)|it (?:must|has to|"
             r"should) be|lean(?:ing)? towards?|(?<!not )correct(?=:)|select(?:ed|ion)(?: is|(?=:))|"
             r"letter is)(?:[ ]?:)?|"
             rf"\bbut(?:[ ]?:)?|(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
-            r"(?:答案|答え|正解|정답)[】\]\s:是為为はは은는]{0,4}|"
-            rf"[选選][项項择擇]?(?![: {BOLD}]*\n))"
+            r"(?:答案|答え|正解|정답|उत्तर|odpowied[źz] to)[】\]\s:是為为はは은는]{0,4}|"
+            rf"[选選][项項择擇]?[是为為]?(?![: {BOLD}]*\n))"
             rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}",
         ),
     )
 )
 _NOT_BEFORE = re.compile(
-    r"(?i)\b(?:not|isn't|n't|neither|if|either)[ ]?(?:option |choice |answer )?\(?(?:[A-Z]\)?)?$"
+    r"(?i)\b(?:not|isn't|n't|neither|if|either)[ ]?(?:option |choice |answer |only )?"
+    r"\(?(?:[A-Z]\)?)?$"
 )
 _LINE = re.compile(
-    rf"{_BLANK}(?:[✓✔✅☑→⇒∴]{_BLANK})?(?i:(?:option|choice|answer)[ ])?[\[(]?[ ]?"
+    rf"{_BLANK}(?:[✓✔✅☑→⇒∴➡👉]\ufe0f?{_BLANK})?(?i:(?:option|choice|answer)[ ])?[\[(]?[ ]?"
     rf"(?P<letter>[A-Za-z])(?:[ ]?[\])]|[.:。]|、(?![A-Z]{_ALONE})|"
-    rf"[ {BOLD}\"'$.!]*$|(?<=[A-Z])(?:{BOLD}|[ ]?[—(]|[ ]-|,?(?:[ ](?:because|since)\b|因)))"
+    rf"[ {BOLD}\"'$.!]*$|"
+    rf"(?<=[A-Z])(?:{BOLD}|[ ]?[—(]|[ ]-|,?(?:[ ](?:because|since|I think)\b|因)))"
 )
 # As `Best guess: C`, and the end of `That leaves us with C.` or of `Hmm, C.`
 _LABELLED = re.compile(
     rf"[^\w\n]{{0,8}}(?!(?i:not|in|wrong|eliminat|exclud|reject|ruled|alternative|confidence)|"
-    rf".*(?i:options|letters))[^\W\d]+(?:[ ][^\W\d]+){{0,2}}[ {BOLD}]*[:=—-]"
+    rf".*(?i:options|letters))[^\W\d]+(?:[ ][^\W\d]+){{0,3}}(?:[ ]\d{{1,3}})?[ {BOLD}]*[:=—-]"
     rf"[ {BOLD}\"'\[(]*(?P<letter>[A-Z])[\]).!\"'$ {BOLD}]*$"
 )
 _AT_END = re.compile(
-    r"(?:(?<![A-Z]),[ ]?|\b(?i:is|be|es|est|ist|é|è|la|a|with|probably|likely|maybe|perhaps)[ ]|"
+    r"(?:(?<![A-Z]),[ ]?|(?<![A-Z] )[→⇒][ ]?|"
+    r"\b(?i:is|be|es|est|ist|é|è|la|a|with|probably|likely|maybe|perhaps)[ ]|"
     rf"是[ ]?)[{BOLD}(]*(?P<letter>[A-Z])[\]){BOLD}]*[.!?。]?[ {BOLD}]*$"
 )
 _UNSAID = re.compile(r"(?i)\W*(?:if|suppose|assum\w+)\b|.*(?:\bnot\b|n't\b|cannot\b|never\b)")
@@ -106,7 +115,7 @@ _ALONE_ON_LINE = re.compile(rf"(?m)^{_BLANK}[\[(]?(?P<letter>[A-Z])[\]).]{{0,2}}
 _ALONE_AT_END = re.compile(rf"\n[^\w\n]*[A-Z][ {BOLD}]*\n?$")
 _OPTION = re.compile(rf"(?:^|[\s(\[{BOLD}])([A-Z])[).:\]、](?:[ ]|(?=\w))")
 _MENTIONED = re.compile(
-    r"(?:\b(?i:options?|choice|letter|leaves|leaving|opción|opção|alternativa|letra|antwort|réponse|"
+    r"(?:\b(?i:options?|choice|letter|leaves|leaving|only|opción|opção|alternativa|letra|antwort|réponse|"
     rf"вариант|选项)[ {BOLD}]*[\[(]?|[\[(](?=\w[\])]))"
     rf"(?P<letter>[A-Z]){_ALONE}"
 )
@@ -301,3 +310,6 @@ def _mentions(page: Page, span: Span, letters: str) -> Iterator[tuple[int, str]]
         )
         if letter in letters and not is_denied:
             yield start, letter
+            more = _MORE.match(page.text, start + 1)
+            if more is not None and more["letter"] in letters:
+                yield more.start("letter"), more["letter"]

@@ -37,14 +37,14 @@ _IS = (
 )
 _PHRASE = re.compile(
     rf"(?i)(?<![A-Za-z-]){_ANSWER}(?:'s\b|\b[^.\n:=?!{BOX}]{{0,60}}?[ ]{_HEDGE}{_IS}|"
-    rf"{_ASIDE}[:=]|"
+    rf"{_ASIDE}[:=→]|"
     rf"(?<!\bto answer)[ —-]{{1,3}}(?=\d)"
     r"|[^.\n:=?!。\d]{0,12}?(?:是|为|為|等于|等於|は|은|는|이|هي|هو|है|হল|คือ|היא))",
 )
 _LABEL = re.compile(
     rf"(?im)^[^\w\n]{{0,16}}(?:(?:step )?\d{{1,2}}[.:)] ?)?"
     rf"(?:(?P<bare>A(?=:)|ans(?:wer)?\b(?!\"))|(?:(?:the|my|final|correct)[ ])*{_ANSWER}){_ASIDE}"
-    rf"(?:[:=]|-[ ]|—|\.(?=[ ]\S)|(?=\n\s*\S))",
+    rf"(?:[:=→]|-[ ]|—|\.(?=[ ]\S)|(?=\n\s*\S))",
 )
 _PATTERNS: dict[Shape, re.Pattern[str]] = {
     "boxed": re.compile(rf"{BOX}(?P<content>[^{BOX}{BOX_END}]{{0,400}})(?P<end>{BOX_END})?"),

@@ -33,6 +33,7 @@ _CHARACTERS = {
 }
 _FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹⁻]+")
+_RUPEES = re.compile(r"(?<=\d)/-(?![\w(])")  # as in `Rs. 450/-`
 _VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 
 # Long runs are shortened before each step, so that no pattern meets them.
@@ -90,7 +91,7 @@ def plain_text(answer: str) -> str:
     result are linear in the length of the answer.
     """
     text = html.unescape(answer).replace("\r\n", "\n").translate(_CHARACTERS)
-    text = _shortened(text)
+    text = _RUPEES.sub("", _shortened(text))
     if not text.isascii():
         text = _SUPERSCRIPT.sub(_raised, text)
         text = _FOREIGN_DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), text)

@@ -52,10 +52,11 @@ def final_number(answer: str, *, is_cut: bool = False) -> Number | None:
     if numeral is not None:
         numeral = corrected(page, numeral.end) or numeral
     elif not (is_open or is_cut or looks_cut(page)):
+        whole = whole_number(page.text) if len(page.text) <= MOST_DIGITS else None
+        if whole is not None:
+            # Such as `1 234` and numbers in Chinese characters, which no sentence shows to be one.
+            return whole
         numeral = stated(page) or concluded(page, 0, len(page.text))
-        if numeral is None and len(page.text) <= MOST_DIGITS:
-            # The number may be in Chinese characters, which are not looked for in sentences.
-            return whole_number(page.text)
     return None if numeral is None else numeral.number
 
 

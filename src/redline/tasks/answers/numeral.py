@@ -59,6 +59,11 @@ _MINUEND = re.compile(rf"(?:[\d)%°-]|(?<![{_LETTER}])[{_LETTER}])[ $*{BOLD}{THI
 _VALUE_NEXT = re.compile(rf"(?i)(?:[=≈{BOX}]|\b(?:is|are|was|equals))[ $*{BOLD}{THIN}]*$")
 _NAME = re.compile(rf"(?:[{_LETTER}_^#@]|[{_LETTER}]{{2}}-)$")  # as in `H2O`, `x_1`, `COVID-19`
 
+# The 2 of `rounded to 2 decimal places`.
+_PRECISION = re.compile(
+    r"(?i)(?:(?<=\bto )|(?<=\bauf )|(?<=\bдо )|(?<=\b[aà] ))\d{1,2}[ -]"
+    r"(?:d[eé]cim|dezim|nachk|signif|cifr|знак|[ds]\.?[pf]\b)|\d{1,2}[ ]?位(?:小数|有效)"
+)
 _TAIL = re.compile(
     rf"(?P<time>:(?P<minutes>\d\d?)(?!\d)(?::\d\d)?|/\d{{1,2}}/\d{{2,4}}(?!\d))"
     rf"|(?:(?:[eE]|[ {THIN}]?[×x*·][ {THIN}]?10[ ]?(?:\^|"
@@ -181,15 +186,16 @@ def numerals(
 ) -> Iterator[Numeral]:
     """Yields the numerals in digits of the plain text `text[start:end]`, in linear time.
 
-    Digits in a name, as in `H2O` or `m^2`, are not numerals. points_group: the text's language
-    writes `70.000` for 70000. spaces_group: `1 234` is one number; otherwise it is two, unless
-    points_group is true, the numeral is money, its group begins with 0, or it has several groups.
+    Digits in a name, as in `H2O` or `m^2`, are not numerals, and neither is the 2 of `to 2 decimal
+    places`. points_group: the text's language writes `70.000` for 70000. spaces_group: `1 234` is
+    one number; otherwise it is two, unless points_group is true, the numeral is money, its group
+    begins with 0, or it has several groups.
     """
     at = start
     while found := _DIGITS.search(text, at, end):
         run, at = found[0], found.end()
         lead = _lead(text, max(start, found.start() - _NEAR), found.start())
-        if lead is None:
+        if lead is None or _PRECISION.match(text, found.start()):
             continue
         first, is_negative = lead
         has_lead = first < found.start()  # mostly a currency

@@ -15,7 +15,8 @@ from redline.tasks.answers.numeral import Numeral, Span, numerals
 _POINTS_GROUP = re.compile(
     r"(?i)\b(?:de[rlsmn]?|die|das|und|ist|sie|es|el|los?|las?|son|une?|eine?[mnr]?|von|les?|uma|il|"
     r"gli|het|een|är|"
-    r"antwort|svaret|jawaban|cevap)\b|[а-яё]",
+    r"antwort|svaret|jawaban|cevap|[éè]|er|blir|este|totale|totaal|yang|adalah|jadi|toplam)\b|"
+    r"[а-яёãõđğşạ-ỹ]",
 )
 _ENGLISH = re.compile(r"(?i)\b(?:the|of|is|and|answer)\b")
 

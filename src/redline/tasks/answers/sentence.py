@@ -4,8 +4,9 @@
 |------------------------------------------------------------------------|-------------------------|
 | `9 * 2`, the 2 of `2x`: parts of an expression to work out             | none                    |
 | `Step 3`, `question 5`, `not 17`: names; `3 to 5`: ranges              | none                    |
-| `in 3 days`, `(2 blue)`, `because she has 9`, `when x = 9`: remarks    | 0                       |
-| numbers after `=`, or stated by the sentence about its subject         | 1                       |
+| `(2 blue)`: asides                                                     | 0                       |
+| `in 3 days`, `because she has 9`, `when x = 9`: remarks                | 1                       |
+| numbers after `=`, or stated by the sentence about its subject         | 2                       |
 
 The last number of the highest rank is the answer; numbers in bold take precedence over all others.
 The words that make a number a remark are mostly English; in other languages the last number usually
@@ -26,7 +27,7 @@ Outcome = Literal["found", "nothing", "unsolved", "valueless"]
 
 _NEAR = 60
 _MOST_NUMERALS = 64
-_RANGE, _NAMING, _OPERAND, _REMARK, _MAIN = range(-3, 2)
+_RANGE, _NAMING, _OPERAND, _ASIDE, _REMARK, _MAIN = range(-3, 3)
 _BLANK = rf"[ $*\"'{BOLD}{THIN}]*"
 _EQUALS = re.compile(r"(?<![<>!=])=(?![=>])|≈|\bequals\b|\bis equal to\b")
 _TO_RESULT = re.compile(rf"{_BLANK}\(?(?:(?:approximately|about|roughly|around) )?{_BLANK}")
@@ -55,7 +56,7 @@ _NAME = re.compile(
 )
 _REMARK_BEFORE = re.compile(
     rf"(?i)(?:\b(?:per|every|after|before|in|within|during|over|from|than|at|among|between|on|since|"
-    r"(?:as|than) \w+'s|"
+    r"(?:as|than) \w+'s|nearest|"
     r"until|till|the|these|those|all|both|its|their|his|my|our|your|each|first|last|next|other|"
     r"with|by|as|or|through|across|into|against|versus|vs|day|week|month|year|hour|class|grade|"
     r"level|number|no|room|age|aged|nach|pro|für|bei|mit|en|por|para|pour|après|за|через|(?:by|"
@@ -210,7 +211,9 @@ def _rank(head: str, tail: str, first: str) -> int:
     is_price = remark and remark["money_too"] and not first.isdigit() and not _EACH.match(tail)
     is_remark = remark and not is_price
     is_remark = is_remark or _PART_OF_TOTAL.search(f"{head}\0{tail}") is not None
-    if is_remark or _is_aside(head) or _CLAUSE.search(head) or _GIVEN.search(head):
+    if _is_aside(head):
+        return _ASIDE
+    if is_remark or _CLAUSE.search(head) or _GIVEN.search(head):
         return _REMARK
     if _REMARK_AFTER.match(tail) and not _CONCLUDED.search(head):
         return _REMARK

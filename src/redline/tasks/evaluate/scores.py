@@ -57,7 +57,8 @@ class Scores:
         if manifest is None:
             raise ConfigError(f"{output.path} is not a results file of redline")
         self.samples = manifest.settings.get("samples") or 1
-        self.answers = graded(output.path)
+        # In the order of their hashes, so that tied votes do not depend on the order of the lines.
+        self.answers = sorted(graded(output.path), key=attrgetter("hash"))
         succeeded = {answer.hash for answer in self.answers}
         failed = [line for line in failed_lines(output.failed_path) if line.hash not in succeeded]
         self.failed = len(failed)
