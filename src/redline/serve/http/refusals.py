@@ -152,9 +152,9 @@ def refusal_of(error: CallError | NoEndpoint) -> Refusal:
     param = None
     if isinstance(error, Final):
         headers["x-should-retry"] = "false"
-        if error.status is None:
-            # The error comes from the backend itself, not from a server behind it, so its hint is
-            # useful to this client.
+        if error.status is None and (not error.where or isinstance(error, OverLimit)):
+            # The error comes from the backend itself, not from a server behind it, whose errors
+            # have a place. So its hint is useful to this client.
             message = hinted(message, error.hint)
             found = _PARAMETER.search(error.what)
             param = found[1] if found else None
