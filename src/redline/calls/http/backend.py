@@ -111,9 +111,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
         body = request.raw
         if body is None:
             body = request.body
-            if body is None:
-                self.is_head = request.method == "HEAD"
-            elif type(body) is not bytes:
+            if body is not None and type(body) is not bytes:
                 try:
                     body = _ENCODE(body)
                 except (TypeError, ValueError, RecursionError) as error:

@@ -509,7 +509,7 @@ class Connection(asyncio.Protocol):
         self.status = status
         self.headers = headers
         self._bare_bytes = self._interim = 0
-        is_head = self._exchange is not None and self._exchange.is_head
+        is_head = self._exchange is not None and self._exchange.head.startswith(b"HEAD ")
         if is_head:
             # httptools cannot tell llhttp that the request is a HEAD, so llhttp would take the next
             # response for the body.
