@@ -86,14 +86,17 @@ def test_a_right_answer_is_read_however_it_is_cut(run: Run, name: str, step: int
     run(main())
 
 
+@pytest.mark.parametrize("body", [None, b"{}"])
 @pytest.mark.parametrize("sent", [b"", b"x" * 100, b"x" * 30], ids=["right", "whole", "part"])
-def test_the_answer_to_a_head_request_has_no_body(run: Run, sent: bytes) -> None:
+def test_the_answer_to_a_head_request_has_no_body(
+    run: Run, sent: bytes, body: bytes | None
+) -> None:
     async def main() -> None:
         async with (
             RawServer(Misbehaves(head("Content-Length: 100") + sent, "keep")) as server,
             Asker(server.base_url) as asker,
         ):
-            found = await asker.ask(wire(method="HEAD", body=None))
+            found = await asker.ask(wire(method="HEAD", body=body))
             assert (found.status, found.body) == (200, b"")
             assert found.headers["content-length"] == "100"
             assert (await asker.ask(wire("/second"))).body == b"/second"

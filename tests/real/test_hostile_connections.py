@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import ssl
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import redline
 from redline.calls import Timeouts
 from redline.errors import BadReply, Disconnected, Rejected, TimedOut
 from support.asking import Asker, wire
@@ -83,6 +86,37 @@ def test_a_connection_with_nothing_left_to_say_is_kept(run: Run) -> None:
             for number in range(20):
                 assert (await asker.ask(wire(f"/{number}"))).body == b"/%d" % number
             assert server.connections == 1
+
+    run(main())
+
+
+def test_the_answer_behind_an_unreadable_one_reaches_no_other_call(run: Run) -> None:
+    ended = list[bool]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            for number in itertools.count():
+                head = await reader.readuntil(b"\r\n\r\n")
+                if number == 1:
+                    # A response that belongs to no request; the one that does comes after it.
+                    writer.write(answer(b"{"))
+                    await asyncio.sleep(0.05)
+                writer.write(answer(head.split()[1].decode()))
+        writer.close()
+        ended.append(True)
+
+    async def main() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        async with server, redline.Client(url, retry=redline.RetryPolicy(max_retries=0)) as client:
+            outcomes = [
+                await client.call(redline.Request(method="GET", url=f"/{number}", body=None))
+                for number in range(3)
+            ]
+            assert [outcome.output for outcome in outcomes] == ["/0", None, "/2"]
+            assert isinstance(outcomes[1].error, BadReply)
+            await client.aclose()
+            await until(lambda: len(ended) == 2)
 
     run(main())
 

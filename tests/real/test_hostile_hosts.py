@@ -63,6 +63,39 @@ def test_each_of_a_hosts_addresses_is_tried(run: Run, monkeypatch: pytest.Monkey
     run(main())
 
 
+def test_an_address_that_answered_instead_of_another_is_tried_first_after_the_next_lookup(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def last(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(seen.target.encode(), Connection="close"))
+        writer.close()
+
+    async def main() -> None:
+        lookups = 0
+
+        def both(host: Any, port: Any, *_: Any, **__: Any) -> list[Any]:
+            nonlocal lookups
+            lookups += 1
+            hosts = ("127.0.0.2", "127.0.0.1")
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in hosts]
+
+        async with RawServer(last) as server:
+            monkeypatch.setattr(socket, "getaddrinfo", both)
+            monkeypatch.setattr("redline.calls.wire.dialer._RESOLVED_FOR_S", -1.0)
+            async with Asker(f"http://two.invalid:{server.port}/v1") as asker:
+                await asker.ask(wire("/0"))
+                # The address that refused the first connection works by now.
+                other = await asyncio.start_server(
+                    lambda _, writer: writer.close(), "127.0.0.2", server.port
+                )
+                async with other:
+                    for number in range(1, 4):
+                        assert (await asker.ask(wire(f"/{number}"))).body == b"/%d" % number
+            assert lookups == 4
+
+    run(main())
+
+
 def test_calls_that_begin_together_share_one_lookup(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -285,6 +285,35 @@ def test_a_get_that_answers_a_json_string(run: Run) -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("method", "status", "url", "body", "kind"),
+    [
+        ("HEAD", 200, "/label", None, None),
+        ("HEAD", 200, "/label", {}, None),
+        ("DELETE", 204, "/label", None, None),
+        ("POST", 204, "/label", None, BadReply),
+        ("GET", 204, "/v1/chat/completions", None, BadReply),
+        ("DELETE", 200, "/label", None, BadReply),
+    ],
+)
+def test_a_response_that_has_no_content_by_definition_is_an_empty_output(
+    run: Run, method: str, status: int, url: str, body: Any, kind: type | None
+) -> None:
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        size = 20 if method == "HEAD" else 0
+        writer.write(f"HTTP/1.1 {status} Status\r\nContent-Length: {size}\r\n\r\n".encode())
+
+    async def main() -> None:
+        async with RawServer(handle) as server:
+            outcome = await send_once(server, Request(method=method, url=url, body=body))
+        assert (type(outcome.error) if outcome.error else None) == kind
+        if kind is None:
+            assert outcome.reply is not None
+            assert (outcome.reply.output, outcome.reply.status) == (None, status)
+
+    run(main())
+
+
 def test_connections_are_kept_and_reused(run: Run) -> None:
     async def main() -> None:
         async with RawServer(replying(answer(chat("a")))) as server:

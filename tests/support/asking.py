@@ -98,7 +98,6 @@ class Asker:
             Timing(self.timeouts, SYSTEM),
             head=self.transport.head(sent.method, sent.path, sent.headers, sent.body),
             body=sent.body or b"",
-            is_head=sent.method == "HEAD",
             deadline_s=sent.deadline_s,
             gate=self._gate,
         )

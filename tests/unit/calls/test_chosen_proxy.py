@@ -73,6 +73,9 @@ def test_the_settings_of_a_system_name_a_proxy_without_any_variable(
         ("h.invalid:8000", "https://h.invalid:9000/v1", False),
         ("*", "https://h.invalid/v1", True),
         ("other.invalid", "https://h.invalid/v1", False),
+        ("localhost, ::1", "https://[::1]:8000/v1", True),
+        ("[::1]", "https://[::1]:8000/v1", True),
+        ("::1", "https://[::2]:8000/v1", False),
     ],
 )
 def test_no_proxy_names_hosts_that_are_reached_directly(

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import itertools
 import socket
+import tracemalloc
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -131,6 +132,24 @@ def test_a_slow_reader_pauses_the_socket_and_hears_of_everything() -> None:
         (result,) = run(Connection, Case(chunks, reads=reads, most_bytes=1 << 30, is_lazy=True))
         assert result.body == b"x" * 2_000_000
         assert result.is_reusable
+
+
+def test_short_chunks_of_a_long_body_take_little_more_memory_than_long_ones() -> None:
+    body = bytes(range(256)) * 2000
+
+    def peak(chunk_bytes: int) -> int:
+        parts = (body[at : at + chunk_bytes] for at in range(0, len(body), chunk_bytes))
+        data = CHUNKED + chunked(*parts)
+        reads = [data[at : at + 10_000] for at in range(0, len(data), 10_000)]
+        tracemalloc.start()
+        try:
+            (result,) = run(Connection, Case(reads, most_bytes=1 << 30))
+            assert result.body == body
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak(2) < 3 * peak(10_000)
 
 
 # What may serve again.

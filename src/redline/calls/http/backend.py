@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from redline.apis import judge
+from redline.apis import PLAIN, api_of, judge
 from redline.apis import replies as apis
 from redline.calls.http.events import StreamReader, streaming, whole_chunk
 from redline.calls.http.limits import EndpointLimits, Shared
@@ -111,9 +111,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
         body = request.raw
         if body is None:
             body = request.body
-            if body is None:
-                self.is_head = request.method == "HEAD"
-            elif type(body) is not bytes:
+            if body is not None and type(body) is not bytes:
                 try:
                     body = _ENCODE(body)
                 except (TypeError, ValueError, RecursionError) as error:
@@ -658,6 +656,9 @@ class HttpBackend:
     def _read_faulty(self, request: Request, answer: Answer) -> Reply:
         """Reads a response again, with secrets masked. Raises the error that it is or contains."""
         url, path, asked, headers = request.url, request.output_path, request.asked, answer.headers
+        is_done = answer.status == 204 and request.method != "POST"
+        if (is_done or request.method == "HEAD") and api_of(url) is PLAIN and not path:
+            return Reply(headers=headers)
         wall_s = self.clock.wall_s()
         # A request with headers of its own needs a mask of its own.
         return self._mask_of(request).read(
@@ -799,6 +800,9 @@ class HttpBackend:
             # The request was written once, and that write ended with `attempt.failed`.
             error = attempt.failed
         self._attempts.ended(now_s, latency_s, error.kind)
+        if isinstance(error, BadReply):
+            # Its connection is idle by now, and its own answer may still be on the way there.
+            self.transport.close_idle()
         if attempt.failed is not None or _may_be_billed(error):
             attempt.call.billed_at = self.label
         if isinstance(error, Retryable) and error.retry_after_s and error.status in _PARKING:

@@ -50,6 +50,9 @@ _FULL_READ_BYTES = 256_000
 # parts. Otherwise the event loop would immediately copy, and TLS encrypt, all bytes that the socket
 # does not take.
 _PART_BYTES = 256 * 1024
+# If a body has more parts than this, they are gathered: a part takes about 40 bytes besides its
+# data, and a chunk may be very short. A body of 64 MiB has about 250 parts, one for each read.
+_MOST_PARTS = 1024
 # After this number of forms, stop learning: the server may lay out each response differently.
 _MOST_FORMS = 8
 _NOTHING = memoryview(b"")
@@ -121,7 +124,7 @@ class Connection(asyncio.Protocol):
         self._pairs: list[tuple[bytes, bytes]] = []
         self._bare_bytes = 0  # bytes read since the last read with body bytes
         self._interim = 0
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | bytearray] = []
         self._size = 0  # of the body so far
         self._waiting = 0  # bytes of the body that the reader of a stream has not taken
         self._inflate: Inflate | None = None
@@ -220,9 +223,8 @@ class Connection(asyncio.Protocol):
         return self.body
 
     def _join(self) -> None:
-        parts = self._parts
-        self.body = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
+        self.body = b"".join(self._parts)
+        self._parts.clear()
 
     async def head(self) -> None:
         """Waits for the headers of the response. Raises CallError."""
@@ -238,7 +240,7 @@ class Connection(asyncio.Protocol):
             await self._next_change()
             if self._error is not None:
                 raise self._error
-        chunk = parts[0] if len(parts) == 1 else b"".join(parts)
+        chunk = b"".join(parts)
         parts.clear()
         self._waiting = 0
         if self._is_paused:
@@ -507,7 +509,7 @@ class Connection(asyncio.Protocol):
         self.status = status
         self.headers = headers
         self._bare_bytes = self._interim = 0
-        is_head = self._exchange is not None and self._exchange.is_head
+        is_head = self._exchange is not None and self._exchange.head.startswith(b"HEAD ")
         if is_head:
             # httptools cannot tell llhttp that the request is a HEAD, so llhttp would take the next
             # response for the body.
@@ -562,7 +564,16 @@ class Connection(asyncio.Protocol):
                 self._transport.pause_reading()
             self._wake()
         elif size > LONG_BYTES:
+            if len(self._parts) > _MOST_PARTS:
+                self._gather()
             self._intake.read(self, size)
+
+    def _gather(self) -> None:
+        """Moves the parts of a long body into the first of them, a bytearray."""
+        first, *rest = self._parts
+        gathered = first if isinstance(first, bytearray) else bytearray(first)
+        gathered += b"".join(rest)
+        self._parts = [gathered]
 
     def _inflated(self, inflate: Inflate, data: bytes) -> bytes:
         try:

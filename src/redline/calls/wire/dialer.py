@@ -61,6 +61,7 @@ class Dialer:
         self._begun = self._making = 0
         self._context: ssl.SSLContext | None = None
         self._addresses: list[_Address] = []
+        self._good: _Address | None = None  # answered after others did not; it is tried first
         self._resolved_s = -float("inf")
         self._lookup: asyncio.Future[list[_Address]] | None = None
 
@@ -95,8 +96,8 @@ class Dialer:
 
     async def _first_that_answers(self, make: _Make) -> Connection:
         """Connects to the first of the host's addresses that accepts a connection."""
-        # A copy, since another task that connects may reorder the addresses meanwhile.
-        addresses = list(await self._resolve())
+        # Of an address that drops packets, only a timeout shows that it is dead.
+        addresses = sorted(await self._resolve(), key=lambda address: address != self._good)
         part_s = max(_LEAST_CONNECT_S, self._connect_s / len(addresses))
         for number, address in enumerate(addresses):
             is_last = number == len(addresses) - 1
@@ -109,9 +110,8 @@ class Dialer:
                     self._resolved_s = -float("inf")
                     raise
             else:
-                if number and address in self._addresses:
-                    self._addresses.remove(address)
-                    self._addresses.insert(0, address)
+                if number:
+                    self._good = address
                 return connection
         raise AssertionError("a host has at least one address")
 

@@ -265,9 +265,9 @@ def _env_proxy(base_url: str) -> tuple[str | None, str]:
 
     parts = urlsplit(base_url)
     proxy = getproxies().get(parts.scheme)
-    # With the port, because NO_PROXY may contain one.
-    host = parts.netloc.rpartition("@")[2]
-    if proxy is None or proxy_bypass(host):
+    # NO_PROXY may contain the port, and lists an IPv6 address with or without brackets.
+    hosts = (parts.netloc.rpartition("@")[2], parts.hostname or "")
+    if proxy is None or any(map(proxy_bypass, hosts)):
         return None, ""
     named = f"{parts.scheme}_proxy"
     # getproxies prefers the lower-case variable.

@@ -110,15 +110,15 @@ class Exchange(msgspec.Struct, eq=False):
     """One exchange, with its timeouts and its grant, which the caller releases or settles.
 
     deadline_s: when it times out, in monotonic time. may_repeat: whether the transport may raise
-    Repeat. is_head: whether the request is a HEAD, whose response ends with its headers. grant: for
-    one write. due_s: since when the request waited for results to be saved, if it did. failed: the
-    error of its first write, at failed_sent_s, on a connection that had carried other requests; the
-    request is then written on a new connection. doubted: the body of the response that caused the
-    repetition. on_write: called just before the request gets its send time and is written; if it
-    raises a CallError, the request is not written. take_now: takes a part of a streamed body
-    without waiting; returns whether it did. chunk_taker: returns a function that passes on chunks
-    as they are on the wire; this function returns the number of bytes in their bodies, or 0 if it
-    has not passed them on. chunk_taker returns None while there is no such function.
+    Repeat. grant: for one write. due_s: since when the request waited for results to be saved, if
+    it did. failed: the error of its first write, at failed_sent_s, on a connection that had carried
+    other requests; the request is then written on a new connection. doubted: the body of the
+    response that caused the repetition. on_write: called just before the request gets its send time
+    and is written; if it raises a CallError, the request is not written. take_now: takes a part of
+    a streamed body without waiting; returns whether it did. chunk_taker: returns a function that
+    passes on chunks as they are on the wire; this function returns the number of bytes in their
+    bodies, or 0 if it has not passed them on. chunk_taker returns None while there is no such
+    function.
     """
 
     # A Struct, because an object with attributes in a dict would need a dict for each attempt:
@@ -128,7 +128,6 @@ class Exchange(msgspec.Struct, eq=False):
     may_repeat: bool = False
     head: bytes = b""
     body: bytes = b""
-    is_head: bool = False
     alarm: Alarm | None = None
     phase: str = "connect"
     held_up_s: float = 0.0  # how long redline itself has paused reading since the write

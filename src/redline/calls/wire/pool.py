@@ -125,6 +125,11 @@ class Pool:
             if connection.is_done:
                 connection.close()
 
+    def close_idle(self) -> None:
+        """Closes the idle connections."""
+        for connection in list(self._idle):
+            connection.close()
+
     def close(self) -> None:
         """Closes every connection for good; `connect` then raises Disconnected."""
         self._is_closed = True

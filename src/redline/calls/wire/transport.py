@@ -213,6 +213,10 @@ class Transport:
         if answer.status == 407 and self._forwarder is not None:
             raise unauthorized(407, answer.headers.get("proxy-authenticate", ""), self._forwarder)
 
+    def close_idle(self) -> None:
+        """Closes the idle connections, one of which may have carried another request's answer."""
+        self._pool.close_idle()
+
     async def aclose(self) -> None:
         """Closes every connection. Current and later exchanges end with Disconnected."""
         self._pool.close()
