@@ -7,6 +7,8 @@ import json
 import re
 import select
 import socket
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +153,26 @@ def test_equal_answers_to_different_rows_are_not_doubted(
         told = cli("run", file, *flags)
         assert told.outputs == ["yes"] * 60
         assert len(odd.asked) <= most
+
+
+def test_answers_with_one_id_on_new_connections_are_not_doubted_on_kept_ones(
+    cli: Cli, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(4)
+
+    def same(text: str) -> bytes:
+        if int(text) < together.parties:
+            together.wait(10)
+        else:
+            time.sleep(0.02)
+        return chat("same")
+
+    monkeypatch.setattr("support.late_server.chat", same)
+    file = rows(*({"prompt": str(number)} for number in range(ROWS)))
+    with late(lambda *_: None) as server:
+        told = cli("run", file, "--model", "m", "--base-url", server.url, "-c", "4")
+    assert told.outputs == ["echo same"] * ROWS
+    assert len(server.seen) == ROWS
 
 
 @pytest.mark.parametrize("proxied", [False, True], ids=["direct", "proxy"])

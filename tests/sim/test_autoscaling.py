@@ -130,6 +130,19 @@ def test_a_replica_that_cannot_be_started_is_tried_again_later() -> None:
     virtual_run(main())
 
 
+def test_starts_that_fail_together_are_tried_again_as_soon_as_one() -> None:
+    async def main() -> None:
+        servers = Servers(warm_up_s=5.0, fails=8)
+        async with fleet_of(servers, ScaleSettings(min_replicas=8)) as (_, fleet):
+            await asyncio.sleep(9)
+            assert fleet.failed_starts == 1
+            assert len(fleet.failures) == len(fleet.starting) == 8
+            await asyncio.sleep(5)
+            assert len(servers.running) == 8
+
+    virtual_run(main())
+
+
 def test_a_fleet_that_was_stopped_is_started_for_a_call_at_once() -> None:
     async def main() -> None:
         servers = Servers(warm_up_s=1.0, fails=6)

@@ -181,6 +181,26 @@ def test_a_pool_reads_pages_between_its_calls_and_leaves_nothing(balance: str) -
     virtual_run(main())
 
 
+def test_a_server_whose_first_page_is_well_gets_all_calls_at_once() -> None:
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if seen.target != "/health":
+            await asyncio.sleep(4.0)
+        writer.write(answer(chat("yes")))
+
+    async def main() -> None:
+        async with RawServer(handle) as server:
+            endpoint = Endpoint(base_url=server.base_url, proxy="", probe=True)
+            seats = [seat_of(endpoint, clock=clock())]
+            pool = Pool(seats, strategy_of("p2c", random.Random(1)), clock=clock(), seed=1)
+            request, begun_s = Request(body={"model": "m", "messages": []}), clock().now_s()
+            outcomes = await asyncio.gather(*(pool.send(request, Call()) for _ in range(16)))
+            assert all(outcome.is_success for outcome in outcomes)
+            assert clock().now_s() - begun_s < 5
+            await pool.aclose()
+
+    virtual_run(main())
+
+
 def test_servers_none_of_which_answers_end_the_calls_soon_though_they_are_probed() -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:

@@ -1,8 +1,9 @@
 """Decides whether an endpoint of a pool gets calls, from the results of its calls.
 
 state     gets                                   becomes
-starting  no calls                               warming, when its health page is healthy; degraded,
-                                                 if calls that were sent regardless fail
+starting  no calls                               ready, when its first health page is healthy, or
+                                                 warming, when a later one is; degraded, if calls
+                                                 that were sent regardless fail
 ready     all calls                              degraded, when it fails more than the others do,
                                                  or its health page has failed BAD_PAGES times
 degraded  one call at the end of each pause, at  warming, after a success
@@ -203,11 +204,11 @@ class Breaker:
             self.evidence, self.again_s = 0.0, now_s
             self._degraded_s = now_s
             return True
-        was_held, was_down = self._is_held, self._bad_pages >= BAD_PAGES
+        was_held, bad_pages = self._is_held, self._bad_pages
         self._is_held, self._bad_pages = False, 0
         if self.state is Health.STARTING:
-            self._turns(Health.WARMING)
-        elif was_held and was_down:
+            self._turns(Health.WARMING if bad_pages else Health.READY)
+        elif was_held and bad_pages >= BAD_PAGES:
             # The server has changed since its calls failed: the next call is not delayed.
             self.again_s = now_s
         return was_held

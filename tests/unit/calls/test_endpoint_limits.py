@@ -159,6 +159,20 @@ def test_an_overload_stops_the_search(status: int) -> None:
     assert rate.window_s == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize("rate", ["auto", "stated"])
+def test_a_429_lowers_the_concurrency_unless_a_rate_is_searched_for(rate: str) -> None:
+    running = Running(Limits(rate=rate, concurrency="auto"), None)
+    steering, error = running.limits, RateLimited("too many", status=429)
+    steering.begin({"model": "m"})
+    before = steering.slots.count
+    for _ in range(3):
+        now_s = running.clock.now_s()
+        steering.sent(now_s)
+        steering.ended(Outcome(status="exhausted", error=error), now_s, 1, now_s + 0.01)
+        running.clock.advance(0.5)
+    assert (steering.slots.count == before) == (rate == "auto")
+
+
 def test_no_more_calls_wait_at_an_endpoint_than_a_limit_that_is_found_soon_sends() -> None:
     steering = Running(Limits(rate="auto"), None).limits
     steering.begin({"model": "m"})

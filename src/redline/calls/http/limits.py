@@ -212,7 +212,9 @@ class EndpointLimits:
         """Records the outcome of a call. in_flight: calls in flight at `sent_s`, with this one."""
         limiter, error = self.limiter, outcome.error
         is_limited = isinstance(error, RateLimited)
-        if self._adaptive is not None:
+        # While a rate is searched for, a 429 is evidence of the rate. If the concurrency fell, too,
+        # it would hold the calls back, and the search would not see that the rate was too high.
+        if self._adaptive is not None and not (is_limited and self.search is not None):
             self._adapt(self._adaptive, outcome, now_s - sent_s, in_flight, now_s)
         if self.search is None:
             limiter.answered(now_s, is_limited=is_limited)

@@ -9,7 +9,7 @@ is then sent once more, on a new connection, if this arrives:
   its end, before any byte of a response       the server closed it as idle, or is restarting
   bytes that are not HTTP                      they belong to no request
   a final 4xx that ends the connection         servers send 400 or 408 on idle connections
-  the previous answer again, with its id       it was sent twice
+  the previous answer again, with its id       it was sent twice, unless the server repeats ids
   a response, and then more bytes              one of the two belongs to another request
 
 Each of these takes credit from the kept connections, and responses earn it back; without credit,
@@ -81,6 +81,8 @@ class Reuse:
     def __init__(self) -> None:
         self._credit = _MOST_CREDIT
         self._repeats_itself = False
+        # The latest first request and response of a connection.
+        self._first: tuple[Trace, Trace] = (b"", b"")
         # A connection that has carried a request may carry another one.
         self.is_allowed = True
 
@@ -91,7 +93,9 @@ class Reuse:
         if answer.status == 200:
             if not self._repeats_itself:
                 found = body if len(body) <= WHOLE_BYTES else trace_of(body)
-                if is_kept and connection.last_answer == found:
+                if not is_kept:
+                    self._learn(connection, body, found)
+                elif connection.last_answer == found:
                     self._compare(connection, body)
                 connection.last_asked = connection.asked
                 connection.last_answer = found
@@ -105,6 +109,13 @@ class Reuse:
             raise Repeat(BadReply("an unexpected second response arrived on a reused connection"))
         if self._credit < _MOST_CREDIT:
             self.answered()
+
+    def _learn(self, connection: Kept, body: bytes, found: Trace) -> None:
+        """Learns from first responses whether the server repeats ids: they are never doubtful."""
+        if not connection.is_kept and _ID in body:
+            asked, answered = self._first
+            self._repeats_itself = answered == found and asked != connection.asked
+            self._first = connection.asked, found
 
     def _compare(self, connection: Kept, body: bytes) -> None:
         """Raises Repeat if the answer has an id and has already answered a different request."""

@@ -61,9 +61,9 @@ class Fleet:
 
     A replica finishes its calls before it is stopped. pool: must be empty, and made with
     `may_be_empty`. failures: the latest ones, the oldest first. failed_starts: the number of failed
-    starts since a start last succeeded, or since the fleet had no calls and was stopped. again_s:
-    no replica is started before this time (monotonic). Raises ConfigError if the pool has
-    endpoints.
+    starts since a start last succeeded, or since the fleet had no calls and was stopped; starts
+    that run at the same time count as one. again_s: no replica is started before this time
+    (monotonic). Raises ConfigError if the pool has endpoints.
     """
 
     def __init__(
@@ -197,6 +197,7 @@ class Fleet:
         tasks.create_task(self._drain(name))
 
     async def _start(self, name: str) -> None:
+        begun_s = self._now_s()
         try:
             seat = await self._launcher.start(name)
         except asyncio.CancelledError:
@@ -204,9 +205,10 @@ class Fleet:
             raise
         except (RedlineError, OSError) as error:
             self._fail(f"{name} could not be started: {error}")
-            self.failed_starts += 1
-            self.again_s = self._now_s() + self._pause_s
-            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+            if begun_s >= self.again_s:
+                self.failed_starts += 1
+                self.again_s = self._now_s() + self._pause_s
+                self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
             await self._end(name)
         else:
             self._pause_s, self.failed_starts = FIRST_PAUSE_S, 0
