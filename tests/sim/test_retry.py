@@ -26,7 +26,7 @@ from redline.errors import (
     Withdrawn,
 )
 from redline.events import Event, RetryScheduled, RetryStarted
-from redline.testing import ScriptedBackend, Send, VirtualClock, virtual_run
+from redline.testing import ScriptedBackend, Send, Step, VirtualClock, virtual_run
 
 OK = Reply(output="ok")
 
@@ -172,6 +172,25 @@ def test_retry_after_of_another_error_is_the_least_wait() -> None:
 def test_a_429_without_a_wish_backs_off(wish_s: float | None) -> None:
     _, backend = call_once([RateLimited("full", status=429, retry_after_s=wish_s)] * 6 + [OK])
     assert sum(gaps(backend)) > 1
+
+
+def test_rows_that_a_token_bucket_asks_to_wait_all_succeed() -> None:
+    per_s, free_s = 10.0, 0.0
+
+    def script(send: Send) -> Step:
+        nonlocal free_s
+        if send.at_s < free_s:
+            return RateLimited("full", status=429, retry_after_s=free_s - send.at_s + 0.001)
+        free_s = send.at_s + 1 / per_s
+        return OK
+
+    async def main() -> None:
+        retry = retry_of(ScriptedBackend(script))
+        outcomes = await asyncio.gather(*(retry.send(Request(body={}), Call()) for _ in range(200)))
+        assert all(outcome.is_success for outcome in outcomes)
+        assert now_s() < 1.5 * 200 / per_s
+
+    virtual_run(main())
 
 
 def test_a_429_has_ten_times_the_retries() -> None:

@@ -8,7 +8,8 @@ return to their places in the queue, which uses up no retry.
   result of an attempt               the call                            the endpoint
   an answer, or an error of the row  ends with it                        stays
   a failure (see health)             is retried by Retry, at once if     may be degraded
-                                     another endpoint has room
+                                     another has room; after _PATIENCE_S,
+                                     any endpoint may take it
   a 429                              is retried by Retry, likewise       is parked, or keeps to the
                                                                          calls it has; see member
   no connection, or NoEndpoint       returns to the queue                is degraded
@@ -73,6 +74,9 @@ _ASKED = Asked()
 MOVED = "the endpoints have changed"
 # A call that its caller cancels counts as a failure after this multiple of the mean latency.
 _LONG_WAIT = 3.0
+# A failed call waits this long for another endpoint; then its own may take it again. A pool of one
+# waits about as long: at most 0.5 s before the first retry, and 1 s before the second.
+_PATIENCE_S = 0.5
 # The statuses with which an endpoint rejects a request because of its contents.
 _OF_THE_ROW = (400, 413, 422)
 Unfit: TypeAlias = OverLimit | Rejected
@@ -539,6 +543,7 @@ class Pool:
         turn = queue.add(ticket)
         if call.avoid:
             self._weigh()
+            asyncio.get_running_loop().call_later(_PATIENCE_S, self._lose_patience, ticket)
         self._dispatch()
         try:
             member = await call.in_time(turn, self._clock)
@@ -947,7 +952,17 @@ class Pool:
         working = self._working(self._now_s())
         for call in avoiding:
             if call.avoid >= working:
-                call.avoid = self._still_avoids(call) if call.unfit else call.barred
+                self._readmit(call)
+
+    def _readmit(self, call: Call) -> None:
+        """Lets a call use all endpoints again, except those that are unfit for it."""
+        call.avoid = self._still_avoids(call) if call.unfit else call.barred
+
+    def _lose_patience(self, ticket: Ticket) -> None:
+        """Readmits a call that has waited in vain for an endpoint other than those that failed."""
+        if ticket.turn is not None and not ticket.turn.done():
+            self._readmit(ticket.call)
+            self._dispatch()
 
 
 def _fail(ticket: Ticket, error: CallError | NoEndpoint) -> None:

@@ -1,7 +1,8 @@
 """Retries failed calls: decides which failures are retried, and after how long.
 
   failure                              counts against        waits
-  429                                  10 x max_retries      Retry-After above 0, or back-off
+  429                                  10 x max_retries      Retry-After above 0, see below, or
+                                                             back-off
   no connection (endpoint down)        nothing               the endpoint's pause, and up to 1 s
   a 200 that cannot be read            2, and max_retries    back-off
   any other Retryable                  max_retries           the longer of Retry-After and back-off
@@ -9,7 +10,9 @@
 A back-off also waits until the retry budget allows the retry. If `Call.avoid` contains the failed
 endpoint, another endpoint of the pool is available. After a 429, and after the first two failures
 of any kind, the call then waits for the retry budget alone. A row whose last five failures are the
-same 5xx, while other rows succeed, is not retried. If max_retries is 0, nothing is retried.
+same 5xx, while other rows succeed, is not retried. If max_retries is 0, nothing is retried. After
+more than max_retries 429s, a random time is added to a Retry-After: up to this Retry-After for each
+further 429, at most the longest back-off.
 
 Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015): uniform in
 0..min(cap, base 2^k). A waiting row holds no slot, no connection and no tokens.
@@ -298,7 +301,10 @@ class Retry(Around):
             pause_s = self._inner.load(now_s).parked_until_s - now_s
             return min(max(0.0, pause_s), self._policy.cap_s) + min(jitter_s, 1.0)
         if isinstance(error, RateLimited) and error.retry_after_s:
-            return error.retry_after_s
+            # Of all rows that return at that moment, a token bucket admits one.
+            excess = max(0, history.limited - self._policy.max_retries)
+            spread_s = min(self._policy.cap_s, excess * error.retry_after_s)
+            return error.retry_after_s + self._random.uniform(0, spread_s)
         return max(jitter_s, error.retry_after_s or 0.0) + self._budget.spend_s(now_s, self._calls)
 
     def _out_of_time(self, outcome: Outcome, error: Retryable, call: Call) -> Outcome:
