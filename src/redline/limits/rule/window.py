@@ -500,10 +500,10 @@ class Window:
             if is_paid:
                 self._full_at_s = full_at_s
 
-    def recall(self, sends: Iterable[tuple[float, int]], since_s: float = math.inf) -> None:
+    def recall(self, sends: Iterable[tuple[float, int]], now_s: float) -> None:
         """Adds sends from before this window existed: (time, amount), oldest first.
 
-        since_s: no send since then is missing. Without it, sends up to the first may be missing.
+        They are taken to be all sends of the last window; earlier ones are unknown.
         """
         for sent_s, amount in sends:
             if not self._is_hard:
@@ -521,7 +521,8 @@ class Window:
                 full_at_s = paid_at_s(self._full_at_s, sent_s, amount, self._unit_s)
                 self._full_at_s = min(full_at_s, sent_s + self._span_s)
         if self._records and self._calm < math.inf:
-            self._gone_s = max(self._gone_s, min(since_s, self._records[0].sent_s))
+            since_s = min(now_s - self.rate.window_s, self._records[0].sent_s)
+            self._gone_s = max(self._gone_s, since_s)
             self._crowd(self._records[-1].sent_s)
 
     def resume_pace(self, full_at_s: float) -> None:
