@@ -186,7 +186,7 @@ class Driver:
         for rate in rates:
             window = Window(rate, guard_s=self.case.guard_s)
             if self._last_s is not None:
-                window.recall([(self._last_s, 1)])
+                window.recall([(self._last_s, 1)], self._last_s)
             self._windows.append(window)
 
 

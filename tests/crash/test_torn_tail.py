@@ -82,6 +82,15 @@ def test_a_torn_failure_is_done_again(tmp_path: Path) -> None:
     assert [line["custom_id"] for line in sealed_lines(failed)] == ["r3", "r6"]
 
 
+@pytest.mark.parametrize("left", [b"", b'{"v":1,"hash":"'])
+def test_a_failures_file_without_a_whole_line_is_removed(tmp_path: Path, left: bytes) -> None:
+    output, failed = tmp_path / "labels.jsonl", tmp_path / "labels.failed.jsonl"
+    work(output, ROWS[:1])
+    failed.write_bytes(left)
+    assert work(output, ROWS[:2]) == ["r2"]
+    assert not failed.exists()
+
+
 def test_a_tail_of_zeros_as_a_power_loss_leaves_it_is_cut_off(tmp_path: Path) -> None:
     output = tmp_path / "labels.jsonl"
     work(output)

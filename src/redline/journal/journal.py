@@ -107,7 +107,8 @@ class Journal:
             self._drop_outdated(lambda _: True)
             if output.failed_path.exists():
                 self._open_failures()
-                if self._has_mended:
+                # A full disk or a death in the first write leaves a file without a line.
+                if self._has_mended or not self.failed:
                     self._drop_mended()
         except BaseException:
             self.let_go()

@@ -38,11 +38,10 @@ def drop_mended(path: Path, has_succeeded: Callable[[int], bool]) -> int:
             numbered = enumerate(stretch.keys, len(ends) - 1)
             last.update((key, at) for at, key in numbered if not has_succeeded(key))
             ends.extend(islice(stretch.offsets(), 1, None))
-        total = len(ends) - 1
-        if 0 < len(last) < total:
-            _keep(path, file.fd, (ends[at : at + 2] for at in sorted(last.values())))
-        elif len(last) < total:
+        if not last:
             _remove(path)
+        elif len(last) < len(ends) - 1:
+            _keep(path, file.fd, (ends[at : at + 2] for at in sorted(last.values())))
     return len(last)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from redline.limits import Limits, Rate
-from redline.limits.rule import Cost, RecentSends, Rules, Window
+from redline.limits.rule import Cost, Kind, RecentSends, Rules, Window
 from redline.testing import ManualClock
 
 RATE = Rate(10, 60.0)
@@ -29,13 +29,14 @@ class Process:
         *,
         rate: Rate = RATE,
         profile: str = "moving",
+        kind: Kind = "requests",
         name: str = "gpu-1",
         old_names: tuple[str, ...] = (),
     ) -> None:
         self.clock = ManualClock(now_s=random.Random(wall_s).uniform(0, 1e6), wall_s=wall_s)
-        self.window = Window(rate, profile=profile, guard_s=GUARD_S)
+        self.window = Window(rate, kind=kind, profile=profile, guard_s=GUARD_S)
         self.recent = RecentSends(folder, name, self.clock, old_names)
-        self.recent.keep("requests", self.window)
+        self.recent.keep(kind, self.window)
 
     def send(self, amount: int = 1) -> Any:
         booking = self.window.book(amount, self.clock.now_s())
@@ -63,6 +64,18 @@ def test_the_next_process_goes_on_where_this_one_died(tmp_path: Path, profile: s
         assert second.wait_s(amount) == pytest.approx(first.wait_s(amount), abs=0.02)
     third = Process(tmp_path, first.clock.wall_s() + 120.0, rate=rate, profile=profile)
     assert third.wait_s(10 if profile != "bucket" else 9) == 0
+
+
+@pytest.mark.parametrize("window_s", [60, 3600])
+def test_tokens_sent_a_moment_ago_delay_the_next_process_by_their_pace_only(
+    tmp_path: Path, window_s: int
+) -> None:
+    first = Process(tmp_path, 1000.0, rate=Rate(6000, 60.0), profile="any", kind="tokens")
+    first.send(30)
+    first.dies()
+    rate = Rate(100 * window_s, float(window_s))
+    second = Process(tmp_path, 1000.1, rate=rate, profile="any", kind="tokens")
+    assert second.wait_s(30) == pytest.approx(0.2, abs=0.01)
 
 
 def test_it_survives_any_number_of_deaths(tmp_path: Path) -> None:

@@ -334,6 +334,14 @@ def test_a_bound_is_granted_again_once_a_crowded_limit_is_calm() -> None:
     assert rules.take_now(bound, 10.0)
 
 
+def test_tokens_are_sent_at_once_when_a_longer_limit_is_added() -> None:
+    minute, day = Rate(600_000, 60.0), Rate(10_000_000, 86_400.0)
+    rules = budget_of(tokens=minute, profile="any")
+    send(rules, Cost(10), 0.0)
+    rules.set_rates("tokens", [minute, day], 1.0)
+    assert rules.wait_s(Cost(10), 1.0) == 0
+
+
 def test_a_bound_follows_a_limit_that_is_changed() -> None:
     rules = budget_of(**LARGE)
     rules.set_share(0.5)

@@ -349,7 +349,7 @@ def test_what_is_recalled_counts_as_if_it_had_been_sent_here(profile: str) -> No
     sends = [(0.0, 1), (0.5, 1), (0.9, 2)]
     for at_s, amount in sends:
         send(live, amount, at_s)
-    recalled.recall(sends)
+    recalled.recall(sends, 0.9)
     for now_s in (0.9, 1.0, 1.06, 1.5, 2.0):
         waits = [window.wait_s(7, now_s) for window in (live, recalled)]
         # The calls of a burst that has just been sent are kept a few milliseconds apart.
@@ -359,9 +359,9 @@ def test_what_is_recalled_counts_as_if_it_had_been_sent_here(profile: str) -> No
 
 def test_a_bucket_owes_what_it_recalls_for_one_window_at_most() -> None:
     window = window_of(10, 10.0, profile="bucket", guard_s=0.0)
-    window.recall([(0.0, 4)])
+    window.recall([(0.0, 4)], 1.0)
     assert window.wait_s(10, 1.0) == pytest.approx(3.0)
-    window.recall([(1.0, 50)])
+    window.recall([(1.0, 50)], 1.0)
     assert window.wait_s(10, 1.0) == pytest.approx(10.0)
 
 
@@ -377,7 +377,7 @@ def test_what_is_recalled_by_a_crowded_counter_counts_in_every_phase(kind: Any) 
     more = [(20.0 + second, 5) for second in range(8)]
     for at_s, amount in more:
         send(live, amount, at_s)
-    recalled.recall(more)
+    recalled.recall(more, 27.0)
     for now_s in (27.0, 40.0, 60.5, 80.0):
         for amount in (1, 100, 900):
             assert recalled.wait_s(amount, now_s) == pytest.approx(

@@ -342,7 +342,7 @@ def _recall(path: Path, window: Window, clock: Clock) -> bool:
         return False
     now_s, to_wall_s = clock.now_s(), clock.wall_s() - clock.now_s()
     span_s = window.rate.window_s + window.guard_s
-    window.recall(sorted(_entries(data, now_s, to_wall_s, span_s)))
+    window.recall(sorted(_entries(data, now_s, to_wall_s, span_s)), now_s)
     pace_s = _HEADER.unpack_from(data)[1] - to_wall_s
     # A pace that is ahead by more than a window was written before the clock was set back.
     if now_s < pace_s <= now_s + span_s:

@@ -25,6 +25,7 @@ the exact floor, and hardly above it.
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from itertools import accumulate, islice
 from operator import add
@@ -82,7 +83,8 @@ class Phases:
         self.needed_until_s = -math.inf
         self._group_s = window_s / _GROUPS
         self._step_s = self._group_s / _STEPS
-        self._at = 0  # the number of the current group
+        # The number of the current group; at first, below all: the clock may have begun at 0 since.
+        self._at = -sys.maxsize
         self._unused = 0.0  # D at the beginning of the current group
         self._sent = 0.0  # the amount in all groups
         self._floor = -math.inf

@@ -325,7 +325,7 @@ class Rules:
                     and recent.recall(kind, window, is_first=longest is None)
                 ):
                     passed = [send for send in sends if send[0] >= recent.since_s]
-                window.recall(passed)
+                window.recall(passed, now_s)
                 if full_at_s is not None:
                     window.resume_pace(min(full_at_s, now_s + rate.window_s))
                 if recent is not None:

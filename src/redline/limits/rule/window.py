@@ -500,8 +500,11 @@ class Window:
             if is_paid:
                 self._full_at_s = full_at_s
 
-    def recall(self, sends: Iterable[tuple[float, int]]) -> None:
-        """Adds sends from before this window existed: (time, amount), oldest first."""
+    def recall(self, sends: Iterable[tuple[float, int]], now_s: float) -> None:
+        """Adds sends from before this window existed: (time, amount), oldest first.
+
+        They are taken to be all sends of the last window; earlier ones are unknown.
+        """
         for sent_s, amount in sends:
             if not self._is_hard:
                 self._level.amend(self._level.take(sent_s, amount), amount)
@@ -518,7 +521,8 @@ class Window:
                 full_at_s = paid_at_s(self._full_at_s, sent_s, amount, self._unit_s)
                 self._full_at_s = min(full_at_s, sent_s + self._span_s)
         if self._records and self._calm < math.inf:
-            self._gone_s = max(self._gone_s, self._records[0].sent_s)
+            since_s = min(now_s - self.rate.window_s, self._records[0].sent_s)
+            self._gone_s = max(self._gone_s, since_s)
             self._crowd(self._records[-1].sent_s)
 
     def resume_pace(self, full_at_s: float) -> None:
