@@ -73,8 +73,8 @@ _ASKED = Asked()
 MOVED = "the endpoints have changed"
 # A call that its caller cancels counts as a failure after this multiple of the mean latency.
 _LONG_WAIT = 3.0
-# After its first failure, a call waits this long for another endpoint before its own may take it
-# again, if that answers other calls; after the next failure 5 s, and after any further one 50 s.
+# After a 429 or its first other failure, a call waits this long for another endpoint. Then its own
+# may take it again, if that answers other calls. After the next failure it waits 5 s, then 50 s.
 _PATIENCE_S = 0.5
 # The statuses with which an endpoint rejects a request because of its contents.
 _OF_THE_ROW = (400, 413, 422)
@@ -689,6 +689,7 @@ class Pool:
                 member, call.barred, now_s, but={Health.GONE, Health.DEGRADED}
             )
         self._pass_by(member, now_s)
+        call.faults += not isinstance(error, RateLimited)
         # If another endpoint works, the call is retried as soon as that one has room.
         avoided = call.avoid | {member.name}
         call.avoid = avoided if self._working(now_s) - avoided else call.barred
@@ -969,7 +970,7 @@ class Pool:
 
 def _patience_s(call: Call) -> float:
     """Returns how long a failed call waits for an endpoint other than those that failed it."""
-    return _PATIENCE_S * 10.0 ** min(2, max(0, call.attempts - 2))
+    return _PATIENCE_S * 10.0 ** min(2, max(0, call.faults - 1))
 
 
 def _fail(ticket: Ticket, error: CallError | NoEndpoint) -> None:

@@ -576,6 +576,17 @@ def test_a_call_that_only_one_endpoint_fails_is_answered_by_another_one_that_is_
     virtual_run(main())
 
 
+def test_calls_that_are_refused_with_429s_do_not_wait_ever_longer_for_another_endpoint() -> None:
+    async def main() -> None:
+        busy = ModelServer("busy", slots=64, fails=lambda _, n: HTTP_429 if n % 2 else None)
+        slow = ModelServer("slow", speed=0.01, bound=1)
+        outcomes = await run_rows(pool_of([busy, slow]), 300, at_once=16)
+        assert all(outcome.is_success for outcome in outcomes)
+        assert asyncio.get_running_loop().time() < 60
+
+    virtual_run(main())
+
+
 def test_names_are_unique_and_weights_positive() -> None:
     with pytest.raises(ConfigError, match="two endpoints of a pool are named a") as caught:
         pool_of([ModelServer("b"), ModelServer("a"), ModelServer("a")])
