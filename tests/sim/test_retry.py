@@ -193,6 +193,18 @@ def test_rows_that_a_token_bucket_asks_to_wait_all_succeed() -> None:
     virtual_run(main())
 
 
+def test_rows_that_are_refused_again_and_again_are_retried_before_their_deadline() -> None:
+    def script(send: Send) -> Step:
+        return RateLimited("full", status=429, retry_after_s=1.0) if send.at_s < 18 else OK
+
+    async def main() -> None:
+        retry, calls = retry_of(ScriptedBackend(script)), [Call(deadline_s=20.0) for _ in range(50)]
+        outcomes = await asyncio.gather(*(retry.send(Request(body={}), call) for call in calls))
+        assert all(outcome.is_success for outcome in outcomes)
+
+    virtual_run(main())
+
+
 def test_a_429_has_ten_times_the_retries() -> None:
     error = RateLimited("full", status=429, retry_after_s=1.0)
     outcome, backend = call_once([error], max_retries=3)

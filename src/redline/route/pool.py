@@ -8,8 +8,7 @@ return to their places in the queue, which uses up no retry.
   result of an attempt               the call                            the endpoint
   an answer, or an error of the row  ends with it                        stays
   a failure (see health)             is retried by Retry, at once if     may be degraded
-                                     another has room; after _PATIENCE_S,
-                                     any endpoint may take it
+                                     another has room; see also _relent
   a 429                              is retried by Retry, likewise       is parked, or keeps to the
                                                                          calls it has; see member
   no connection, or NoEndpoint       returns to the queue                is degraded
@@ -74,8 +73,8 @@ _ASKED = Asked()
 MOVED = "the endpoints have changed"
 # A call that its caller cancels counts as a failure after this multiple of the mean latency.
 _LONG_WAIT = 3.0
-# A failed call waits this long for another endpoint; then its own may take it again. A pool of one
-# waits about as long: at most 0.5 s before the first retry, and 1 s before the second.
+# After a 429 or its first other failure, a call waits this long for another endpoint. Then its own
+# may take it again, if that answers other calls. After the next failure it waits 5 s, then 50 s.
 _PATIENCE_S = 0.5
 # The statuses with which an endpoint rejects a request because of its contents.
 _OF_THE_ROW = (400, 413, 422)
@@ -543,7 +542,7 @@ class Pool:
         turn = queue.add(ticket)
         if call.avoid:
             self._weigh()
-            asyncio.get_running_loop().call_later(_PATIENCE_S, self._lose_patience, ticket)
+            asyncio.get_running_loop().call_later(_patience_s(call), self._dispatch)
         self._dispatch()
         try:
             member = await call.in_time(turn, self._clock)
@@ -580,6 +579,8 @@ class Pool:
         while queue.tickets and self._open and not self.is_full:
             tickets = queue.first() if self._ordering is None else self._ordered(self._ordering)
             for ticket in tickets:
+                if ticket.call.avoid:
+                    self._relent(ticket)
                 member = self._chosen(ticket.call, ticket.asked)
                 if member is not None:
                     break
@@ -688,6 +689,7 @@ class Pool:
                 member, call.barred, now_s, but={Health.GONE, Health.DEGRADED}
             )
         self._pass_by(member, now_s)
+        call.faults += not isinstance(error, RateLimited)
         # If another endpoint works, the call is retried as soon as that one has room.
         avoided = call.avoid | {member.name}
         call.avoid = avoided if self._working(now_s) - avoided else call.barred
@@ -952,17 +954,23 @@ class Pool:
         working = self._working(self._now_s())
         for call in avoiding:
             if call.avoid >= working:
-                self._readmit(call)
+                call.avoid = self._still_avoids(call) if call.unfit else call.barred
 
-    def _readmit(self, call: Call) -> None:
-        """Lets a call use all endpoints again, except those that are unfit for it."""
-        call.avoid = self._still_avoids(call) if call.unfit else call.barred
+    def _relent(self, ticket: Ticket) -> None:
+        """Lets a call that has waited in vain for another endpoint use those that failed it.
 
-    def _lose_patience(self, ticket: Ticket) -> None:
-        """Readmits a call that has waited in vain for an endpoint other than those that failed."""
-        if ticket.turn is not None and not ticket.turn.done():
-            self._readmit(ticket.call)
-            self._dispatch()
+        Only those that have answered other calls meanwhile: at an endpoint that fails all calls, it
+        would use up its retries.
+        """
+        call, since_s = ticket.call, ticket.since_s
+        if self._now_s() - since_s >= _patience_s(call):
+            well = {one.name for one in self._members if one.answered_s > since_s}
+            call.avoid -= well - call.unfit - call.barred
+
+
+def _patience_s(call: Call) -> float:
+    """Returns how long a failed call waits for an endpoint other than those that failed it."""
+    return _PATIENCE_S * 10.0 ** min(2, max(0, call.faults - 1))
 
 
 def _fail(ticket: Ticket, error: CallError | NoEndpoint) -> None:

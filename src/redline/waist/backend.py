@@ -217,7 +217,8 @@ class Call(msgspec.Struct, kw_only=True):
     unfit: endpoints whose limits are too small for the call, or that do not serve it. barred:
     endpoints that the call must never use, such as those without its model; `avoid` includes them.
     committed: True once the first chunk of the answer has been passed on: no retry may follow.
-    attempts: the number of attempts started. requests: how many times the current request was
+    attempts: the number of attempts started. faults: how many of them failed at an endpoint of a
+    pool that works otherwise, without 429s. requests: how many times the current request was
     written. sent_s: the monotonic time when the request in flight was written; None between
     attempts. refused: the number of requests of this attempt that cost nothing, because an endpoint
     refused them; the call is sent again. billed_at: the endpoint whose failed attempt may have been
@@ -240,6 +241,7 @@ class Call(msgspec.Struct, kw_only=True):
     barred: frozenset[str] = frozenset()
     committed: bool = False
     attempts: int = 0
+    faults: int = 0
     requests: int = 0
     refused: int = 0
     billed_at: str = ""

@@ -78,6 +78,21 @@ def test_tokens_sent_a_moment_ago_delay_the_next_process_by_their_pace_only(
     assert second.wait_s(30) == pytest.approx(0.2, abs=0.01)
 
 
+def test_tokens_sent_more_than_a_window_ago_count_as_if_nothing_had_died(tmp_path: Path) -> None:
+    """A sliding-window counter counts a share of them, however few calls there were."""
+    first = Process(tmp_path, 1000.0, rate=Rate(6000, 60.0), profile="any", kind="tokens")
+    first.send(5000)
+    first.dies()
+    second = Process(tmp_path, 1060.2, rate=Rate(6000, 60.0), profile="any", kind="tokens")
+    first.clock.advance(60.2)
+    begun_s = [process.clock.now_s() for process in (first, second)]
+    for process in (first, second):
+        while (wait_s := process.wait_s(5000)) > 0:
+            process.clock.advance(wait_s)
+    waits = [one.clock.now_s() - at for one, at in zip((first, second), begun_s, strict=True)]
+    assert 40 < waits[0] <= waits[1] < waits[0] + 5
+
+
 def test_it_survives_any_number_of_deaths(tmp_path: Path) -> None:
     for number in range(10):
         process = Process(tmp_path, 1000.0 + number)

@@ -12,7 +12,7 @@ endpoint, another endpoint of the pool is available. After a 429, and after the 
 of any kind, the call then waits for the retry budget alone. A row whose last five failures are the
 same 5xx, while other rows succeed, is not retried. If max_retries is 0, nothing is retried. After
 more than max_retries 429s, a random time is added to a Retry-After: up to this Retry-After for each
-further 429, at most the longest back-off.
+further 429, at most the longest back-off, and at most half of the time that is then left.
 
 Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015): uniform in
 0..min(cap, base 2^k). A waiting row holds no slot, no connection and no tokens.
@@ -232,7 +232,7 @@ class Retry(Around):
             if self._is_final(error, history):
                 return outcome
             is_elsewhere = outcome.endpoint in call.avoid
-            wait_s = self._wait_s(error, history, is_elsewhere=is_elsewhere)
+            wait_s = self._wait_s(error, history, call.deadline_s, is_elsewhere=is_elsewhere)
             if self._clock.now_s() + wait_s >= call.deadline_s:
                 return self._out_of_time(outcome, error, call)
             tried = history.tried = outcome.tried
@@ -290,7 +290,9 @@ class Retry(Around):
             and succeeded >= (succeeded + others_failed) * _NEIGHBOURS_SHARE
         )
 
-    def _wait_s(self, error: Retryable, history: _History, *, is_elsewhere: bool) -> float:
+    def _wait_s(
+        self, error: Retryable, history: _History, deadline_s: float, *, is_elsewhere: bool
+    ) -> float:
         now_s = self._clock.now_s()
         if is_elsewhere and (history.tries <= _FAILOVERS or isinstance(error, RateLimited)):
             return self._budget.spend_s(now_s, self._calls)
@@ -303,7 +305,8 @@ class Retry(Around):
         if isinstance(error, RateLimited) and error.retry_after_s:
             # Of all rows that return at that moment, a token bucket admits one.
             excess = max(0, history.limited - self._policy.max_retries)
-            spread_s = min(self._policy.cap_s, excess * error.retry_after_s)
+            left_s = max(0.0, deadline_s - now_s - error.retry_after_s)
+            spread_s = min(self._policy.cap_s, excess * error.retry_after_s, left_s / 2)
             return error.retry_after_s + self._random.uniform(0, spread_s)
         return max(jitter_s, error.retry_after_s or 0.0) + self._budget.spend_s(now_s, self._calls)
 

@@ -341,22 +341,18 @@ def _recall(path: Path, window: Window, clock: Clock) -> bool:
     if len(data) != _SIZE or not data.startswith(_MAGIC):
         return False
     now_s, to_wall_s = clock.now_s(), clock.wall_s() - clock.now_s()
-    span_s = window.rate.window_s + window.guard_s
-    window.recall(sorted(_entries(data, now_s, to_wall_s, span_s)), now_s)
+    window.recall(sorted(_entries(data, now_s, to_wall_s)), now_s)
     pace_s = _HEADER.unpack_from(data)[1] - to_wall_s
     # A pace that is ahead by more than a window was written before the clock was set back.
-    if now_s < pace_s <= now_s + span_s:
+    if now_s < pace_s <= now_s + window.rate.window_s + window.guard_s:
         window.resume_pace(pace_s)
     return True
 
 
-def _entries(
-    data: bytes, now_s: float, to_wall_s: float, span_s: float
-) -> Iterator[tuple[float, int]]:
-    """Yields (time, amount) of the sends that are younger than span_s."""
+def _entries(data: bytes, now_s: float, to_wall_s: float) -> Iterator[tuple[float, int]]:
+    """Yields (time, amount) of the sends."""
     for wall_s, amount in _ENTRY.iter_unpack(data[_CLAIM_OFFSET:]):
         sent_s = wall_s - to_wall_s
-        # The comparison is False for NaN. A time in the future was written before the wall clock
-        # was set back.
-        if 0 < amount <= MAX_COUNT and sent_s > now_s - span_s:
+        # A time in the future was written before the wall clock was set back.
+        if 0 < amount <= MAX_COUNT and not math.isnan(sent_s):
             yield min(sent_s, now_s), round(amount)

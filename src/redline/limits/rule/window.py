@@ -503,8 +503,15 @@ class Window:
     def recall(self, sends: Iterable[tuple[float, int]], now_s: float) -> None:
         """Adds sends from before this window existed: (time, amount), oldest first.
 
-        They are taken to be all sends of the last window; earlier ones are unknown.
+        Those of the last two windows are added: a sliding-window counter counts that many. They are
+        taken to be all sends since the first of them and of the last window; earlier ones are
+        unknown.
         """
+        sends = [send for send in sends if send[0] > now_s - 2 * self._span_s]
+        if sends and self._calm < math.inf:
+            since_s = min(now_s - self.rate.window_s, sends[0][0])
+            self._gone_s = max(self._gone_s, since_s)
+            self._crowd(now_s)
         for sent_s, amount in sends:
             if not self._is_hard:
                 self._level.amend(self._level.take(sent_s, amount), amount)
@@ -520,10 +527,6 @@ class Window:
             if self._is_even:
                 full_at_s = paid_at_s(self._full_at_s, sent_s, amount, self._unit_s)
                 self._full_at_s = min(full_at_s, sent_s + self._span_s)
-        if self._records and self._calm < math.inf:
-            since_s = min(now_s - self.rate.window_s, self._records[0].sent_s)
-            self._gone_s = max(self._gone_s, since_s)
-            self._crowd(self._records[-1].sent_s)
 
     def resume_pace(self, full_at_s: float) -> None:
         """Continues the pace from `full_at_s`, unless the pace is already later."""
