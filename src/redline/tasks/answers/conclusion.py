@@ -64,8 +64,8 @@ _SETS_OUT = re.compile(
 )
 # A paragraph that begins like this explains the answer before it.
 _EXPLAINS = re.compile(
-    r"(?i)\W*(?:here(?:'s| is) (?:how|why|(?:the|a|my)(?: \w+)? (?:breakdown|reasoning|math))|"
-    r"(?:breakdown|reasoning)(?=\W*:)|how (?:i|we) |this is because)"
+    r"(?i)\W*(?:here(?:'s| is) (?:how(?! (?:to|\w+ can)\b)|why|(?:the|a|my)(?: \w+)? (?:breakdown|"
+    r"reasoning|math))|(?:breakdown|reasoning)(?=\W*:)|how (?:i|we) |this is because)"
 )
 
 _DANGLING = re.compile(
