@@ -101,8 +101,9 @@ _LINE = re.compile(
 )
 # As `Best guess: C`, and the end of `That leaves us with C.` or of `Hmm, C.`
 _LABELLED = re.compile(
-    rf"[^\w\n]{{0,8}}(?!(?i:not|in|wrong|eliminat|exclud|reject|ruled|alternative|confidence)|"
-    rf".*(?i:options|letters))[^\W\d]+(?:[ ][^\W\d]+){{0,3}}(?:[ ]\d{{1,3}})?[ {BOLD}]*[:=—-]"
+    rf"[^\w\n]{{0,8}}(?!(?i:in|eliminat|exclud|reject|alternative|confidence|.*(?:options|letters|\b"
+    r"(?:not|cannot|least|incorrect|wrong|eliminated?|excluded?|rejected|ruled?)\b)))"
+    rf"[^\W\d]+(?:[ ][^\W\d]+){{0,3}}(?:[ ]\d{{1,3}})?[ {BOLD}]*[:=—-]"
     rf"[ {BOLD}\"'\[(]*(?P<letter>[A-Z])[\]).!\"'$ {BOLD}]*$"
 )
 _AT_END = re.compile(
@@ -314,5 +315,9 @@ def _mentions(page: Page, span: Span, letters: str) -> Iterator[tuple[int, str]]
         if letter in letters and not is_denied:
             yield start, letter
             more = _MORE.match(page.text, start + 1)
-            if more is not None and more["letter"] in letters:
+            if (
+                more is not None
+                and more["letter"] in letters
+                and not _WRONG_NEXT.match(page.text, more.end())
+            ):
                 yield more.start("letter"), more["letter"]
