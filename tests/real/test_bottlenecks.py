@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,24 @@ def test_a_function_that_blocks_the_event_loop_is_named_and_not_an_iterable_of_u
     windows = read_timeline(tmp_path / "out.redline" / NAME).runs[0].windows[:-1]
     causes = [binding.cause for binding in bindings(windows)]
     assert causes.count(Cause.CLIENT) > 0.5 * len(causes)
+
+
+def test_an_iterable_that_takes_most_of_the_time_is_named(tmp_path: Path) -> None:
+    async def ask(row: dict[str, int]) -> str:
+        await asyncio.sleep(0.005)
+        return "yes"
+
+    def busy() -> Iterator[dict[str, int]]:
+        for number in range(300):
+            end_s = time.perf_counter() + 0.008
+            while time.perf_counter() < end_s:
+                pass
+            yield {"number": number}
+
+    redline.run(busy(), call=ask, concurrency=16, output=tmp_path / "out.jsonl", progress=False)
+    windows = read_timeline(tmp_path / "out.redline" / NAME).runs[0].windows[:-1]
+    causes = [binding.cause for binding in bindings(windows)]
+    assert causes.count(Cause.INPUT) > 0.5 * len(causes)
 
 
 def test_the_last_window_of_a_run_has_its_slots(tmp_path: Path) -> None:

@@ -121,6 +121,34 @@ def test_the_answer_behind_an_unreadable_one_reaches_no_other_call(run: Run) -> 
     run(main())
 
 
+@pytest.mark.parametrize(("status", "closed"), [(200, 1), (400, 0)])
+def test_a_bad_reply_closes_no_other_connection(run: Run, status: int, closed: int) -> None:
+    invalid = b'{"error": {"message": "No JSON.", "code": "json_validate_failed"}}'
+    together = asyncio.Barrier(4)
+
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if seen.target.endswith("/bad"):
+            writer.write(answer(b"{" if status == 200 else invalid, status))
+        else:
+            await together.wait()
+            writer.write(answer(b"1"))
+
+    async def main() -> None:
+        async with RawServer(handle) as server:
+            once = redline.RetryPolicy(max_retries=0)
+            async with redline.Client(server.base_url, retry=once) as client:
+
+                async def get(url: str) -> redline.Outcome:
+                    return await client.call(redline.Request(method="GET", url=url, body=None))
+
+                await asyncio.gather(*(get("/good") for _ in range(4)))
+                assert isinstance((await get("/bad")).error, BadReply)
+                await asyncio.gather(*(get("/good") for _ in range(4)))
+            assert server.connections == 4 + closed
+
+    run(main())
+
+
 @pytest.mark.parametrize("ending", ["close", "reset"])
 def test_a_server_that_ends_kept_connections_costs_no_attempt(run: Run, ending: str) -> None:
     async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:

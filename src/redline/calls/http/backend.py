@@ -800,9 +800,10 @@ class HttpBackend:
             # The request was written once, and that write ended with `attempt.failed`.
             error = attempt.failed
         self._attempts.ended(now_s, latency_s, error.kind)
-        if isinstance(error, BadReply):
-            # Its connection is idle by now, and its own answer may still be on the way there.
-            self.transport.close_idle()
+        if isinstance(error, BadReply) and error.status is None:
+            # Unless its connection is closed, it became idle last. The request's own answer may
+            # still be on the way there.
+            self.transport.close_latest()
         if attempt.failed is not None or _may_be_billed(error):
             attempt.call.billed_at = self.label
         if isinstance(error, Retryable) and error.retry_after_s and error.status in _PARKING:

@@ -125,10 +125,10 @@ class Pool:
             if connection.is_done:
                 connection.close()
 
-    def close_idle(self) -> None:
-        """Closes the idle connections."""
-        for connection in list(self._idle):
-            connection.close()
+    def close_latest(self) -> None:
+        """Closes the connection that became idle last."""
+        if self._idle:
+            next(reversed(self._idle)).close()
 
     def close(self) -> None:
         """Closes every connection for good; `connect` then raises Disconnected."""

@@ -213,9 +213,12 @@ class Transport:
         if answer.status == 407 and self._forwarder is not None:
             raise unauthorized(407, answer.headers.get("proxy-authenticate", ""), self._forwarder)
 
-    def close_idle(self) -> None:
-        """Closes the idle connections, one of which may have carried another request's answer."""
-        self._pool.close_idle()
+    def close_latest(self) -> None:
+        """Closes the connection that became idle last.
+
+        For a task whose exchange is over and that has not waited since.
+        """
+        self._pool.close_latest()
 
     async def aclose(self) -> None:
         """Closes every connection. Current and later exchanges end with Disconnected."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
+import time
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -114,8 +116,10 @@ class Feed:
         self._is_end = False
         self._is_closed = False
         self._is_let_go = False  # the source was closed
-        # Whether a read may be waiting for the source; a blocked event loop delays only the next.
-        self._is_reading = True
+        # Whether reading is slow: a read has not ended, or the last one took longer than the pause
+        # before it. If the event loop is blocked, the pauses are long.
+        self._is_slow = True
+        self._ended_s = -math.inf  # when the last read ended
         # The error of a read, kept until the rows that were read before it are handed out.
         self._failure: BaseException | None = None
         self._iterator: Iterator[list[Row]] | None = None
@@ -142,7 +146,7 @@ class Feed:
     def is_starved(self) -> bool:
         """Whether workers wait for a row that has not been read yet."""
         is_awaited = len(self._waiting) > 0 and not self._is_end
-        return is_awaited and (self._is_reading or self.load.is_full)
+        return is_awaited and (self._is_slow or self.load.is_full)
 
     @property
     def is_over(self) -> bool:
@@ -277,14 +281,17 @@ class Feed:
 
     def _read(self, source: Source, batch: _Batch) -> None:
         """Reads the next rows to process into `batch`, in the source's thread."""
-        self._is_reading = True
+        begun_s = time.monotonic()
+        pause_s = begun_s - self._ended_s
+        self._is_slow = True
         if self._iterator is None:
             self._iterator = source.batches()
         while not batch.is_end and batch.read < _MOST_SKIPPED:
             if batch.picked and (self.load.is_full or self._has_enough(batch, source)):
                 break
             self._pick(next(self._iterator, None), batch)
-        self._is_reading = False
+        self._ended_s = time.monotonic()
+        self._is_slow = self._ended_s - begun_s >= pause_s
 
     def _has_enough(self, batch: _Batch, source: Source) -> bool:
         """Whether the read ends with the rows in `batch`, instead of waiting for more."""

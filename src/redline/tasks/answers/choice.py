@@ -61,9 +61,6 @@ _CHOSEN, _CALLED = (
             r"[^.\n]{0,40}?(?:\b(?:is|be)\b|:)|"
             r"\"(?:\w{1,16}_)?(?:answer|choice|option|letter|label)(?:_\w{1,16})?\"[ ]?:)"
             rf"(?i:[ ](?:option|choice|answer))?{_LETTER_HERE}",
-            # As `The most appropriate next step is C. Start metformin`, unlike `C. difficile`.
-            r"\b(?i:most (?:likely|appropriate|accurate|suitable)|best)(?:[ ][a-z-]+){1,6}[ ]"
-            rf"(?:is|be){_BLANK}[\[(]?(?P<letter>[A-Z])[).:][ {BOLD}]*(?=[A-Z])",
             r"\b(?i:so|thus|therefore|hence|i\.e\.)[ ,:]*"
             r"(?i:(?:it is|it's|the|we choose|we have)[ ])?"
             rf"(?i:option |choice )?{_LETTER_HERE}[ {BOLD}]{{0,8}}[.!]?[ {BOLD}]{{0,8}}$",
@@ -77,15 +74,18 @@ _CHOSEN, _CALLED = (
             # As in a list of verdicts on all options.
             rf"^{_BLANK}(?i:option |choice )?{_LETTER_HERE}[.:)]?"
             rf"(?:[ {BOLD}—-]*(?:(?i:correct)[ {BOLD}]*(?:[.,;!✓✔✅☑]|$)|[✓✔✅☑])|"
-            r"[^\n✗✘❌]{1,80}[✓✔✅☑][^\w\n]*$)",
-            rf"{_LETTER_HERE}[)]?(?:가|이|が)[ ]?(?:정답|正解)",
+            r"(?<=[.:)\]])[^\n✗✘❌]{1,80}[✓✔✅☑][^\w\n]*$)",
+            rf"{_LETTER_HERE}[)]?(?:가|이|が)[ ]?(?:정답|正解)(?!이 아니|では)",
+            # As `The most appropriate next step is C. Start metformin`, unlike `C. difficile`.
+            r"\b(?i:most (?:likely|appropriate|accurate|suitable)|best)(?:[ ][a-z-]+){1,6}[ ]"
+            rf"(?:is|be){_BLANK}[\[(]?(?P<letter>[A-Z])[).:][ {BOLD}]*(?=[A-Z])",
             r"(?:\b(?i:choose|select|pick|(?:it|that|which)(?:'s| is| would be)|it (?:must|has to|"
             r"should) be|lean(?:ing)? towards?|(?<!not )correct(?=:)|select(?:ed|ion)(?: is|(?=:))|"
             r"letter is)(?:[ ]?:)?|"
             rf"\bbut(?:[ ]?:)?|(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
             r"(?:答案|答え|正解|정답|उत्तर|odpowied[źz] to)[】\]\s:是為为はは은는]{0,4}|"
             rf"[选選][项項择擇]?[是为為]?(?![: {BOLD}]*\n))"
-            rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}",
+            rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}(?![、和或与][A-Z])",
         ),
     )
 )
@@ -101,8 +101,9 @@ _LINE = re.compile(
 )
 # As `Best guess: C`, and the end of `That leaves us with C.` or of `Hmm, C.`
 _LABELLED = re.compile(
-    rf"[^\w\n]{{0,8}}(?!(?i:not|in|wrong|eliminat|exclud|reject|ruled|alternative|confidence)|"
-    rf".*(?i:options|letters))[^\W\d]+(?:[ ][^\W\d]+){{0,3}}(?:[ ]\d{{1,3}})?[ {BOLD}]*[:=—-]"
+    rf"[^\w\n]{{0,8}}(?!(?i:in|eliminat|exclud|reject|alternative|confidence|.*(?:options|letters|\b"
+    r"(?:not|cannot|least|incorrect|wrong|eliminated?|excluded?|rejected|ruled?)\b)))"
+    rf"[^\W\d]+(?:[ ][^\W\d]+){{0,3}}(?:[ ]\d{{1,3}})?[ {BOLD}]*[:=—-]"
     rf"[ {BOLD}\"'\[(]*(?P<letter>[A-Z])[\]).!\"'$ {BOLD}]*$"
 )
 _AT_END = re.compile(
@@ -260,7 +261,10 @@ def _called(
 ) -> Iterator[tuple[int, str]]:
     """Yields the place and letter of each match of a pattern that is not denied."""
     for pattern in patterns:
-        for found in islice(pattern.finditer(text), _MOST_CHOSEN):
+        all_found = list(islice(pattern.finditer(text), _MOST_CHOSEN))
+        if pattern is _CALLED[1] and len({found["letter"] for found in all_found}) > 1:
+            continue  # as in the answers to `Which is not true?`
+        for found in all_found:
             start, letter = found.start("letter"), found["letter"].upper()
             is_denied = (
                 _NOT_BEFORE.search(text, max(0, found.start() - _NEAR), start)
@@ -311,5 +315,9 @@ def _mentions(page: Page, span: Span, letters: str) -> Iterator[tuple[int, str]]
         if letter in letters and not is_denied:
             yield start, letter
             more = _MORE.match(page.text, start + 1)
-            if more is not None and more["letter"] in letters:
+            if (
+                more is not None
+                and more["letter"] in letters
+                and not _WRONG_NEXT.match(page.text, more.end())
+            ):
                 yield more.start("letter"), more["letter"]

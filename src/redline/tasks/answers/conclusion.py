@@ -64,8 +64,8 @@ _SETS_OUT = re.compile(
 )
 # A paragraph that begins like this explains the answer before it.
 _EXPLAINS = re.compile(
-    r"(?i)\W*(?:here(?:'s| is) (?:how|why|(?:the|a|my)(?: \w+)? (?:breakdown|reasoning|math))|"
-    r"(?:breakdown|reasoning)(?=\W*:)|how (?:i|we) |this is because)"
+    r"(?i)\W*(?:here(?:'s| is) (?:how(?! (?:to|\w+ can)\b)|why|(?:the|a|my)(?: \w+)? (?:breakdown|"
+    r"reasoning|math))|(?:breakdown|reasoning)(?=\W*:)|how (?:i|we) |this is because)"
 )
 
 _DANGLING = re.compile(
@@ -142,8 +142,8 @@ def stated(page: Page) -> Numeral | None:
     """Returns the number that the first paragraph concludes with, if an explanation follows.
 
     The number must be in bold, and later numbers must not; or the next paragraph begins like an
-    explanation and has no equals sign. Returns None if a correction follows, or a conclusion with a
-    number, such as `So ... 18`.
+    explanation, and neither an equals sign follows nor the number itself, from which the working
+    may start. Returns None if a correction follows, or a conclusion with a number: `So ... 18`.
     """
     end = page.text.find("\n\n")
     if end < 0 or _SETS_OUT.match(page.text):
@@ -154,7 +154,11 @@ def stated(page: Page) -> Numeral | None:
     is_marked = is_bold(page.text, given) and not any(
         is_bold(page.text, one) for one in page.numerals(rest)
     )
-    is_explained = _EXPLAINS.match(page.text, end) and "=" not in page.text[end:]
+    is_explained = (
+        _EXPLAINS.match(page.text, end)
+        and "=" not in page.text[end:]
+        and given.number not in (one.number for one in page.numerals(rest))
+    )
     is_answer = (
         (is_marked or is_explained)
         and not any(

@@ -62,7 +62,8 @@ _NAME = re.compile(rf"(?:[{_LETTER}_^#@]|[{_LETTER}]{{2}}-)$")  # as in `H2O`, `
 # The 2 of `rounded to 2 decimal places`.
 _PRECISION = re.compile(
     r"(?i)(?:(?<=\bto )|(?<=\bauf )|(?<=\bдо )|(?<=\b[aà] ))\d{1,2}[ -]"
-    r"(?:d[eé]cim|dezim|nachk|signif|cifr|знак|[ds]\.?[pf]\b)|\d{1,2}[ ]?位(?:小数|有效)"
+    r"(?:d[eé]cima|dezima|nachk|signif|cifr[ea]s? (?:dec|sig)|знак|[ds]\.?[pf]\b)|"
+    r"(?:(?<=[留到])|(?<=[留到] ))\d{1,2}[ ]?位(?:小数|有效)"
 )
 _TAIL = re.compile(
     rf"(?P<time>:(?P<minutes>\d\d?)(?!\d)(?::\d\d)?|/\d{{1,2}}/\d{{2,4}}(?!\d))"

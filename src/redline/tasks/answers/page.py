@@ -15,8 +15,8 @@ from redline.tasks.answers.numeral import Numeral, Span, numerals
 _POINTS_GROUP = re.compile(
     r"(?i)\b(?:de[rlsmn]?|die|das|und|ist|sie|es|el|los?|las?|son|une?|eine?[mnr]?|von|les?|uma|il|"
     r"gli|het|een|är|"
-    r"antwort|svaret|jawaban|cevap|[éè]|er|blir|este|totale|totaal|yang|adalah|jadi|toplam)\b|"
-    r"[а-яёãõđğşạ-ỹ]",
+    r"antwort|svaret|jawaban|cevap|[éè]|(?-i:er)|blir|este|totale|totaal|yang|adalah|jadi|"
+    r"toplam)\b|[а-яёãõđğşạ-ỹ]",
 )
 _ENGLISH = re.compile(r"(?i)\b(?:the|of|is|and|answer)\b")
 
