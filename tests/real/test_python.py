@@ -228,6 +228,32 @@ def test_run_works_in_a_thread_without_a_loop() -> None:
     assert [report.succeeded for report in reports] == [5]
 
 
+def test_a_run_in_a_thread_continues_after_the_main_thread_has_ended(tmp_path: Path) -> None:
+    code = """if True:
+        import asyncio, threading, redline
+
+        async def call(row):
+            while threading.main_thread().is_alive():
+                await asyncio.sleep(0.01)
+            return row["n"]
+
+        def run():
+            rows = [{"n": number} for number in range(3)]
+            print(redline.run(rows, call=call, output="out.jsonl").succeeded)
+
+        threading.Thread(target=run).start()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("3\n", "")
+
+
 def test_a_users_coroutine_is_called_with_the_row_and_its_errors_are_that_rows() -> None:
     async def double(row: dict[str, int]) -> int:
         await asyncio.sleep(0)
