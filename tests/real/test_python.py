@@ -179,6 +179,25 @@ async def test_an_arun_that_is_cancelled_again_and_again_leaves_no_file_open(
     assert (await redline.arun([{"n": 1}], **keywords)).succeeded == 1
 
 
+async def test_an_arun_that_is_cancelled_again_and_again_leaves_no_task() -> None:
+    begun = asyncio.Event()
+
+    async def rows() -> AsyncIterator[dict[str, int]]:
+        yield {"n": 1}
+        await asyncio.Event().wait()
+
+    async def answer(row: dict[str, int]) -> None:
+        begun.set()
+
+    running = asyncio.create_task(redline.arun(rows(), call=answer))
+    await begun.wait()
+    while not running.done():
+        running.cancel()
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.1)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_run_works_inside_a_running_loop_of_a_notebook(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
