@@ -397,9 +397,10 @@ def test_only_the_command_collects_no_garbage_before_it_runs_and_little_then(
 
 def test_what_the_encoding_of_stdout_lacks_is_escaped(cli: Cli, rows: Rows) -> None:
     assert cli("run", rows({"text": "日本"}), *SIM, "-o", "out.jsonl").status == 0
-    done = shell("redline show out.jsonl --row 1", PYTHONIOENCODING="latin-1")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\\u65e5\\u672c" in done.stdout
+    for environ in ({"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}):
+        done = shell("redline show out.jsonl --row 1", **environ)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "\\u65e5\\u672c" in done.stdout
     done = shell(
         "mv out.jsonl $'caf\\xe9.jsonl'; redline show $'caf\\xe9.jsonl'", PYTHONIOENCODING="utf-8"
     )

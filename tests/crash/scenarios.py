@@ -10,7 +10,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -96,8 +95,7 @@ class _Loop(VirtualLoop):
     fsync_s = 0.0
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
-        # That of the input's reader is of a class of redline's own.
-        if type(executor) is ThreadPoolExecutor:
+        if isinstance(getattr(func, "__self__", None), journal.Journal):
             return self.create_task(self._sync(func))
         return super().run_in_executor(executor, func, *args)
 

@@ -920,6 +920,23 @@ def test_what_is_in_flight_may_end_while_it_drains(run: Run) -> None:
     run(main())
 
 
+def test_a_shutdown_that_is_cancelled_at_once_closes_the_address(run: Run) -> None:
+    async def main() -> None:
+        server = Served(echo)
+        await server.start()
+        closing = asyncio.create_task(server.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        # The loop closes a listener in its next turn.
+        await asyncio.sleep(0.01)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", server.port)
+
+    run(main())
+
+
 def test_what_does_not_end_in_time_is_cancelled(run: Run) -> None:
     async def never(exchange: Exchange) -> None:
         await asyncio.Event().wait()

@@ -179,6 +179,25 @@ async def test_an_arun_that_is_cancelled_again_and_again_leaves_no_file_open(
     assert (await redline.arun([{"n": 1}], **keywords)).succeeded == 1
 
 
+async def test_an_arun_that_is_cancelled_again_and_again_leaves_no_task() -> None:
+    begun = asyncio.Event()
+
+    async def rows() -> AsyncIterator[dict[str, int]]:
+        yield {"n": 1}
+        await asyncio.Event().wait()
+
+    async def answer(row: dict[str, int]) -> None:
+        begun.set()
+
+    running = asyncio.create_task(redline.arun(rows(), call=answer))
+    await begun.wait()
+    while not running.done():
+        running.cancel()
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.1)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_run_works_inside_a_running_loop_of_a_notebook(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -226,6 +245,32 @@ def test_run_works_in_a_thread_without_a_loop() -> None:
     thread.start()
     thread.join(timeout=30)
     assert [report.succeeded for report in reports] == [5]
+
+
+def test_a_run_in_a_thread_continues_after_the_main_thread_has_ended(tmp_path: Path) -> None:
+    code = """if True:
+        import asyncio, threading, redline
+
+        async def call(row):
+            while threading.main_thread().is_alive():
+                await asyncio.sleep(0.01)
+            return row["n"]
+
+        def run():
+            rows = [{"n": number} for number in range(3)]
+            print(redline.run(rows, call=call, output="out.jsonl").succeeded)
+
+        threading.Thread(target=run).start()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("3\n", "")
 
 
 def test_a_users_coroutine_is_called_with_the_row_and_its_errors_are_that_rows() -> None:

@@ -7,6 +7,8 @@ import gzip
 import json
 import socket
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -192,6 +194,34 @@ async def good(world: World, count: int) -> float:
 
     found = await asyncio.gather(*(client() for _ in range(4)))
     return statistics.median(time_s for times in found for time_s in times)
+
+
+def test_more_clients_than_open_files_leave_a_file_for_each_call(tmp_path: Path) -> None:
+    async def main(port: int) -> int:
+        async with AsyncExitStack() as stack:
+            ask = request("POST", CHAT, {"model": "m", "messages": HELLO})
+            first = await stack.enter_async_context(peer(port))
+            for _ in range(100):
+                # A client that is refused leaves.
+                async with AsyncExitStack() as visit:
+                    one = await visit.enter_async_context(peer(port))
+                    if (await one.ask(request("GET", "/healthz"))).status == 200:
+                        stack.push_async_exit(visit.pop_all())
+            return (await first.ask(ask)).status
+
+    with SimProcess("--latency", "0.001") as sim:
+        command = f"ulimit -n 64; exec {sys.executable} -m redline serve --port 0 --endpoint"
+        with subprocess.Popen(
+            ["bash", "-c", f"{command} {sim.base_url}"],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+        ) as serve:
+            try:
+                assert serve.stdout is not None
+                assert asyncio.run(main(port_of(serve.stdout.readline().strip()))) == 200
+            finally:
+                serve.kill()
 
 
 # Clients that hold on to what they have.

@@ -20,7 +20,7 @@ import struct
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -112,21 +112,25 @@ async def stop_accepting(listener: asyncio.Server) -> list[socket.socket]:
     them, even if their clients have already sent a request.
     """
     loop = asyncio.get_running_loop()
-    # uvloop's sockets have neither `accept` nor `setsockopt`.
-    listening = [socket.socket(fileno=os.dup(one.fileno())) for one in listener.sockets]
-    for one in listening:
-        one.setblocking(False)
-        _take_no_more(one)
-    for one in listener.sockets:
-        loop.remove_reader(one.fileno())
-    await asyncio.sleep(0)
     accepted = list[socket.socket]()
-    for one in listening:
-        # An error usually means that the queue is empty.
-        with one, suppress(OSError):
-            while True:
-                accepted.append(one.accept()[0])
-    listener.close()
+    # A cancellation closes all of them, too.
+    with closing(listener), ExitStack() as copies:
+        # uvloop's sockets have neither `accept` nor `setsockopt`.
+        listening = [
+            copies.enter_context(socket.socket(fileno=os.dup(one.fileno())))
+            for one in listener.sockets
+        ]
+        for one in listening:
+            one.setblocking(False)
+            _take_no_more(one)
+        for one in listener.sockets:
+            loop.remove_reader(one.fileno())
+        await asyncio.sleep(0)
+        for one in listening:
+            # An error usually means that the queue is empty.
+            with suppress(OSError):
+                while True:
+                    accepted.append(one.accept()[0])
     return accepted
 
 

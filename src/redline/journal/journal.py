@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from time import monotonic
 
@@ -39,7 +38,7 @@ from redline.journal.output import Output
 from redline.journal.results_file import ResultsFile, ResultsLost
 from redline.journal.rewrite import drop_mended
 from redline.journal.sound_lines import Stretch
-from redline.process import Changes, make_like
+from redline.process import Changes, DaemonThreads, make_like
 
 # A group is synced this long after its first row. A power loss then costs at most the results of
 # this interval, and rows do not need a thread switch and an fsync each.
@@ -100,7 +99,7 @@ class Journal:
         self._failures: ResultsFile | None = None
         self._has_mended = False  # whether some failures were superseded by a later line
         # A separate thread, because user functions may fill the default pool.
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="redline-journal")
+        self._disk = DaemonThreads(1, "redline-journal")
         self._results = ResultsFile(output.path, self._on_successes)
         try:
             # An earlier run died before it had moved its outdated lines out.

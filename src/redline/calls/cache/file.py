@@ -18,9 +18,10 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+
+from redline.process import DaemonThreads
 
 if TYPE_CHECKING:
     # Imported only in functions that use it: a program without a cache does not load SQLite.
@@ -93,7 +94,7 @@ class Database:
 
     def __init__(self, files: Files, name: str) -> None:
         self._files = files
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._thread = DaemonThreads(1, name)
         self._number = 0
         self._database: sqlite3.Connection | None = None
 

@@ -106,10 +106,11 @@ def hold_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
-    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-        # As on stderr: the name of a file need not be valid text, and latin-1 lacks most
-        # characters.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    out = sys.stdout
+    if isinstance(out, TextIOWrapper) and (out.errors == "strict" or out.encoding == "ascii"):
+        # As on stderr: the name of a file need not be valid text, and latin-1 and the ASCII of
+        # the locale C lack most characters.
+        out.reconfigure(errors="backslashreplace")
 
 
 class Notes:

@@ -204,11 +204,13 @@ class Feed:
     async def aclose(self) -> None:
         """Closes the feed and waits until reading has ended."""
         self.close()
-        if self._refill is not None:
-            left = asyncio.create_task(self._left.wait())
-            await asyncio.wait((self._refill, left), return_when=asyncio.FIRST_COMPLETED)
+        left = asyncio.create_task(self._left.wait())
+        try:
+            if self._refill is not None:
+                await asyncio.wait((self._refill, left), return_when=asyncio.FIRST_COMPLETED)
+        finally:
             left.cancel()
-        self._thread.shutdown(wait=False)
+            self._thread.shutdown(wait=False)
 
     def _end_early(self) -> None:
         """Drops the rows not handed out; no more follow."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 from collections.abc import Awaitable, Collection
 from contextlib import suppress
 from itertools import count
@@ -21,6 +22,14 @@ from redline.waist import replacing_halves
 # The paths of Anthropic's API, and those of all calls.
 MESSAGES_CALLS = (MESSAGES, COUNT_TOKENS)
 CALLS = (*(api.path for api in APIS), *MESSAGES_CALLS)
+# Open files that are not connections, and a margin.
+_OTHER_FILES = 32
+
+
+def _most_connections() -> int:
+    """Returns the number of clients that leaves a file for the call of each to an endpoint."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(HttpBounds().most_connections, (files - _OTHER_FILES) // 2))
 
 
 class Bounds(HttpBounds, frozen=True, kw_only=True):
@@ -31,6 +40,7 @@ class Bounds(HttpBounds, frozen=True, kw_only=True):
     flight get when the front closes.
     """
 
+    most_connections: int = msgspec.field(default_factory=_most_connections)
     most_requests: int = 1024
     most_held_bytes: int = 2**30
     grace_s: float = 10.0

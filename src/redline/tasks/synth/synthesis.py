@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from redline.calls import Outcome, Reply, Request
 from redline.errors import Rejected
 from redline.job.settings import Ask
 from redline.journal import read_results
-from redline.process import counted
+from redline.process import DaemonThreads, counted
 from redline.tasks.answers import find_json, names_reasoning, spoken
 from redline.tasks.evaluate import UsageSum
 from redline.tasks.synth.near_duplicates import NearDuplicates
@@ -109,7 +108,7 @@ class Synthesis:
         # Kinds of the texts that earlier runs dropped, for each row without a kept text.
         self._dropped: dict[int, list[str]] = {}
         # Texts are judged one at a time, in about a millisecond each.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="redline-synth")
+        self._thread = DaemonThreads(1, "redline-synth")
 
     def settings(self) -> Mapping[str, Any]:
         schema = self._filters.schema
