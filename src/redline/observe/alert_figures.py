@@ -82,7 +82,8 @@ def queue_growth(seen: Seen, span_s: float) -> float | None:
     """
     now = _lately(seen.windows, _QUEUE_S)
     before = _lately(seen.windows, _QUEUE_S, _QUEUE_S)
-    if not now or not before:
+    # In a window without samples, the process was stopped.
+    if not any(one.samples for one in now) or not any(one.samples for one in before):
         return None
     waiting, waited = _waiting(now), _waiting(before)
     return waiting / max(1.0, waited) if waiting >= _LEAST else None
@@ -136,6 +137,6 @@ def _at_work(seen: Seen, span_s: float) -> list[Window]:
 
 
 def _waiting(windows: Sequence[Window]) -> float:
-    """Returns the mean number of waiting calls over the windows' time."""
-    span_s = sum(window.span_s for window in windows)
-    return sum((one.waiting + one.retrying) * one.span_s for one in windows) / span_s
+    """Returns the mean number of waiting calls over the windows' samples."""
+    samples = sum(window.samples for window in windows)
+    return sum((one.waiting + one.retrying) * one.samples for one in windows) / samples

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import redline
 from redline.errors import ConfigError
@@ -140,6 +141,18 @@ def test_a_queue_that_grows() -> None:
     growing = [(1, {**WELL, "retrying": 10.0 * 1.02**second}) for second in range(200)]
     found = raised(BUILT_IN, run((30, WELL), *growing))
     assert told(found) == [("queue_growth", "firing")]
+
+
+@pytest.mark.parametrize("stopped_s", [15, 600])
+def test_a_stop_of_the_process_does_not_make_the_queue_grow(stopped_s: int) -> None:
+    rule = Rule(name="queue_growth", threshold=1.2, for_s=5)
+    parts = [(60, {"waiting": 300.0}), (1, {"samples": 0}), (90, {"waiting": 300.0})]
+    windows = run(*parts)
+    for at, window in enumerate(windows[60:], 60):
+        begin_s = window.begin_s + (stopped_s if at > 60 else 0)
+        end_s = window.end_s + stopped_s
+        windows[at] = replace(window, begin_s=begin_s, end_s=end_s)
+    assert raised([rule], windows) == []
 
 
 @pytest.mark.parametrize("kind", ["usd", "tokens"])

@@ -135,6 +135,8 @@ class Line:
         self.refused[reason] += 1
 
     def load(self, now_s: float) -> ClassLoad:
+        for drain in self._drains.values():
+            drain.tick(now_s)
         heads = (head for flow in self.queue.flows() for head in flow.heads())
         oldest_s = min((head.since_s for head in heads), default=now_s)
         return ClassLoad(

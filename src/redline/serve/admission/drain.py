@@ -30,7 +30,12 @@ class Drain:
 
     def ends(self, now_s: float) -> None:
         """Notes that the queue is empty."""
-        self._waited_s, self._since_s = self._clock_s(now_s), None
+        self._clock_s(now_s)
+        self._since_s = None
+
+    def tick(self, now_s: float) -> None:
+        """Advances the clock; to be called every second."""
+        self._clock_s(now_s)
 
     def started(self, now_s: float, tokens: float) -> None:
         """Counts a call that left the queue to start."""
@@ -54,5 +59,8 @@ class Drain:
         return amount / took_s if len(self._starts) >= FIRST and took_s > 0 else None
 
     def _clock_s(self, now_s: float) -> float:
-        since_s = self._since_s
-        return self._waited_s if since_s is None else self._waited_s + now_s - since_s
+        if self._since_s is not None:
+            # With a tick every second, a longer time means that the process was stopped.
+            self._waited_s += min(now_s - self._since_s, WINDOW_S)
+            self._since_s = now_s
+        return self._waited_s

@@ -13,7 +13,7 @@ from redline.calls import Call, Load, Request
 from redline.errors import ConfigError, Withdrawn
 from redline.limits.shared import Demand
 from redline.serve.admission import ClassSettings, Gate, Gated, Overloaded, Place, QueueFull
-from redline.testing import virtual_run
+from redline.testing import VirtualClock, virtual_run
 from support.admitting import CLOCK, Site, assert_empty, error_of, pool_of, servers
 from support.fleet import ModelServer
 
@@ -642,5 +642,32 @@ def test_classes_and_weights_are_checked() -> None:
         assert [gate.class_of(priority) for priority in (-5, 0, 1, 10, 20, 99)] == [
             *("high", "high", "normal", "normal", "low", "low")
         ]
+
+    in_virtual_time(main())
+
+
+def test_an_hour_in_which_the_process_was_stopped_does_not_count_as_a_slow_hour() -> None:
+    class Stopped(VirtualClock):
+        stopped_s = 0.0
+
+        def now_s(self) -> float:
+            return super().now_s() + self.stopped_s
+
+    async def main() -> None:
+        clock = Stopped(asyncio.get_running_loop())
+        gate = Gate(pool_of(servers(1, slots=4)), PLAIN, clock=clock)
+
+        async def call() -> None:
+            with await gate.enter("normal"):
+                await asyncio.sleep(1.0)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(60):
+                group.create_task(call())
+            await asyncio.sleep(5.5)
+            clock.stopped_s = 3600.0
+            refused = entering(gate, deadline_s=clock.now_s() + 1.0)
+            await settled()
+            assert error_of(refused).retry_after_s < 100.0
 
     in_virtual_time(main())
