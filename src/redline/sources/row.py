@@ -164,6 +164,8 @@ def plain_form(value: Any) -> object:
     Raises TypeError if there is no such form.
     """
     name = type(value).__name__
+    if name in ("NaTType", "NAType"):
+        return None  # missing in pandas; `isoformat` of NaT returns "NaT"
     try:
         if isinstance(value, Mapping):
             return dict(value)

@@ -82,6 +82,8 @@ def test_own_prices_come_first_for_dated_names_too() -> None:
     assert own.find("gpt-4o-2024-05-13") == price()
     assert own.find("mine-2030-01-01") == price(input=7)
     assert own.find("gpt-4o-mini") == Prices().find("gpt-4o-mini")
+    renamed = Prices({"mine": price(input=7)}, {"lab": {"mine-2030-01-01": "qwen"}})
+    assert renamed.find("mine-2030-01-01") == renamed.at("lab", "qwen") == price(input=7)
 
 
 def test_the_page_says_how_old_the_table_is() -> None:

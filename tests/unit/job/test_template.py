@@ -217,6 +217,8 @@ def test_a_template_keeps_text_as_it_is() -> None:
         ("{{ n // 0 }}", "the prompt template fails on the row: .*by zero"),
         ("{{ text + 1 }}", "the prompt template fails on the row: "),
         ("{% for i in n %}{% endfor %}", "the prompt template fails on the row: "),
+        ("{{ text | dictsort }}", "the prompt template fails on the row: .*no attribute 'items'"),
+        ("{{ n + 1e999 }}", "the prompt template fails on the row: .*'inf' is not defined"),
         ("{{ text | truncate(1) }}", "the prompt template fails on the row: expected length"),
     ],
 )

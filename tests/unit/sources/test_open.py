@@ -143,6 +143,12 @@ class TestIterables:
         found = rows_of([{"one": days[0], "all": days}])[0].data
         assert found == {"one": moments[0], "all": moments}
 
+    def test_missing_values_of_pandas_are_null(self) -> None:
+        pandas = pytest.importorskip("pandas", reason="pandas comes with no extra of redline's")
+        row = {"day": pandas.NaT, "n": pandas.NA, "all": [pandas.Timestamp(0), pandas.NaT]}
+        found = rows_of([row])[0].data
+        assert found == {"day": None, "n": None, "all": ["1970-01-01T00:00:00", None]}
+
     def test_sets_are_sorted_so_that_each_process_reads_the_same_row(self) -> None:
         items = [
             {"b": {3, 1, "x", None, 10}, "a": [3, 1, 2]},

@@ -127,7 +127,7 @@ class Prices:
         return (
             _in(tariff, called)
             or _in(tariff, model)
-            or self._own.get(model)
+            or _in(self._own, model)
             or self._stated(called)
         )
 

@@ -42,7 +42,16 @@ _DATA = (str, int, float, dict, list, tuple, type(None))
 PRINTED_AS_STR = frozenset({str, int, bool})
 _PRINTED = (str, int, list, dict, tuple, jinja2.Undefined)
 # What filters and the methods of values raise, besides errors of Jinja's own.
-_RAISED = (ArithmeticError, AssertionError, LookupError, RecursionError, TypeError, ValueError)
+_RAISED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _BRACES = re.compile(r"(?<![{\w])\{\s*([^\W\d]\w*)\s*\}(?!\})")
 
 
