@@ -119,6 +119,26 @@ def test_an_empty_key_or_a_header_of_its_own_sends_none(
     assert sent(server) == [None, "Bearer own", None, None]
 
 
+def test_headers_of_run_yield_to_the_endpoints_table_and_that_to_the_command_line(
+    cli: Cli, rows: Rows
+) -> None:
+    given = rows({"prompt": "a"})
+    with serving() as server:
+        base = f'base_url = "{elsewhere(server)}"\n'
+        Path("redline.toml").write_text(
+            '[run]\nheader = ["Authorization: Bearer of-run"]\n'
+            f'[endpoints.own]\n{base}headers = {{ authorization = "Bearer own" }}\n'
+            f'[endpoints.keyed]\n{base}api_key_env = "OTHER_KEY"\n'
+            f"[endpoints.plain]\n{base}"
+        )
+        for more in ((), ("--header", "Authorization: Bearer stated")):
+            for name in ("own", "keyed", "plain"):
+                assert cli("run", given, "--endpoint", name, *more).status == 0
+    assert sent(server) == [
+        "Bearer own", "Bearer other-key", "Bearer of-run", *["Bearer stated"] * 3
+    ]  # fmt: skip
+
+
 def test_a_pair_from_the_environment_belongs_together(
     cli: Cli, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -174,7 +174,7 @@ class _Settings:
             endpoint=server.embedded,
             base_url=server.base_url,
             name=server.name,
-            headers={**server.table.get("headers", {}), **(options.headers or {})},
+            headers=self._headers(options.headers or {}, server.table),
             api_key=_api_key(options.api_key, configuration) if self._is_sending else "",
             tariff=configuration.tariffs.get(server.name or ""),
         )
@@ -182,6 +182,22 @@ class _Settings:
         if self._is_sending:
             _check_key(endpoint)
         return options, endpoint
+
+    def _headers(self, flagged: Mapping[str, str], table: Flags) -> dict[str, str]:
+        """Merges headers: the command line overrides the endpoint's table, which overrides [run].
+
+        flagged: those of --header, or of [run] if the command line has none.
+        """
+        own = table.get("headers", {})
+        if "header" in self.stated:
+            return {**own, **flagged}
+        replaced = {name.lower() for name in own}
+        if "api_key_env" in table:
+            replaced.add("authorization")
+        return {
+            **{name: value for name, value in flagged.items() if name.lower() not in replaced},
+            **own,
+        }
 
     def one_of_several(self, server: _Server) -> tuple[Options, Endpoint]:
         """Returns the options of one of several endpoints, and the endpoint."""
