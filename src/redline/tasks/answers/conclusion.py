@@ -62,11 +62,6 @@ _SETS_OUT = re.compile(
     rf"(?i){BOLD}[^{BOLD}\n]*[^.!{BOLD}\n]{BOLD}:?\n\n|"
     r"\W*(?:to|let|we|given|first|start\w*|if|since|step)\b"
 )
-# A paragraph that begins like this explains the answer before it.
-_EXPLAINS = re.compile(
-    r"(?i)\W*(?:here(?:'s| is) (?:how(?! (?:to|\w+ can)\b)|why|(?:the|a|my)(?: \w+)? (?:breakdown|"
-    r"reasoning|math))|(?:breakdown|reasoning)(?=\W*:)|how (?:i|we) |this is because)"
-)
 
 _DANGLING = re.compile(
     r"(?i)(?:[-+*/×÷=(,:<]|<<.*|\b(?:to|the|a|an|and|or|of|so|is|are|was|were|be|for|by|from|with|in|"
@@ -139,28 +134,19 @@ def concluded(page: Page, start: int, end: int) -> Numeral | None:
 
 
 def stated(page: Page) -> Numeral | None:
-    """Returns the number that the first paragraph concludes with, if an explanation follows.
+    """Returns the number in bold that the first paragraph concludes with above an explanation.
 
-    The number must be in bold, and later numbers must not; or the next paragraph begins like an
-    explanation, and neither an equals sign follows nor the number itself, from which the working
-    may start. Returns None if a correction follows, or a conclusion with a number: `So ... 18`.
+    Returns None if a later number is in bold, too, and if a correction follows, or a conclusion
+    with a number: `So ... 18`.
     """
     end = page.text.find("\n\n")
     if end < 0 or _SETS_OUT.match(page.text):
         return None
     given, rest = concluded(page, 0, end), Span(end, len(page.text))
-    if given is None:
-        return None
-    is_marked = is_bold(page.text, given) and not any(
-        is_bold(page.text, one) for one in page.numerals(rest)
-    )
-    is_explained = (
-        _EXPLAINS.match(page.text, end)
-        and "=" not in page.text[end:]
-        and given.number not in (one.number for one in page.numerals(rest))
-    )
     is_answer = (
-        (is_marked or is_explained)
+        given is not None
+        and is_bold(page.text, given)
+        and not any(is_bold(page.text, one) for one in page.numerals(rest))
         and not any(
             _CONCLUDES.search(page.of(span)) and page.numerals(span) for span in page.within(*rest)
         )
