@@ -28,8 +28,10 @@ _OTHER_FILES = 32
 
 def _most_connections() -> int:
     """Returns the number of clients that leaves a file for the call of each to an endpoint."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(HttpBounds().most_connections, (files - _OTHER_FILES) // 2))
+    most, (files, _) = HttpBounds().most_connections, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return most
+    return max(1, min(most, (files - _OTHER_FILES) // 2))
 
 
 class Bounds(HttpBounds, frozen=True, kw_only=True):
