@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 import msgspec
 import pytest
 
-from redline.serve.http import Refusal, read_call
+from redline.serve.http import Bounds, Refusal, read_call
 
 CHAT = "/v1/chat/completions"
 
@@ -87,3 +88,13 @@ def test_a_model_that_is_not_there_is_refused_with_the_nearest() -> None:
     assert far == "The model `gpt` does not exist"
     assert read_call(CHAT, b'{"model": "any"}', ()).model == "any"
     assert read_call(CHAT, b"{}", ("tiny_model",)).model == ""
+
+
+@pytest.mark.parametrize(
+    ("files", "most"), [(resource.RLIM_INFINITY, 32_768), (1_032, 500), (10, 1)]
+)
+def test_each_client_leaves_an_open_file_for_its_call(
+    monkeypatch: pytest.MonkeyPatch, files: int, most: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    assert Bounds().most_connections == most
