@@ -149,7 +149,9 @@ def test_short_chunks_of_a_long_body_take_little_more_memory_than_long_ones() ->
         finally:
             tracemalloc.stop()
 
-    assert peak(2) < 3 * peak(10_000)
+    # The smallest of three, because threads of earlier tests may allocate meanwhile.
+    short, long = (min(peak(size) for _ in range(3)) for size in (2, 10_000))
+    assert short < 3 * long
 
 
 # What may serve again.
