@@ -131,6 +131,15 @@ def test_flags_under_run_hold_unless_the_command_line_says_otherwise(
     assert cli("run", name, "--endpoint", "sim").outputs == ["You said: P a"]
 
 
+def test_an_empty_list_of_endpoints_is_as_none(
+    cli: Cli, rows: Rows, odd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml("[run]\nendpoint = []\n")
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{odd.url}/v1")
+    assert cli("run", rows({"prompt": "a"})).status == 0
+    assert cli("run", "in.jsonl", "--base-url", f"{odd.url}/v1").status == 0
+
+
 def test_a_named_endpoint_brings_its_settings(
     cli: Cli, rows: Rows, odd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

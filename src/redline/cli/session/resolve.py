@@ -296,7 +296,7 @@ def _servers(chosen: Flags, configuration: Configuration) -> list[_Server]:
     Raises ConfigError if both are given, or if several servers cannot be combined.
     """
     names, base_url = chosen.get("endpoint"), chosen.get("base_url")
-    if names is None:
+    if not names:
         origin = URL_VARIABLE if base_url is None else "--base-url"
         return [_Server(base_url=base_url, origin=origin)]
     if base_url is not None:
