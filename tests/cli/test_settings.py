@@ -140,6 +140,23 @@ def test_an_empty_list_of_endpoints_is_as_none(
     assert cli("run", "in.jsonl", "--base-url", f"{odd.url}/v1").status == 0
 
 
+def test_paths_may_begin_with_the_home_folder(
+    cli: Cli, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("home").mkdir()
+    monkeypatch.setenv("HOME", str(Path("home").absolute()))
+    toml(
+        "[run]\noutput = '~/out.jsonl'\nshare = '~/team.limits'\ntrace = '~/calls.trace'\n"
+        "requests = '100/1s'\n"
+    )
+    assert cli("run", rows({"prompt": "a"}), "--endpoint", "sim").status == 0
+    assert cli("run", "in.jsonl", "--endpoint", "sim", "--output=~/2.jsonl").status == 0
+    found = {path.name for path in Path("home").iterdir()}
+    assert {"out.jsonl", "2.jsonl", "team.limits", "calls.trace"} <= found
+    told = cli("run", "in.jsonl", "--endpoint", "sim", "--output=~/no/o.jsonl")
+    assert f"hint: mkdir -p {Path('home').absolute()}/no," in told.err
+
+
 def test_a_named_endpoint_brings_its_settings(
     cli: Cli, rows: Rows, odd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -282,7 +283,7 @@ def _check_needs(flags: Flags, stated: Flags) -> None:
 
 def _check_output_path(text: str) -> None:
     """Raises ConfigError if the folder of this path does not exist; see also `output_at`."""
-    if not (folder := local_path(text).parent).is_dir():
+    if not (folder := local_path(os.path.expanduser(text)).parent).is_dir():
         what = f"the folder {folder} does not exist"
         hint = f"mkdir -p {shlex.quote(str(folder))}, or "
         if folder.exists():
