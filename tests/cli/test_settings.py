@@ -52,6 +52,8 @@ def key_seen(odd: Any) -> str | None:
          "redline.toml, [endpoints.sim]", "choose another name"),
         ("[endpoints.a]\nbase_ur = 'x'\n", "unknown setting: base_ur",
          "redline.toml, [endpoints.a]", "did you mean base_url?"),
+        ("[endpoints.a.price.m]\ninput = 1\n", "unknown setting: price",
+         "redline.toml, [endpoints.a]", "did you mean prices?"),
         ("[endpoints.a]\nmodel = 'x'\n", "the endpoint a has no base_url",
          "redline.toml, [endpoints.a]",
          'for example base_url = "http://127.0.0.1:8000/v1"'),
