@@ -44,6 +44,8 @@ def key_seen(odd: Any) -> str | None:
          ""),
         ("[run]\nlog = 'xml'\n", "--log must be one of text, json, not xml",
          "redline.toml, [run]", ""),
+        ("[run]\nproxy = 'x'\n", "the proxy is not the URL of an HTTP proxy",
+         "redline.toml, [run]", "for example http://host:port"),
         ("[run]\nrpm = 'x'\n", "--rpm is not a number above 0: x", "redline.toml, [run]",
          "for example 500, 200k or 1.5m"),
         ("run = 3\n", "run must be a table", "redline.toml", "write [run]"),
@@ -191,6 +193,29 @@ def test_an_error_in_an_endpoints_table_says_so(cli: Cli, rows: Rows) -> None:
     assert told.err.startswith(
         "error: not a base URL: gpu:8000\nwhere: redline.toml, [endpoints.a]\n"
     )
+    toml("[endpoints.a]\nbase_url = 'http://127.0.0.1:9/v1'\nproxy = 'x'\n")
+    told = cli("run", rows({"text": "a"}), "--endpoint", "a", "--prompt", "{{ text }}")
+    assert told.err.startswith(
+        "error: the proxy is not the URL of an HTTP proxy\nwhere: redline.toml, [endpoints.a]\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("base_url = 'x'", "not a base URL: x"),
+        ("endpoint = 'http://:x/v1'", "not a base URL: http://:x/v1"),
+        ("endpoint = 'sim'\nbase_url = 'http://127.0.0.1:9/v1'",
+         "--endpoint and --base-url cannot be combined"),
+        ("endpoint = ['sim', 'sim']", "--endpoint names sim twice"),
+    ],
+)  # fmt: skip
+def test_an_error_in_a_servers_setting_under_run_says_so(
+    cli: Cli, rows: Rows, text: str, what: str
+) -> None:
+    toml(f"[run]\n{text}\n")
+    told = cli("run", rows({"prompt": "a"}))
+    assert told.err.startswith(f"error: {what}\nwhere: redline.toml, [run]\n")
 
 
 def test_the_key_comes_from_the_environment_or_from_dotenv(

@@ -92,7 +92,8 @@ def resolve_run(
         found = rows if follows else opened(rows)
         if found is rows:
             open_source(rows, is_followed=follows).close()
-    servers = _servers(settings.flags({}), configuration)
+    with settings.located(_Server()):
+        servers = _servers(settings.flags({}), configuration)
     flags = settings.flags(servers[0].table if len(servers) == 1 else {})
     with settings.located(servers[0]):
         _check_needs(flags, settings.stated)
@@ -133,7 +134,8 @@ def resolve_endpoints(
             hint="--endpoint http://10.0.0.5:8000/v1, or [endpoints.NAME] in "
             f"{configuration.file}; to try things out, --endpoint sim",
         )
-    servers = _servers(chosen, configuration)
+    with settings.located(_Server()):
+        servers = _servers(chosen, configuration)
     endpoints = tuple(settings.one_of_several(server)[1] for server in servers)
     return endpoints, embedded_in(servers[0].embedded)
 
@@ -241,11 +243,12 @@ class _Settings:
 
     def _origin(self, what: str, server: _Server) -> str:
         """Returns the flag or table in which an error's setting was set; empty if unknown."""
+        flag = ""
         if what.startswith(("a base URL", "not a base URL")):
-            return server.origin
-        if what.startswith("the proxy"):
-            return "--proxy"
-        configuration, words = self._configuration, what.split()
+            flag = server.origin
+        elif what.startswith("the proxy"):
+            flag = "--proxy"
+        configuration, words = self._configuration, (flag or what).split()
         where_server = configuration.where_endpoint(server.name or "")
         if words[0] in OF_ENDPOINT and words[0] in server.table:
             return where_server
@@ -257,7 +260,7 @@ class _Settings:
                 return where_server
             if name in configuration.run:
                 return configuration.where_defaults()
-        return ""
+        return flag
 
 
 def _check_needs(flags: Flags, stated: Flags) -> None:
