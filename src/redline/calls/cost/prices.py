@@ -165,13 +165,12 @@ def parse_price(name: str, table: Mapping[str, Any], where: str = "") -> Price:
     if not isinstance(table, Mapping):
         hint = "write input and output, in dollars per million tokens"
         raise ConfigError(f"the price of {name} must be a table", where=where, hint=hint)
-    for key in table:
+    for key, value in table.items():
         if key not in PRICE_KEYS:
-            raise ConfigError(
-                f"unknown setting: {key}",
-                where=where,
-                hint=nearest(str(key), PRICE_KEYS) or f"known settings: {', '.join(PRICE_KEYS)}",
-            )
+            hint = nearest(str(key), PRICE_KEYS) or f"known settings: {', '.join(PRICE_KEYS)}"
+            if isinstance(value, Mapping):
+                hint = f'quote a name that contains a dot: "{name}.{key}"'
+            raise ConfigError(f"unknown setting: {key}", where=where, hint=hint)
     for key in ("input", "output"):
         if key not in table:
             raise ConfigError(
