@@ -90,10 +90,15 @@ def test_a_row_too_dear_for_all_of_it_is_not_sent(cli: Cli, rows: Rows) -> None:
 
 
 def test_what_all_rows_will_have_cost(cli: Cli, rows: Rows) -> None:
-    told = cli("run", numbered(rows, 30), *MINI, "-o", "out.jsonl", "--budget", "0.000043usd")
+    run = ("run", numbered(rows, 30), *MINI, "-o")
+    told = cli(*run, "out.jsonl", "--budget", "0.000043usd")
     assert told.status == 2
     # 1.95 millionths of a dollar a row.
-    assert spent(told.err).endswith("of $0.000043; about $0.000058 for all rows")
+    assert spent(told.err).endswith("of $0.000043; about $0.000058 with the rows left")
+    # A run without a budget does not count: 20 rows are left for the budget.
+    cli(*run, "other.jsonl", "--limit", "10")
+    told = cli(*run, "other.jsonl", "--budget", "0.000030usd")
+    assert spent(told.err).endswith("of $0.000030; about $0.000039 with the rows left")
 
 
 def test_restart_begins_anew_and_so_does_another_output(cli: Cli, rows: Rows) -> None:

@@ -44,6 +44,8 @@ def key_seen(odd: Any) -> str | None:
          ""),
         ("[run]\nlog = 'xml'\n", "--log must be one of text, json, not xml",
          "redline.toml, [run]", ""),
+        ("[run]\nproxy = 'x'\n", "the proxy is not the URL of an HTTP proxy",
+         "redline.toml, [run]", "for example http://host:port"),
         ("[run]\nrpm = 'x'\n", "--rpm is not a number above 0: x", "redline.toml, [run]",
          "for example 500, 200k or 1.5m"),
         ("run = 3\n", "run must be a table", "redline.toml", "write [run]"),
@@ -52,9 +54,15 @@ def key_seen(odd: Any) -> str | None:
          "redline.toml, [endpoints.sim]", "choose another name"),
         ("[endpoints.a]\nbase_ur = 'x'\n", "unknown setting: base_ur",
          "redline.toml, [endpoints.a]", "did you mean base_url?"),
+        ("[endpoints.a.price.m]\ninput = 1\n", "unknown setting: price",
+         "redline.toml, [endpoints.a]", "did you mean prices?"),
         ("[endpoints.a]\nmodel = 'x'\n", "the endpoint a has no base_url",
          "redline.toml, [endpoints.a]",
          'for example base_url = "http://127.0.0.1:8000/v1"'),
+        ("[prices.gpt-4.1]\ninput = 1\noutput = 2\n", "unknown setting: 1",
+         'redline.toml, [prices."gpt-4"]', 'quote a name that contains a dot: "gpt-4.1"'),
+        ("[endpoints.a.models]\ngpt-4.1 = 'x'\n", "models must be a table of texts",
+         "redline.toml, [endpoints.a]", 'quote a name that contains a dot, such as "gpt-4.1"'),
         ("[endpoints.a]\nbase_url = 'x'\nheaders = 3\n", "headers must be a table of texts",
          "redline.toml, [endpoints.a]", ""),
     ],
@@ -131,6 +139,32 @@ def test_flags_under_run_hold_unless_the_command_line_says_otherwise(
     assert cli("run", name, "--endpoint", "sim").outputs == ["You said: P a"]
 
 
+def test_an_empty_list_of_endpoints_is_as_none(
+    cli: Cli, rows: Rows, odd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml("[run]\nendpoint = []\n")
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{odd.url}/v1")
+    assert cli("run", rows({"prompt": "a"})).status == 0
+    assert cli("run", "in.jsonl", "--base-url", f"{odd.url}/v1").status == 0
+
+
+def test_paths_may_begin_with_the_home_folder(
+    cli: Cli, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("home").mkdir()
+    monkeypatch.setenv("HOME", str(Path("home").absolute()))
+    toml(
+        "[run]\noutput = '~/out.jsonl'\nshare = '~/team.limits'\ntrace = '~/calls.trace'\n"
+        "requests = '100/1s'\n"
+    )
+    assert cli("run", rows({"prompt": "a"}), "--endpoint", "sim").status == 0
+    assert cli("run", "in.jsonl", "--endpoint", "sim", "--output=~/2.jsonl").status == 0
+    found = {path.name for path in Path("home").iterdir()}
+    assert {"out.jsonl", "2.jsonl", "team.limits", "calls.trace"} <= found
+    told = cli("run", "in.jsonl", "--endpoint", "sim", "--output=~/no/o.jsonl")
+    assert f"hint: mkdir -p {Path('home').absolute()}/no," in told.err
+
+
 def test_a_named_endpoint_brings_its_settings(
     cli: Cli, rows: Rows, odd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +197,29 @@ def test_an_error_in_an_endpoints_table_says_so(cli: Cli, rows: Rows) -> None:
     assert told.err.startswith(
         "error: not a base URL: gpu:8000\nwhere: redline.toml, [endpoints.a]\n"
     )
+    toml("[endpoints.a]\nbase_url = 'http://127.0.0.1:9/v1'\nproxy = 'x'\n")
+    told = cli("run", rows({"text": "a"}), "--endpoint", "a", "--prompt", "{{ text }}")
+    assert told.err.startswith(
+        "error: the proxy is not the URL of an HTTP proxy\nwhere: redline.toml, [endpoints.a]\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("base_url = 'x'", "not a base URL: x"),
+        ("endpoint = 'http://:x/v1'", "not a base URL: http://:x/v1"),
+        ("endpoint = 'sim'\nbase_url = 'http://127.0.0.1:9/v1'",
+         "--endpoint and --base-url cannot be combined"),
+        ("endpoint = ['sim', 'sim']", "--endpoint names sim twice"),
+    ],
+)  # fmt: skip
+def test_an_error_in_a_servers_setting_under_run_says_so(
+    cli: Cli, rows: Rows, text: str, what: str
+) -> None:
+    toml(f"[run]\n{text}\n")
+    told = cli("run", rows({"prompt": "a"}))
+    assert told.err.startswith(f"error: {what}\nwhere: redline.toml, [run]\n")
 
 
 def test_the_key_comes_from_the_environment_or_from_dotenv(

@@ -241,6 +241,12 @@ def test_two_keys_are_two_accounts_wherever_they_are_written() -> None:
     # What says nothing about who asks, the case of a name and the order make no other account.
     assert credentials("sk-a", Accept="*/*") == credentials("sk-a")
     assert credentials("sk-a", token="b", cookie="a") == accounts[-1]
+    # An Authorization header replaces the key.
+    assert credentials("sk-b", authorization="Bearer sk-a") == credentials("sk-a")
+    assert credentials("sk-b", Authorization="sk-a") == credentials(None, Authorization="sk-a")
+    # The digest of a key is in the names of files that later versions read.
+    assert credentials("sk-a") == "sk-a"
+    assert credentials("sk-a", Token="b", Cookie="a") == "sk-a\ncookie: a\ntoken: b"
 
 
 @pytest.mark.parametrize("name", ["connect_s", "first_byte_s", "attempt_s"])

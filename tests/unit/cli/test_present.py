@@ -180,4 +180,4 @@ def test_numbers_of_a_continued_run_are_of_all_runs_or_say_of_which(tmp_path: Pa
     paid = Spent(allowance=Allowance(picodollars=9 * dollar), picodollars=3 * dollar, here=dollar)
     continued.spent = paid
     lines = summary_text(continued, ARGV, Notes()).splitlines()
-    assert "spent: $3.00 of $9.00; about $4.00 for all rows" in lines
+    assert "spent: $3.00 of $9.00; about $4.00 with the rows left" in lines

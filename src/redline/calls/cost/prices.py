@@ -114,9 +114,9 @@ class Prices:
     def _price_at(self, endpoint: str, model: str) -> Price | None:
         """Returns the price of a model at an endpoint; None if unknown.
 
-        The endpoint's tariff comes first, then the user's price for the requested name, then the
-        known price for the endpoint's own name. model: the requested name, or the endpoint's own
-        name, as in its answers.
+        The endpoint's tariff comes first, then the user's price for a requested name that it
+        renames, then the known price for the endpoint's own name. model: the requested name, or the
+        endpoint's own name, as in its answers.
         """
         names = self._models[endpoint]
         called = names.get(model, model)
@@ -127,12 +127,13 @@ class Prices:
         return (
             _in(tariff, called)
             or _in(tariff, model)
-            or _in(self._own, model)
+            or (None if model == called else _in(self._own, model))
             or self._stated(called)
         )
 
     def _stated(self, model: str) -> Price | None:
-        return _in(self._own, model) or _in(_known(), model)
+        """Returns the price of the name itself, otherwise that of the name without a date."""
+        return _in({**_known(), **self._own}, model)
 
 
 def _in(table: Mapping[str, Price], model: str) -> Price | None:
@@ -165,13 +166,12 @@ def parse_price(name: str, table: Mapping[str, Any], where: str = "") -> Price:
     if not isinstance(table, Mapping):
         hint = "write input and output, in dollars per million tokens"
         raise ConfigError(f"the price of {name} must be a table", where=where, hint=hint)
-    for key in table:
+    for key, value in table.items():
         if key not in PRICE_KEYS:
-            raise ConfigError(
-                f"unknown setting: {key}",
-                where=where,
-                hint=nearest(str(key), PRICE_KEYS) or f"known settings: {', '.join(PRICE_KEYS)}",
-            )
+            hint = nearest(str(key), PRICE_KEYS) or f"known settings: {', '.join(PRICE_KEYS)}"
+            if isinstance(value, Mapping):
+                hint = f'quote a name that contains a dot: "{name}.{key}"'
+            raise ConfigError(f"unknown setting: {key}", where=where, hint=hint)
     for key in ("input", "output"):
         if key not in table:
             raise ConfigError(

@@ -140,11 +140,18 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def credentials(self) -> str:
-        """The key and the headers with credentials; different values mean different accounts."""
-        found = [
-            f"{name.lower()}: {text}" for name, text in self.headers.items() if is_secret(name)
-        ]
-        return "\n".join([self.api_key or "", *sorted(found)])
+        """The key and the headers with credentials; different values mean different accounts.
+
+        An Authorization header replaces the key; if it holds a bearer token, that is the key.
+        """
+        found = {name.lower(): text for name, text in self.headers.items() if is_secret(name)}
+        stated = found.get("authorization", f"Bearer {self.api_key or ''}")
+        scheme, _, key = stated.partition(" ")
+        if scheme.lower() == "bearer":
+            found.pop("authorization", None)
+        else:
+            key = ""
+        return "\n".join([key, *sorted(f"{name}: {text}" for name, text in found.items())])
 
     def url_of(self, path: str) -> str:
         """Returns the full URL for a request's path.

@@ -49,10 +49,11 @@ RUN_KEYS = {
     "quiet": Kind.FLAG,
     "log": Kind.TEXT,
 }
-# The settings of [endpoints.NAME]. There, headers are a table and not a list of `NAME: VALUE`.
+# The settings of [endpoints.NAME]. There, headers are a table and not a list of `NAME: VALUE`;
+# `load` takes the prices out before it reads the other settings.
 ENDPOINT_KEYS = {
     **kinds_of(OF_ENDPOINT.values()),
-    "headers": Kind.TABLE,
+    **dict.fromkeys(("headers", "prices"), Kind.TABLE),
 }
 
 

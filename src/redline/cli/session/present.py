@@ -291,14 +291,13 @@ def _untried(rows: int) -> list[str]:
 
 
 def _spent(report: Report) -> str:
-    """Returns the spending, and an estimate for all rows if some are left."""
+    """Returns the spending and, if rows are left, an estimate that includes them."""
     is_of_all = not report.skipped or report.spent.is_of_all_runs
     line = f"spent{'' if is_of_all else ' by this run'}: {report.spent.text}"
     left = report.unfinished if report.input is None else report.input.left
     if not left or report.expected_usd is None:
         return line
-    whole = "for all rows" if is_of_all else "with the rows left"
-    return f"{line}; about {dollars_text(round(report.expected_usd * DOLLAR))} {whole}"
+    return f"{line}; about {dollars_text(round(report.expected_usd * DOLLAR))} with the rows left"
 
 
 def _files(report: Report, output: Output, notes: Notes) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -91,7 +92,8 @@ def resolve_run(
         found = rows if follows else opened(rows)
         if found is rows:
             open_source(rows, is_followed=follows).close()
-    servers = _servers(settings.flags({}), configuration)
+    with settings.located(_Server()):
+        servers = _servers(settings.flags({}), configuration)
     flags = settings.flags(servers[0].table if len(servers) == 1 else {})
     with settings.located(servers[0]):
         _check_needs(flags, settings.stated)
@@ -132,7 +134,8 @@ def resolve_endpoints(
             hint="--endpoint http://10.0.0.5:8000/v1, or [endpoints.NAME] in "
             f"{configuration.file}; to try things out, --endpoint sim",
         )
-    servers = _servers(chosen, configuration)
+    with settings.located(_Server()):
+        servers = _servers(chosen, configuration)
     endpoints = tuple(settings.one_of_several(server)[1] for server in servers)
     return endpoints, embedded_in(servers[0].embedded)
 
@@ -240,11 +243,12 @@ class _Settings:
 
     def _origin(self, what: str, server: _Server) -> str:
         """Returns the flag or table in which an error's setting was set; empty if unknown."""
+        flag = ""
         if what.startswith(("a base URL", "not a base URL")):
-            return server.origin
-        if what.startswith("the proxy"):
-            return "--proxy"
-        configuration, words = self._configuration, what.split()
+            flag = server.origin
+        elif what.startswith("the proxy"):
+            flag = "--proxy"
+        configuration, words = self._configuration, (flag or what).split()
         where_server = configuration.where_endpoint(server.name or "")
         if words[0] in OF_ENDPOINT and words[0] in server.table:
             return where_server
@@ -256,7 +260,7 @@ class _Settings:
                 return where_server
             if name in configuration.run:
                 return configuration.where_defaults()
-        return ""
+        return flag
 
 
 def _check_needs(flags: Flags, stated: Flags) -> None:
@@ -282,7 +286,7 @@ def _check_needs(flags: Flags, stated: Flags) -> None:
 
 def _check_output_path(text: str) -> None:
     """Raises ConfigError if the folder of this path does not exist; see also `output_at`."""
-    if not (folder := local_path(text).parent).is_dir():
+    if not (folder := local_path(os.path.expanduser(text)).parent).is_dir():
         what = f"the folder {folder} does not exist"
         hint = f"mkdir -p {shlex.quote(str(folder))}, or "
         if folder.exists():
@@ -296,7 +300,7 @@ def _servers(chosen: Flags, configuration: Configuration) -> list[_Server]:
     Raises ConfigError if both are given, or if several servers cannot be combined.
     """
     names, base_url = chosen.get("endpoint"), chosen.get("base_url")
-    if names is None:
+    if not names:
         origin = URL_VARIABLE if base_url is None else "--base-url"
         return [_Server(base_url=base_url, origin=origin)]
     if base_url is not None:

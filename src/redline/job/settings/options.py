@@ -335,6 +335,7 @@ class Options:
     share: str | None = _of_each(
         "FILE|URL",
         "Share the limits with all processes that use the same file or redis:// server.",
+        read=lambda text, flag: os.path.expanduser(text),
         python="limits",
     )
     budget: int | None = _flag(

@@ -103,7 +103,10 @@ def _value(key: str, value: object, kind: Kind, where: str) -> Any:
         return [str(item) for item in value]
     if kind is Kind.TABLE and isinstance(value, dict) and all(map(_is_scalar, value.values())):
         return {name: str(item) for name, item in value.items()}
-    raise ConfigError(f"{key} must be {kind.value}", where=where)
+    hint = ""
+    if kind is Kind.TABLE and isinstance(value, dict) and dict in map(type, value.values()):
+        hint = 'quote a name that contains a dot, such as "gpt-4.1"'
+    raise ConfigError(f"{key} must be {kind.value}", where=where, hint=hint)
 
 
 def _is_scalar(value: object) -> bool:

@@ -187,8 +187,8 @@ def path(text: str, flag: str) -> Path:
 
 
 def place(text: str, flag: str) -> str | None:
-    """Returns the path or URL; None for `-`, which is stdout."""
-    return None if text == _STDOUT else text
+    """Returns the path, with `~` resolved, or the URL; None for `-`, which is stdout."""
+    return None if text == _STDOUT else os.path.expanduser(text)
 
 
 def words(texts: Sequence[str]) -> tuple[str, ...]:
