@@ -110,6 +110,10 @@ def test_restart_begins_anew_and_so_does_another_output(cli: Cli, rows: Rows) ->
     assert spent(cli(*command, "--restart").err).endswith(" 20 of 1,000,000 tokens")
     Path("out.jsonl").unlink()
     assert spent(cli(*command).err).endswith(" 20 of 1,000,000 tokens")
+    # Also if the run that restarts has no budget.
+    cli("run", numbered(rows, 3), *MINI, "-o", "out.jsonl", "--restart")
+    numbered(rows, 5)
+    assert spent(cli(*more).err).endswith(" 8 of 1,000,000 tokens")
 
 
 def test_a_damaged_sum_is_an_error_and_no_new_beginning(cli: Cli, rows: Rows) -> None:

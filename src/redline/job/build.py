@@ -36,7 +36,7 @@ from redline.errors import JournalError
 from redline.events import Listener, Listeners
 from redline.job.assembly import Kept, Run
 from redline.job.monitor import Monitor, Webhook, alerts_of
-from redline.job.outputs import AccountFile, open_journal
+from redline.job.outputs import AccountFile, open_journal, remove_account
 from redline.job.parts import Parts
 from redline.job.recording import recorded, sampler_of, set_timeline_aside
 from redline.job.settings import BATCHING, Job
@@ -385,6 +385,8 @@ async def _open_output(
     try:
         if job.allowance is not None:
             account = AccountFile(output, is_new=is_new)
+        elif is_new:
+            remove_account(output)
     except BaseException:
         await journal.close()
         raise

@@ -80,6 +80,12 @@ def path_of(output: Output) -> Path:
     return output.state_path / "spent"
 
 
+def remove_account(output: Output) -> None:
+    """Removes what an earlier output has left. Raises JournalError."""
+    with telling(path_of(output)):
+        path_of(output).unlink(missing_ok=True)
+
+
 def _write(fd: int, amount: Amount) -> None:
     text = b'{"v":1,"picodollars":%d,"tokens":%d}' % amount
     line = (b"%b %08x" % (text, zlib.crc32(text))).ljust(_LINE_BYTES - 1) + b"\n"
