@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import gc
+import ipaddress
 import os
 import subprocess
 import sys
@@ -148,6 +149,20 @@ class TestIterables:
         row = {"day": pandas.NaT, "n": pandas.NA, "all": [pandas.Timestamp(0), pandas.NaT]}
         found = rows_of([row])[0].data
         assert found == {"day": None, "n": None, "all": ["1970-01-01T00:00:00", None]}
+
+    def test_paths_addresses_urls_and_secrets_become_text(self) -> None:
+        pydantic = pytest.importorskip("pydantic", reason="the extra [schema] is not installed")
+        values = {"at": Path("/x"), "ip": ipaddress.ip_address("10.0.0.1")}
+        made = pydantic.create_model("Page", url=pydantic.HttpUrl, key=pydantic.SecretStr, at=Path)
+        page = made(url="https://example.org/a", key="sk-never-printed", at="/x")
+        expected = {"url": "https://example.org/a", "key": "**********", "at": "/x"}
+        rows = rows_of([values, page, {"page": page}, {"type": Path}])
+        assert [row.data for row in rows[:3]] == [
+            {"at": "/x", "ip": "10.0.0.1"},
+            expected,
+            {"page": expected},
+        ]
+        assert rows[3].problem == "not JSON: a key or value of type type is not JSON serializable"
 
     def test_sets_are_sorted_so_that_each_process_reads_the_same_row(self) -> None:
         items = [
