@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,8 @@ def test_an_iterable_that_raises_ends_the_run_and_saves_what_is_in_flight(tmp_pa
     report = redline.run(broken(), call=slow, output=tmp_path / "out.jsonl")
     assert isinstance(report.stopped, redline.ConfigError)
     assert "ValueError: the database went away" in report.stopped.what
+    assert isinstance(report.stopped.__cause__, ValueError)
+    assert traceback.extract_tb(report.stopped.__cause__.__traceback__)[-1].name == "broken"
     assert report.succeeded == len(lines(tmp_path / "out.jsonl")) > 0
 
 
