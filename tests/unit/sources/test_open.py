@@ -214,6 +214,17 @@ class TestIterables:
         assert sum(map(len, sized.batches())) == 4  # type: ignore[arg-type]
         assert sized.read_fraction() == 1.0
 
+    def test_a_length_that_raises_a_type_error_is_unknown(self) -> None:
+        class Unsized:
+            def __len__(self) -> int:
+                raise TypeError("the data set has no length")
+
+            def __iter__(self) -> Iterator[str]:
+                yield from "ab"
+
+        assert open_source(Unsized()).total_rows is None
+        assert len(rows_of(Unsized())) == 2
+
     def test_no_rows(self) -> None:
         for rows in ([], iter(())):
             with pytest.raises(ConfigError, match="no rows in <iterable>"):
