@@ -29,7 +29,10 @@ def mutable(made: _Made) -> _Made:
 
 
 def check_types(struct: msgspec.Struct) -> None:
-    """Raises ConfigError unless each field's value has the field's type; see `check_type`."""
+    """Raises ConfigError unless each field's value has the field's type; see `check_type`.
+
+    A field of type Any is not read.
+    """
     for name, kinds in _kinds_of(type(struct)).items():
         check_type(name, getattr(struct, name), kinds)
 
@@ -37,7 +40,8 @@ def check_types(struct: msgspec.Struct) -> None:
 @cache
 def _kinds_of(struct: type[msgspec.Struct]) -> dict[str, tuple[type, ...]]:
     hints = get_type_hints(struct)
-    return {name: classes_in(hints[name]) for name in struct.__struct_fields__}
+    names = [name for name in struct.__struct_fields__ if hints[name] is not Any]
+    return {name: classes_in(hints[name]) for name in names}
 
 
 def classes_in(hint: Any) -> tuple[type, ...]:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,20 @@ def test_something_cancelled_inside_a_function_fails_its_row_and_loses_no_worker
     assert (report.succeeded, report.failed, report.unfinished) == (150, 150, 0)
 
 
+def test_rows_that_fail_with_the_same_exception_keep_their_own_places() -> None:
+    refused, cause = redline.errors.Rejected("no login"), LookupError("no key")
+
+    async def call(row: dict[str, Any]) -> Any:
+        raise refused from cause
+
+    report = redline.run(["a", "b", "c"], call=call)
+    errors = [outcome.error for outcome in report.outcomes]
+    assert [error.where.split(",")[0] for error in errors if error is not None] == [
+        *("<iterable>:1", "<iterable>:2", "<iterable>:3")
+    ]
+    assert all(error is not None and error.__cause__ is cause for error in errors)
+
+
 def test_an_iterable_that_raises_ends_the_run_and_saves_what_is_in_flight(tmp_path: Path) -> None:
     def broken() -> Iterator[dict[str, int]]:
         yield from ROWS
@@ -152,6 +167,8 @@ def test_an_iterable_that_raises_ends_the_run_and_saves_what_is_in_flight(tmp_pa
     report = redline.run(broken(), call=slow, output=tmp_path / "out.jsonl")
     assert isinstance(report.stopped, redline.ConfigError)
     assert "ValueError: the database went away" in report.stopped.what
+    assert isinstance(report.stopped.__cause__, ValueError)
+    assert traceback.extract_tb(report.stopped.__cause__.__traceback__)[-1].name == "broken"
     assert report.succeeded == len(lines(tmp_path / "out.jsonl")) > 0
 
 

@@ -952,12 +952,26 @@ def test_a_client_says_what_it_needs(endpoint: Any) -> None:
         redline.Client(endpoint)
 
 
-@pytest.mark.parametrize("request_", ["hello", None, [1]])
-async def test_a_call_says_what_it_needs(request_: Any) -> None:
+@pytest.mark.parametrize(
+    ("request_", "needs"),
+    [
+        *((made, "a call needs a dict or a Request") for made in ("hello", None, [1])),
+        *(
+            (redline.Request(**{"raw": b"{}", name: value}), f"{name} must be {needed}")
+            for name, value, needed in (
+                ("raw", "{}", "bytes or None, not str"),
+                ("url", None, "str, not NoneType"),
+                ("headers", [("a", "b")], "Mapping, not list"),
+                ("output_path", "usage.total_tokens", "tuple, not str"),
+            )
+        ),
+    ],
+)
+async def test_a_call_says_what_it_needs(request_: Any, needs: str) -> None:
     async with redline.Client("http://h/v1") as client:
-        with pytest.raises(redline.ConfigError, match="a call needs a dict or a Request"):
+        with pytest.raises(redline.ConfigError, match=needs):
             await client.call(request_)
-        with pytest.raises(redline.ConfigError, match="a call needs a dict or a Request"):
+        with pytest.raises(redline.ConfigError, match=needs):
             await anext(client.stream(request_))
 
 

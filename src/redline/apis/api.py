@@ -13,7 +13,7 @@ from redline.waist import Reply
 class Envelope(msgspec.Struct, kw_only=True):
     """The fields of an answer besides its choices, vectors or items."""
 
-    usage: dict[str, Any] | None = None
+    usage: Any = None
     model: str | None = None
     id: Any = None
     error: Any = None

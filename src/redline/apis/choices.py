@@ -90,6 +90,7 @@ class _UsualChoice(msgspec.Struct, gc=False):
 
 class _UsualReply(Envelope, kw_only=True, gc=False):
     choices: tuple[_UsualChoice]
+    usage: dict[str, Any] | None = None
     id: str | None = None
     error: None = None
 

@@ -48,10 +48,10 @@ def _read_plain(
                 status=200,
             ) from None
     fields = whole if isinstance(whole, dict) else {}
-    usage, model = fields.get("usage"), fields.get("model")
+    model = fields.get("model")
     return Reply(
         output=value,
-        usage=usage if isinstance(usage, dict) else None,
+        usage=fields.get("usage"),
         model=model if isinstance(model, str) else None,
     )
 
@@ -127,8 +127,10 @@ def read(
             f"it begins {quote(body)}",
             hint=_page_hint(body),
         ) from error
-    if reply.usage is not None:
+    if isinstance(reply.usage, dict):
         reply.input_tokens, reply.output_tokens = stated_tokens(reply.usage)
+    else:
+        reply.usage = None  # PHP, for example, writes an empty object as []
     reply.body, reply.headers = body, headers
     return reply
 

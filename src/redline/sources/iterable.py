@@ -26,7 +26,11 @@ class _ItemRows(Rows, Generic[Items]):
     """Base of the rows of both kinds of iterables. `close` leaves the iterable itself open."""
 
     def __init__(self, name: str, items: Items) -> None:
-        super().__init__(name, len(items) if isinstance(items, Sized) else None)
+        try:
+            total_rows = len(items) if isinstance(items, Sized) else None
+        except TypeError:
+            total_rows = None  # `list` ignores this error, too
+        super().__init__(name, total_rows)
         self._items = items
 
     def _next_row(self, value: object) -> Row:

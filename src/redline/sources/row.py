@@ -32,6 +32,9 @@ _KINDS = {
 _CONTAINERS = frozenset((dict, list))
 # Methods that return a plain form: of dates, of arrays and tensors, and of pydantic models.
 _PLAIN_FORMS = ("isoformat", "tolist", "model_dump")
+# Attributes of types whose plain form is their text: paths, IP addresses, and pydantic's URLs and
+# secrets.
+_TEXTS = ("as_posix", "max_prefixlen", "unicode_string", "get_secret_value")
 _decode = msgspec.json.Decoder().decode
 
 
@@ -182,6 +185,8 @@ def plain_form(value: Any) -> object:
             to_plain = getattr(value, method, None)
             if callable(to_plain):
                 return to_plain()
+        if any(hasattr(type(value), name) for name in _TEXTS):
+            return str(value)
     except Exception as error:
         # The value's own code may raise any exception, but callers catch only TypeError.
         raise TypeError(f"a {name} raised {type(error).__name__}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import gc
+import ipaddress
 import os
 import subprocess
 import sys
@@ -149,6 +150,20 @@ class TestIterables:
         found = rows_of([row])[0].data
         assert found == {"day": None, "n": None, "all": ["1970-01-01T00:00:00", None]}
 
+    def test_paths_addresses_urls_and_secrets_become_text(self) -> None:
+        pydantic = pytest.importorskip("pydantic", reason="the extra [schema] is not installed")
+        values = {"at": Path("/x"), "ip": ipaddress.ip_address("10.0.0.1")}
+        made = pydantic.create_model("Page", url=pydantic.HttpUrl, key=pydantic.SecretStr, at=Path)
+        page = made(url="https://example.org/a", key="sk-never-printed", at="/x")
+        expected = {"url": "https://example.org/a", "key": "**********", "at": "/x"}
+        rows = rows_of([values, page, {"page": page}, {"type": Path}])
+        assert [row.data for row in rows[:3]] == [
+            {"at": "/x", "ip": "10.0.0.1"},
+            expected,
+            {"page": expected},
+        ]
+        assert rows[3].problem == "not JSON: a key or value of type type is not JSON serializable"
+
     def test_sets_are_sorted_so_that_each_process_reads_the_same_row(self) -> None:
         items = [
             {"b": {3, 1, "x", None, 10}, "a": [3, 1, 2]},
@@ -198,6 +213,17 @@ class TestIterables:
         assert (sized.read_fraction(), unsized.read_fraction()) == (0.0, None)
         assert sum(map(len, sized.batches())) == 4  # type: ignore[arg-type]
         assert sized.read_fraction() == 1.0
+
+    def test_a_length_that_raises_a_type_error_is_unknown(self) -> None:
+        class Unsized:
+            def __len__(self) -> int:
+                raise TypeError("the data set has no length")
+
+            def __iter__(self) -> Iterator[str]:
+                yield from "ab"
+
+        assert open_source(Unsized()).total_rows is None
+        assert len(rows_of(Unsized())) == 2
 
     def test_no_rows(self) -> None:
         for rows in ([], iter(())):

@@ -15,7 +15,7 @@ from redline.clock import SYSTEM
 from redline.errors import ConfigError, Rejected
 from redline.limits.wait import sole_loop
 from redline.process import end_tasks
-from redline.structs import check_number, check_type
+from redline.structs import check_number, check_type, check_types
 from redline.waist import Backend, Call, Chunk, Outcome, Request, Sink, is_backend
 
 # The most chunks read ahead of a slow reader; then reading from the connection pauses.
@@ -167,6 +167,7 @@ class _QueueSink(Sink):
 
 def _request(request: Request | Mapping[str, Any]) -> Request:
     if isinstance(request, Request):
+        check_types(request)
         return request
     if not isinstance(request, Mapping):
         raise ConfigError(

@@ -166,7 +166,10 @@ class FunctionBackend:
             outcome = await self._call(request, call)
             grant.replied(self._clock.now_s() - sent_s)
         except CallError as error:
-            outcome = failed(error, endpoint=self.label)
+            # Other rows may fail with the same object, and each row adds its place to its error.
+            own = copy.copy(error).with_traceback(error.__traceback__)
+            own.__cause__ = error.__cause__
+            outcome = failed(own, endpoint=self.label)
         finally:
             call.sent_s = None
             self._tell_end(sent_s, outcome, waits)

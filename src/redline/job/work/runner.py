@@ -487,6 +487,7 @@ class Runner:
             first = first_of(error)
             what = f"reading {self.source_name} raised {type(first).__name__}: {first}"
             failure = ConfigError(what, where=f"after {counted(self.supply.rows_read, 'row')}")
+            failure.__cause__ = error
         self._input_error = self._input_error or failure
         return None
 

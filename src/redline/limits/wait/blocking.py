@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from redline.clock import SYSTEM, Clock
-from redline.limits.rule import Booking, Cost, Limits, Rate, Rules, stated_cost
+from redline.limits.rule import Booking, Cost, Limits, Rates, Rules, stated_cost
 from redline.limits.wait.grant import Grant
 
 # A thread's place in the queue: its priority, its number, and the event that wakes it.
@@ -20,8 +20,8 @@ _Ticket = tuple[int, int, threading.Event]
 class SyncLimiter:
     """Applies the rates of `limits` to any number of threads of one process.
 
-    limits: a Limits, whose concurrency and `share` do not apply, or the request limit alone, such
-    as "2/1s". Threads of equal priority wait in order of arrival, regardless of the size of their
+    limits: a Limits, whose concurrency and `share` do not apply, or request limits alone, such as
+    "2/1s". Threads of equal priority wait in order of arrival, regardless of the size of their
     calls. Raises ConfigError for a text that is not a rate.
 
         with limiter(tokens=900) as grant:
@@ -29,7 +29,7 @@ class SyncLimiter:
             grant.settle(reply.usage.total_tokens)
     """
 
-    def __init__(self, limits: Limits | Rate | str, clock: Clock = SYSTEM) -> None:
+    def __init__(self, limits: Limits | Rates, clock: Clock = SYSTEM) -> None:
         limits = limits if isinstance(limits, Limits) else Limits(requests=limits)
         self.rules = Rules(limits)
         self._clock = clock

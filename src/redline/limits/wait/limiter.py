@@ -16,7 +16,17 @@ import msgspec
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import OverLimit
-from redline.limits.rule import AUTO, Booking, Cost, Kind, Limits, Rate, RecentSends, stated_cost
+from redline.limits.rule import (
+    AUTO,
+    Booking,
+    Cost,
+    Kind,
+    Limits,
+    Rate,
+    Rates,
+    RecentSends,
+    stated_cost,
+)
 from redline.limits.server import Feedback, Stated
 from redline.limits.wait.grant import FreeGrant, Grant
 from redline.limits.wait.queue import WaitQueue, sole_loop
@@ -28,7 +38,7 @@ _NOTHING = Cost()
 class Limiter(RateLimiter):
     """Applies the rates of `limits`, but not its concurrency (see Slots) or `share`.
 
-    limits: a Limits, or the request limit alone, such as "2/1s". clock: the system's by default; in
+    limits: a Limits, or request limits alone, such as "2/1s". clock: the system's by default; in
     a loop with virtual time, its VirtualClock. For one event loop; for threads, use SyncLimiter.
     Raises ConfigError for a text that is not a rate.
 
@@ -39,7 +49,7 @@ class Limiter(RateLimiter):
 
     _queue: WaitQueue[Cost, list[Booking]]
 
-    def __init__(self, limits: Limits | Rate | str, clock: Clock = SYSTEM) -> None:
+    def __init__(self, limits: Limits | Rates, clock: Clock = SYSTEM) -> None:
         limits = limits if isinstance(limits, Limits) else Limits(requests=limits)
         super().__init__(limits, clock)
         self.is_unlimited = limits.rate != AUTO and not self.rules.lines
