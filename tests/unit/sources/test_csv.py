@@ -371,6 +371,37 @@ class TestParquet:
         }
         assert msgspec.json.decode(row.content) == row.data
 
+    def test_nanoseconds_are_cut_wherever_they_are(self, pa: Any, tmp_path: Path) -> None:
+        ns, at, cut = pa.timestamp("ns"), 1_714_979_289_123_456_789, "2024-05-06T07:08:09.123456"
+        columns = {
+            "plain": pa.array([at], ns),
+            "large": pa.array([[at]], pa.large_list(ns)),
+            "fixed": pa.array([[{"t": at}]], pa.list_(pa.struct([("t", ns)]), 1)),
+            "map": pa.array([[(at, 1001)]], pa.map_(ns, pa.duration("ns"))),
+        }
+        row = rows_of(parquet(pa, tmp_path / "in.parquet", columns))[0]
+        assert row.data == {
+            "plain": cut,
+            "large": [cut],
+            "fixed": [{"t": cut}],
+            "map": {cut: "PT0.000001S"},
+        }
+
+    def test_ids_keep_nanoseconds_beside_a_value_that_cannot_be_read(
+        self, pa: Any, tmp_path: Path
+    ) -> None:
+        columns = {
+            "custom_id": pa.array([-1, 999, -1500, 0], pa.timestamp("ns")),
+            "day": pa.array([1, 2, 3, 10_000_000], pa.int32()).cast(pa.date32()),
+        }
+        rows = rows_of(parquet(pa, tmp_path / "in.parquet", columns))
+        assert [row.data and row.data["custom_id"] for row in rows] == [
+            "1969-12-31T23:59:59.999999999",
+            "1970-01-01T00:00:00.000000999",
+            "1969-12-31T23:59:59.999998500",
+            None,
+        ]
+
     def test_a_value_that_cannot_be_read_is_that_rows_problem(
         self, pa: Any, tmp_path: Path
     ) -> None:
