@@ -119,6 +119,17 @@ class TestCsv:
         assert counts is not None
         assert sum(counts) == 6
 
+    def test_the_quoted_fields_of_a_single_column_of_tsv_may_have_several_lines(
+        self, tmp_path: Path
+    ) -> None:
+        content = b'text\n"one\ntwo"\nplain\n"6 inch\n"7\n\n""8"""\n9"\n"cut\n'
+        rows = rows_in(tmp_path, content, "in.tsv")
+        texts = ["one\ntwo", "plain", '"6 inch', '7\n\n"8"', '9"', '"cut']
+        assert [r.data for r in rows] == [{"text": text} for text in texts]
+        counts = row_counts(tmp_path / "in.tsv")
+        assert counts is not None
+        assert sum(counts) == 6
+
     @pytest.mark.parametrize("chunk_bytes", [1, 3, 50, 1000])
     def test_rows_do_not_depend_on_how_the_bytes_arrive(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
