@@ -233,7 +233,15 @@ class CsvRows(StreamRows):
         only its own line invalid; the lines after it are read again.
         """
         if self._is_tsv:
-            fields = next(self._reader)
+            try:
+                fields = next(self._reader)
+            except _TooLong:
+                raise
+            except csv.Error:
+                # A CR within the line, which only a quoted field may contain.
+                if quoted := self._quoted(feed, columns):
+                    return quoted
+                raise
             if any(field.startswith('"') for field in fields):
                 return self._quoted(feed, columns) or fields
             return fields

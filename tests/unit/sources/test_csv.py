@@ -130,6 +130,17 @@ class TestCsv:
         assert counts is not None
         assert sum(counts) == 6
 
+    def test_a_quoted_field_of_tsv_may_contain_a_cr(self, tmp_path: Path) -> None:
+        content = b'"a\rb"\tc\n1\t"x\ry"\n2\t"x\ry\nz"\n3\tx\ry\n4\tz\n'
+        rows = rows_in(tmp_path, content, "in.tsv")
+        assert [r.data and list(r.data.values()) for r in rows] == [
+            ["1", "x\ry"],
+            ["2", "x\ry\nz"],
+            None,
+            ["4", "z"],
+        ]
+        assert list(rows[0].data or ()) == ["a\rb", "c"]
+
     @pytest.mark.parametrize("chunk_bytes", [1, 3, 50, 1000])
     def test_rows_do_not_depend_on_how_the_bytes_arrive(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
