@@ -82,8 +82,8 @@ class ArrowRows(BlockingRows):
         # A struct field with "binary" in its name causes a needless walk, but no bytes are missed.
         has_bytes = any("binary" in str(field.type) for field in table.schema)
         try:
-            values: list[Any] = [*plain.to_pylist(maps_as_pydicts="lossy")]
-        except (ValueError, OverflowError) as error:
+            values: list[Any] = [*plain.to_pylist(maps_as_pydicts="strict")]
+        except (ValueError, OverflowError, TypeError, KeyError) as error:
             if table.num_rows == 1:
                 return [error]
             singles = (table.slice(index, 1) for index in range(table.num_rows))
