@@ -244,7 +244,7 @@ def test_a_template_in_error(name: str, text: str) -> None:
 
 def test_output_paths() -> None:
     assert parse_output_path(None) == ()
-    assert parse_output_path("$.a.0.b") == ("a", 0, "b")
+    assert parse_output_path("$.a.0.b.007") == ("a", 0, "b", "007")
     digits = "1" * 5000
     assert parse_output_path(f"a.².{digits}") == ("a", "²", digits)
     for text in ("a..b", ".", "$"):

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # The columns of a row by name, or the fields of a body.
 Columns = dict[str, Any]
 _SYSTEM_ROLES = ("system", "developer")
-# An index in an output path; a longer number is a key.
-_INDEX = re.compile("[0-9]{1,9}")
+# An index in an output path, or a key if the value is an object; a longer number is always a key.
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
 
 # Columns that are copied into the body of a row with `messages`, `prompt` or `input`. Any other
 # column is the user's own data and is not sent; further parameters belong in the column `body`.
@@ -287,7 +287,8 @@ def _compiled(text: str | None, name: str) -> Template | None:
 def parse_output_path(text: str | None) -> tuple[str | int, ...]:
     """Splits a path such as `result.items.0.text` into keys and indices.
 
-    A part of up to nine digits is an index. Raises ConfigError if a part is empty.
+    A number of up to nine digits is an index, or a key in an object. Raises ConfigError if a part
+    is empty.
     """
     if not text:
         return ()
