@@ -9,7 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+
+from support.scripted import model, scripted
 
 Cli = Callable[..., Any]
 
@@ -122,3 +125,31 @@ def test_columns_that_arrow_cannot_convert_across_row_groups_are_read(cli: Cli) 
     told = cli("run", "in.parquet", *SIM)
     assert told.status == 0
     assert said(told) == {f"{number}": f"text {number}" for number in range(rows)}
+
+
+def test_null_keys_of_a_table_are_not_sent_and_identify_the_row(cli: Cli) -> None:
+    """All objects of a column have the same keys in Arrow."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    messages: list[Any] = [
+        {"role": "user", "content": [{"type": "text", "text": "see"}, image]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": [{"type": "text", "text": "r"}], "tool_call_id": "c"},
+    ]
+    body = {"messages": messages, "seed": None, "response_format": {"type": "text"}}
+    line = {"url": "/v1/chat/completions", "body": {"messages": messages, "n": 1}}
+    spare = [{**body, "response_format": {"type": "x", "x": 1}}, {**line, "body": {"top_a": 1}}]
+    for rows, sent in (([line, spare[1]], line["body"]), ([body, spare[0]], body)):
+        table = pyarrow.Table.from_pylist(rows)
+        parquet.write_table(table.slice(0, 1), "in.parquet")
+        flags = ("--model", "m", "-o", f"{len(sent)}.jsonl")
+        with scripted(model(lambda body: "yes")) as server:
+            told = cli("run", "in.parquet", "--base-url", server.base_url, *flags)
+            assert (told.status, server.bodies) == (0, [{"model": "m", **sent}])
+        Path("in.jsonl").write_bytes(msgspec.json.encode(table.to_pylist()[0]))
+        told = cli("run", "in.jsonl", "--endpoint", "sim", *flags)
+        assert "Nothing to do: 1 done" in told.err
+    told = cli("run", "in.parquet", *SIM[:-1], "{{ messages.0.tool_calls is none }}")
+    assert told.outputs == [SAID + "True"]

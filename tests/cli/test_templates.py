@@ -103,6 +103,13 @@ def test_every_template_is_read_in_the_same_way(cli: Cli, rows: Rows, flags: Any
     assert "'note' is null" in failure(cli, rows({"t": "a", "note": None}), *flags)
 
 
+def test_a_byte_order_mark_of_a_file_is_no_part_of_the_template(cli: Cli, rows: Rows) -> None:
+    Path("prompt.txt").write_text("{{ t }}", "utf-8-sig")
+    Path("body.json").write_text('{"messages": [{"role": "user", "content": "a"}]}', "utf-8-sig")
+    assert sent(cli, rows({"t": "a"}), "--prompt", "@prompt.txt") == "a"
+    assert sent(cli, rows({"t": "a"}), "--body", "@body.json", "--constant-prompt") == "a"
+
+
 def test_a_number_that_is_none_fails_its_row() -> None:
     rows = [{"x": float("nan"), "t": "a"}]
     report = redline.run(rows, endpoint="sim", model="m", prompt="{{ t }} {{ x }}")

@@ -38,7 +38,7 @@ def _read_plain(
     value = whole
     for step in output_path:
         try:
-            value = value[step]
+            value = value[str(step) if isinstance(value, dict) else step]
         except (KeyError, IndexError, TypeError):
             path = ".".join(map(str, output_path))
             # Status 200 marks it as an answer, which may have been billed.

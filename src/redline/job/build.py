@@ -54,6 +54,7 @@ from redline.job.work import (
     SuppliedBackend,
     SuppliedResults,
     Tally,
+    renderer_of,
 )
 from redline.journal import (
     Brief,
@@ -217,7 +218,7 @@ def _open_input(job: Job, parts: Parts) -> _Input:
     )
     try:
         limiters = () if parts.backend is not None else _limiters(job)
-        renderer = Renderer(job.prompting)
+        renderer = renderer_of(job.prompting, opened)
         if job.endpoints:
             raise_limit(job.slots)
         trace = None if job.trace is None else TraceFile(job.trace)

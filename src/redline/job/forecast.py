@@ -13,7 +13,7 @@ from redline.calls import Request, TokenEstimator
 from redline.errors import BadRow, ConfigError, JournalError, OverLimit, Rejected
 from redline.job.outputs import fetched
 from redline.job.settings import BATCHING, Following, Job, first_request
-from redline.job.work import Renderer, fate
+from redline.job.work import fate, renderer_of
 from redline.journal import KeySet, Output, keyed_rows, mark_of, read_keys
 from redline.journal import manifest as manifests
 from redline.limits import Cost, Limits
@@ -121,7 +121,7 @@ def plan(job: Job) -> Plan:
 
 async def _survey(job: Job, source: Source, made: Plan) -> None:
     """Counts each row in `made`, by what the run would do with it, and adds up the tokens."""
-    renderer, estimator = Renderer(job.prompting), TokenEstimator(may_block=True)
+    renderer, estimator = renderer_of(job.prompting, source), TokenEstimator(may_block=True)
     rules = [] if job.via == "batch" else [Rules(limits) for limits in job.call_limits]
     succeeded, failed = _done(job)
     for row, key, is_duplicate in keyed_rows(source, job.limit):

@@ -5,6 +5,7 @@ from redline.sources.iterable import AsyncRows
 from redline.sources.jsonl import LongLine, split_lines
 from redline.sources.object import ObjectReader
 from redline.sources.open import first_rows, open_source, opened, opened_source, row_counts
+from redline.sources.parquet import ArrowRows
 from redline.sources.repeated import sampled
 from redline.sources.row import (
     MAX_ROW_BYTES,

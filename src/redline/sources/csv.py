@@ -233,9 +233,17 @@ class CsvRows(StreamRows):
         only its own line invalid; the lines after it are read again.
         """
         if self._is_tsv:
-            fields = next(self._reader)
+            try:
+                fields = next(self._reader)
+            except _TooLong:
+                raise
+            except csv.Error:
+                # A CR within the line, which only a quoted field may contain.
+                if quoted := self._quoted(feed, columns):
+                    return quoted
+                raise
             if any(field.startswith('"') for field in fields):
-                return self._quoted(feed, columns, is_row=len(fields) == columns) or fields
+                return self._quoted(feed, columns) or fields
             return fields
         try:
             return next(self._reader)
@@ -262,19 +270,23 @@ class CsvRows(StreamRows):
         # csv.reader requests another line within one record only inside a quoted field.
         return [] if next(lines, None) is None else fields
 
-    def _quoted(self, feed: _Feed, columns: int | None, *, is_row: bool) -> list[str] | None:
+    def _quoted(self, feed: _Feed, columns: int | None) -> list[str] | None:
         """Reads the TSV record with the quotes of CSV; returns None if its quotes are literal.
 
-        is_row: whether its first line is a row by itself. If it is not, a quoted field may continue
-        over several lines. The last of them may look like a row, because it has all other fields if
-        the quoted field is the first one; it then contains the closing quote.
+        If its first line is not a row by itself, a quoted field may continue over several lines.
+        The last of them may look like a row, because it has all other fields if the quoted field is
+        the first one; it then contains the closing quote. With only one column, every line would
+        look like a row.
         """
 
+        def looks_like_row(line: str) -> bool:
+            return columns != 1 and line.count(self._delimiter) + 1 == columns
+
         def lines() -> Iterator[str]:
+            is_row = any(map(looks_like_row, feed.texts))
             yield from feed.texts
             for line in feed:
-                looks_like_row = line.count(self._delimiter) + 1 == columns
-                if columns is None or (looks_like_row and (is_row or '"' not in line)):
+                if columns is None or (looks_like_row(line) and (is_row or '"' not in line)):
                     return
                 yield line
 

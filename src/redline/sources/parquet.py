@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import shlex
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from io import RawIOBase
 from itertools import islice
 from pathlib import Path
@@ -28,8 +28,9 @@ class ArrowRows(BlockingRows):
     """The rows of a Parquet file or of a dataset folder, read a few at a time.
 
     Values without a JSON type are converted: dates and times to ISO strings, decimals to strings,
-    bytes to text if they are UTF-8 and otherwise to base64, NaN and infinity to null. `batches`
-    raises ConfigError if there is no row, or if reading fails.
+    bytes to text if they are UTF-8 and otherwise to base64, NaN and infinity to null. Times are cut
+    to microseconds, except in `custom_id`. `batches` raises ConfigError if there is no row, or if
+    reading fails.
     """
 
     def __init__(
@@ -77,20 +78,19 @@ class ArrowRows(BlockingRows):
             [field.with_type(_plain_type(self._arrow, field.type)) for field in table.schema]
         )
         exact = _nanosecond_ids(self._arrow, table)
-        if not schema.equals(table.schema):
-            table = table.cast(schema, safe=False)
+        plain = table if schema.equals(table.schema) else table.cast(schema, safe=False)
         # A struct field with "binary" in its name causes a needless walk, but no bytes are missed.
         has_bytes = any("binary" in str(field.type) for field in table.schema)
         try:
-            values: list[Any] = [*table.to_pylist(maps_as_pydicts="lossy")]
-        except (ValueError, OverflowError) as error:
+            values: list[Any] = [*plain.to_pylist(maps_as_pydicts="strict")]
+        except (ValueError, OverflowError, TypeError, KeyError) as error:
             if table.num_rows == 1:
                 return [error]
             singles = (table.slice(index, 1) for index in range(table.num_rows))
             return [value for single in singles for value in self._values(single)]
         for value, number in zip(values, exact, strict=False):
             if number is not None and number % 1000:
-                value[_ID] = _iso(value[_ID], number % 1000)
+                value[_ID] = _iso(value[_ID], number)
         return [_with_text(value) for value in values] if has_bytes else values
 
 
@@ -109,10 +109,13 @@ def _nanosecond_ids(arrow: Any, table: _Table) -> list[int | None]:
 
 
 def _iso(moment: datetime, nanoseconds: int) -> str:
-    """Returns ISO 8601 with nine decimals; `nanoseconds`, 0 to 999, are added to the moment."""
-    text = moment.isoformat(timespec="microseconds")
+    """Returns ISO 8601 with nine decimals.
+
+    nanoseconds: since 1970, not whole microseconds. moment: the same, cut towards 1970.
+    """
+    text = (moment - timedelta(microseconds=nanoseconds < 0)).isoformat(timespec="microseconds")
     end = len("2020-01-01T00:00:00.000000")
-    return f"{text[:end]}{nanoseconds:03d}{text[end:]}".replace("+00:00", "Z")
+    return f"{text[:end]}{nanoseconds % 1000:03d}{text[end:]}".replace("+00:00", "Z")
 
 
 def _stamps(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
@@ -130,8 +133,13 @@ def _plain_type(arrow: Any, kind: Any) -> Any:
         return arrow.time64("us") if types.is_time64(kind) else arrow.duration("us")
     if types.is_float16(kind):
         return arrow.float32()
-    if types.is_list(kind):
-        return arrow.list_(kind.value_field.with_type(_plain_type(arrow, kind.value_type)))
+    if types.is_map(kind):
+        key, item = (_plain_type(arrow, inner) for inner in (kind.key_type, kind.item_type))
+        return arrow.map_(key, kind.item_field.with_type(item), keys_sorted=kind.keys_sorted)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        plain = _plain_type(arrow, kind.value_type)
+        if plain != kind.value_type:
+            return arrow.list_(kind.value_field.with_type(plain))
     if types.is_struct(kind):
         return arrow.struct([f.with_type(_plain_type(arrow, f.type)) for f in kind])
     return kind

@@ -250,6 +250,7 @@ def test_a_plain_answers_usage_and_model_are_read_where_they_are() -> None:
     [
         (("a", "b", 1), {"a": {"b": [0, "x"]}}, "x"),
         (("choices", 0, "message"), {"choices": [{"message": "m"}]}, "m"),
+        (("labels", 0, 1), {"labels": {"0": ["x", "y"]}}, "y"),
     ],
 )
 def test_an_output_path_picks_the_answer_for_any_api(

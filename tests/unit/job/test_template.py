@@ -244,7 +244,7 @@ def test_a_template_in_error(name: str, text: str) -> None:
 
 def test_output_paths() -> None:
     assert parse_output_path(None) == ()
-    assert parse_output_path("$.a.0.b") == ("a", 0, "b")
+    assert parse_output_path("$.a.0.b.007") == ("a", 0, "b", "007")
     digits = "1" * 5000
     assert parse_output_path(f"a.².{digits}") == ("a", "²", digits)
     for text in ("a..b", ".", "$"):
@@ -288,9 +288,24 @@ def test_a_column_may_be_named_as_an_item_of_the_row(template: str) -> None:
     made = request(row, prompt=template)
     assert (made.raw is not None, made.body) == (True, {"messages": [user("hi")]})
     # A column of this name comes first, as any column does.
-    with pytest.raises(Rejected, match="the prompt template does not fit the row: 'str object' h"):
-        request({**row, "row": "x"}, prompt=template)
-    with pytest.raises(Rejected, match="the system template does not fit the row: 'str object' h"):
-        request({**row, "row": "x"}, prompt="{{ text }}", system=template)
+    with pytest.raises(Rejected, match="the prompt template does not fit the row: 'dict object' h"):
+        request({**row, "row": {"x": 1}}, prompt=template)
+    with pytest.raises(Rejected, match="the system template does not fit the row: 'dict object' h"):
+        request({**row, "row": {"x": 1}}, prompt="{{ text }}", system=template)
     with pytest.raises(Rejected, match="the prompt template does not fit the row: 'dict object' h"):
         request({"x": 1}, prompt=template)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ('{{ row }}: {{ row["a b"] }}', "7: hi"),
+        ('{{ row["a b"] | upper }} {{ row["none"] | default("-") }}', "HI -"),
+        ('{% if row > 6 %}{{ row["a b"] }}{% endif %}', "hi"),
+        ('{{ row["row"] }}', "7"),
+        ('{% for row in items %}{{ row["a b"] }}{% endfor %}', "x"),
+    ],
+)
+def test_a_column_named_row_does_not_hide_columns_with_spaces(template: str, said: str) -> None:
+    row = {"row": 7, "a b": "hi", "none": None, "items": [{"a b": "x"}]}
+    assert body(row, prompt=template) == {"messages": [user(said)]}

@@ -119,6 +119,28 @@ class TestCsv:
         assert counts is not None
         assert sum(counts) == 6
 
+    def test_the_quoted_fields_of_a_single_column_of_tsv_may_have_several_lines(
+        self, tmp_path: Path
+    ) -> None:
+        content = b'text\n"one\ntwo"\nplain\n"6 inch\n"7\n\n""8"""\n9"\n"cut\n'
+        rows = rows_in(tmp_path, content, "in.tsv")
+        texts = ["one\ntwo", "plain", '"6 inch', '7\n\n"8"', '9"', '"cut']
+        assert [r.data for r in rows] == [{"text": text} for text in texts]
+        counts = row_counts(tmp_path / "in.tsv")
+        assert counts is not None
+        assert sum(counts) == 6
+
+    def test_a_quoted_field_of_tsv_may_contain_a_cr(self, tmp_path: Path) -> None:
+        content = b'"a\rb"\tc\n1\t"x\ry"\n2\t"x\ry\nz"\n3\tx\ry\n4\tz\n'
+        rows = rows_in(tmp_path, content, "in.tsv")
+        assert [r.data and list(r.data.values()) for r in rows] == [
+            ["1", "x\ry"],
+            ["2", "x\ry\nz"],
+            None,
+            ["4", "z"],
+        ]
+        assert list(rows[0].data or ()) == ["a\rb", "c"]
+
     @pytest.mark.parametrize("chunk_bytes", [1, 3, 50, 1000])
     def test_rows_do_not_depend_on_how_the_bytes_arrive(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
@@ -371,6 +393,37 @@ class TestParquet:
         }
         assert msgspec.json.decode(row.content) == row.data
 
+    def test_nanoseconds_are_cut_wherever_they_are(self, pa: Any, tmp_path: Path) -> None:
+        ns, at, cut = pa.timestamp("ns"), 1_714_979_289_123_456_789, "2024-05-06T07:08:09.123456"
+        columns = {
+            "plain": pa.array([at], ns),
+            "large": pa.array([[at]], pa.large_list(ns)),
+            "fixed": pa.array([[{"t": at}]], pa.list_(pa.struct([("t", ns)]), 1)),
+            "map": pa.array([[(at, 1001)]], pa.map_(ns, pa.duration("ns"))),
+        }
+        row = rows_of(parquet(pa, tmp_path / "in.parquet", columns))[0]
+        assert row.data == {
+            "plain": cut,
+            "large": [cut],
+            "fixed": [{"t": cut}],
+            "map": {cut: "PT0.000001S"},
+        }
+
+    def test_ids_keep_nanoseconds_beside_a_value_that_cannot_be_read(
+        self, pa: Any, tmp_path: Path
+    ) -> None:
+        columns = {
+            "custom_id": pa.array([-1, 999, -1500, 0], pa.timestamp("ns")),
+            "day": pa.array([1, 2, 3, 10_000_000], pa.int32()).cast(pa.date32()),
+        }
+        rows = rows_of(parquet(pa, tmp_path / "in.parquet", columns))
+        assert [row.data and row.data["custom_id"] for row in rows] == [
+            "1969-12-31T23:59:59.999999999",
+            "1970-01-01T00:00:00.000000999",
+            "1969-12-31T23:59:59.999998500",
+            None,
+        ]
+
     def test_a_value_that_cannot_be_read_is_that_rows_problem(
         self, pa: Any, tmp_path: Path
     ) -> None:
@@ -378,6 +431,15 @@ class TestParquet:
         rows = rows_of(parquet(pa, tmp_path / "in.parquet", {"day": column}))
         assert [r.problem is None for r in rows] == [True, False, True]
         assert (rows[2].number, rows[2].data) == (3, {"day": "1970-01-03"})
+
+    @pytest.mark.parametrize("keys", [["k", "k"], [{"a": 1}]], ids=["repeated", "an object"])
+    def test_a_map_that_is_no_object_is_that_rows_problem(
+        self, pa: Any, tmp_path: Path, keys: list[Any]
+    ) -> None:
+        kind = pa.map_(pa.array(keys).type, pa.int64())
+        column = pa.array([None, [(key, 1) for key in keys], []], kind)
+        rows = rows_of(parquet(pa, tmp_path / "in.parquet", {"m": column}))
+        assert [row.data for row in rows] == [{"m": None}, None, {"m": {}}]
 
     def test_large_rows_come_in_small_batches(self, pa: Any, tmp_path: Path) -> None:
         texts = [os.urandom(500_000).hex() for _ in range(12)]

@@ -94,6 +94,25 @@ def test_json_beside_brackets_too_deep_to_be_read_is_right_and_not_strict() -> N
     assert (grade.extracted, grade.correct, grade.strict) == ({"a": 1}, True, False)
 
 
+@pytest.mark.parametrize(
+    ("metric", "gold", "right"),
+    [
+        ("exact", 5.0, {"5": True, "5.0": True, "5.5": False}),
+        ("exact", [-3.0, 1e300], {"-3": True, "1e300": True}),
+        ("regex", 5.0, {"5": True, "6": False}),
+        ("number", 5.0, {"5": True}),
+        ("choice", 1.0, {"B": True}),
+    ],
+)
+def test_a_table_has_whole_gold_numbers_as_floats_if_one_is_missing(
+    metric: str, gold: Any, right: dict[str, bool]
+) -> None:
+    graded = metric_of(metric, pattern=r"\d+" if metric == "regex" else None)
+    rights = graded.read(gold)
+    assert {answer: graded.grade(answer, rights).correct for answer in right} == right
+    assert graded.example(gold) == next(iter(right))
+
+
 def test_an_answer_that_was_cut_has_no_number_at_its_end() -> None:
     metric = metric_of("number")
     assert metric.grade("She earns 18", metric.read("18"), is_cut=True).extracted is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import cycle
+from itertools import chain, cycle, islice
 from typing import Any
 
 import msgspec
@@ -12,10 +12,10 @@ from redline.apis import api_of, chat
 from redline.cli.bench.target import Target
 from redline.errors import BadRow, BadTemplate, ConfigError
 from redline.job.settings import Flags
-from redline.job.work import Renderer
+from redline.job.work import Renderer, renderer_of
 from redline.measure import Prompts
 from redline.process import counted
-from redline.sources import first_rows
+from redline.sources import opened_source
 from redline.store import local_path
 from redline.timeline import CallEnded, read_trace
 
@@ -88,10 +88,10 @@ def asked_of(
 
 
 def _of_rows(target: Target, place: str) -> Asked:
-    render = None if target.takes_rows else Renderer(target.job.prompting).request
     kept, size_bytes, problem, bad = list[Any](), 0, "", 0
-    with first_rows(place, _MOST_ROWS) as found:
-        for row in found:
+    with opened_source(place) as source:
+        render = None if target.takes_rows else renderer_of(target.job.prompting, source).request
+        for row in islice(chain.from_iterable(source.batches()), _MOST_ROWS):
             size_bytes += len(row.content)
             if size_bytes > _MOST_ROW_BYTES and kept:
                 break

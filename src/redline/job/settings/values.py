@@ -201,7 +201,7 @@ def text_or_file(value: str, flag: str) -> str:
     if not value.startswith("@"):
         return value
     try:
-        return Path(value[1:]).read_text("utf-8")
+        return Path(value[1:]).read_text("utf-8-sig")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{flag} cannot read {value[1:]}: {reason_of(error)}",

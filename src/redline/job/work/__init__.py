@@ -23,4 +23,4 @@ from redline.job.work.stopping import (
 )
 from redline.job.work.supplied import Acknowledge, SuppliedBackend, SuppliedResults
 from redline.job.work.tally import BatchUse, EndpointUse, Outages, Tally
-from redline.job.work.template import PARAMETERS, Renderer, parse_output_path
+from redline.job.work.template import PARAMETERS, Renderer, parse_output_path, renderer_of

@@ -12,7 +12,8 @@ printed:
   note is none             no           yes          no
   note()                   fails        fails        its result
 
-Columns whose names are not identifiers are written as `{{ row["Customer Name"] }}`.
+Columns whose names are not identifiers are written as `{{ row["Customer Name"] }}`. In this
+expression, `row` is a column only if that column is an object.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from redline.errors import BadTemplate, ConfigError
 from redline.process import listed
 
 _ROW = "row"
-# Names that Jinja itself binds, to the template and to a loop. If a column has such a name, the
-# template looks it up under the second name.
-_BOUND = {"self": "column_self", "loop": "column_loop"}
+# Names that Jinja itself binds, to the template and to a loop, and `row` in `row["column"]`. The
+# template looks them up under the second name.
+_BOUND = {"self": "column_self", "loop": "column_loop", _ROW: "whole_row"}
 _DATA = (str, int, float, dict, list, tuple, type(None))
 # Types that `{{ }}` prints as `str` does.
 PRINTED_AS_STR = frozenset({str, int, bool})
@@ -211,7 +212,10 @@ class Template:
             elif name == _ROW:
                 values[name] = _with_nulls(row, name)
         for name in self._bound:
-            found = _with_nulls(row[name], name) if name in row else _Missing(name=name)
+            if name == _ROW and not isinstance(row.get(name), Mapping):
+                found = _with_nulls(row, name)
+            else:
+                found = _with_nulls(row[name], name) if name in row else _Missing(name=name)
             values[_BOUND[name]] = found
         return values
 
@@ -227,7 +231,7 @@ def _plain(tree: nodes.Template) -> Plain | None:
                 texts.append(node.data.replace("%", "%%"))
                 continue
             texts.append("%s")
-            if isinstance(node, nodes.Name) and node.name not in (_ROW, *_BOUND):
+            if isinstance(node, nodes.Name) and node.name not in _BOUND:
                 columns.append(node.name)
             elif (name := _item_of_row(node)) is not None:
                 columns.append(name)
@@ -250,15 +254,21 @@ def _item_of_row(node: nodes.Node) -> str | None:
 
 
 def _unbound(tree: nodes.Template) -> list[str]:
-    """Renames each name that Jinja binds, if it can only be a column; returns the old names.
+    """Renames each name in `_BOUND` if it can only be a column or the row; returns the old names.
 
     `self` can only be a column. `loop` can only be one if it is printed: a loop's attributes can
-    be read, and the loop can be passed on, but it cannot be printed.
+    be read, and the loop can be passed on, but it cannot be printed. `row` in `row["column"]` is
+    the row, unless the template assigns to `row`, for example as the variable of a loop.
     """
+    names = list(tree.find_all(nodes.Name))
     printed = [_filtered(node) for output in tree.find_all(nodes.Output) for node in output.nodes]
+    rows = [item.node for item in tree.find_all(nodes.Getitem) if _item_of_row(item) is not None]
+    if any(name.name == _ROW and name.ctx != "load" for name in names):
+        rows = []
+    renamed: dict[str, list[Any]] = {"self": names, "loop": printed, _ROW: rows}
     found = set()
-    for name in tree.find_all(nodes.Name):
-        if name.name == "self" or (name.name == "loop" and any(name is node for node in printed)):
+    for name in names:
+        if any(name is node for node in renamed.get(name.name, ())):
             found.add(name.name)
             name.name = _BOUND[name.name]
     return sorted(found)

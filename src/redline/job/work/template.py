@@ -14,6 +14,7 @@ from redline.errors import BadRow, BadTemplate, ConfigError
 from redline.job.settings import BODILESS, Prompting
 from redline.job.work.body import FixedBody
 from redline.process import listed
+from redline.sources import ArrowRows
 
 if TYPE_CHECKING:
     from redline.job.work.jinja_template import Template
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 # The columns of a row by name, or the fields of a body.
 Columns = dict[str, Any]
 _SYSTEM_ROLES = ("system", "developer")
-# An index in an output path; a longer number is a key.
-_INDEX = re.compile("[0-9]{1,9}")
+# An index in an output path, or a key if the value is an object; a longer number is always a key.
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
 
 # Columns that are copied into the body of a row with `messages`, `prompt` or `input`. Any other
 # column is the user's own data and is not sent; further parameters belong in the column `body`.
@@ -35,6 +36,7 @@ _PARAMETERS = """
     guided_regex verbosity
 """
 PARAMETERS = frozenset(_PARAMETERS.split())
+_SENT = PARAMETERS.union(("messages", "prompt", "input", "body"))
 
 
 class Renderer:
@@ -234,6 +236,45 @@ class Renderer:
         )
 
 
+class _ArrowRenderer(Renderer):
+    """Renders rows of Parquet files and dataset folders; leaves out null keys of objects.
+
+    All objects in a column have the same keys there, so a key that one message has is null in all
+    others, and some servers refuse a message with `tool_calls: null`.
+    """
+
+    def _make_body(self, row: Columns, url: str) -> Any:
+        # With a template, no other column is sent.
+        sent = ("body",) if self._has_template else _SENT
+        return super()._make_body(_without_null_keys(row, sent), url)
+
+    def _batch_request(self, row: Columns) -> Request:
+        return super()._batch_request(_without_null_keys(row, ("body",)))
+
+
+def renderer_of(prompting: Prompting, source: object) -> Renderer:
+    """Returns the renderer of a source's rows. Raises ConfigError as `Renderer` does."""
+    return (_ArrowRenderer if isinstance(source, ArrowRows) else Renderer)(prompting)
+
+
+def _without_null_keys(row: Columns, names: Collection[str]) -> Columns:
+    """Returns the row; in the columns of these names, objects have no null keys."""
+    return {name: _known(value) if name in names else value for name, value in row.items()}
+
+
+def _known(value: Any) -> Any:
+    """Returns the value without null keys of objects, except `content` beside `tool_calls`.
+
+    Some servers require that one.
+    """
+    if isinstance(value, list):
+        return list(map(_known, value))
+    if not isinstance(value, dict):
+        return value
+    kept = "content" if value.get("tool_calls") else None
+    return {key: _known(of) for key, of in value.items() if of is not None or key == kept}
+
+
 def _compiled(text: str | None, name: str) -> Template | None:
     if text is None:
         return None
@@ -246,7 +287,8 @@ def _compiled(text: str | None, name: str) -> Template | None:
 def parse_output_path(text: str | None) -> tuple[str | int, ...]:
     """Splits a path such as `result.items.0.text` into keys and indices.
 
-    A part of up to nine digits is an index. Raises ConfigError if a part is empty.
+    A number of up to nine digits is an index, or a key in an object. Raises ConfigError if a part
+    is empty.
     """
     if not text:
         return ()

@@ -127,7 +127,7 @@ class _AnyOf(Metric):
     def read(self, gold: Any) -> list[Any]:
         if gold == []:
             raise Rejected("the list of gold answers is empty")
-        listed = self._listed(gold)
+        listed = [form for one in self._listed(gold) for form in _forms(one)]
         for one in listed:
             if one is None or isinstance(one, list):
                 raise Rejected(f"the gold answer is neither text nor a number: {_shown(one)}")
@@ -142,7 +142,7 @@ class _AnyOf(Metric):
         return max(grades, key=lambda grade: (grade.correct, grade.strict))
 
     def example(self, gold: Any) -> str:
-        return self._metric.example(self._listed(gold)[0])
+        return self._metric.example(_forms(self._listed(gold)[0])[0])
 
     def _listed(self, gold: Any) -> list[Any]:
         if isinstance(gold, list):
@@ -156,6 +156,15 @@ class _AnyOf(Metric):
                 if found and all(isinstance(right, self._kinds) for right in found):
                     return list(found)
         return [gold]
+
+
+def _forms(gold: Any) -> list[Any]:
+    """Returns the value; before a whole float also the integer.
+
+    Tables turn integers into floats if their column also has a null.
+    """
+    is_whole = isinstance(gold, float) and gold.is_integer() and abs(gold) < 2**53
+    return [int(gold), gold] if is_whole else [gold]
 
 
 class _Number(Metric):
