@@ -149,14 +149,18 @@ class GatewayWatch:
         while True:
             await asyncio.sleep(_EVERY_S)
             self._look()
-            if self._fellows is not None:
-                published = Published(
-                    at_s=SYSTEM.now_s(),
-                    families=self._families(),
-                    snapshot=self.snapshot(),
-                    buckets=self._buckets(),
-                )
-                self._fellows.publish(published)
+            self.publish()
+
+    def publish(self) -> None:
+        """Publishes this worker's current state to the other workers, if there are any."""
+        if self._fellows is not None:
+            published = Published(
+                at_s=SYSTEM.now_s(),
+                families=self._families(),
+                snapshot=self.snapshot(),
+                buckets=self._buckets(),
+            )
+            self._fellows.publish(published)
 
     def _look(self) -> None:
         """Samples the counts, and adds changed states to the list of changes."""
