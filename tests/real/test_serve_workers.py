@@ -540,6 +540,28 @@ def test_no_counter_goes_back_when_a_worker_is_lost(tmp_path: Path) -> None:
         assert answered(lines_on_one(serve.url, 1, new)[0]) == ["5.0"]
 
 
+def test_an_endpoint_has_one_state_though_only_one_worker_knows_that_it_fails(
+    tmp_path: Path,
+) -> None:
+    with (
+        SimProcess() as sim,
+        Serve(tmp_path, "--workers", "2", "--endpoint", sim.base_url) as serve,
+    ):
+        first, other = spread(serve.url, 1)
+        sim.kill()
+
+        def is_ready() -> bool:
+            first.ask()
+            return first.get("/status")["endpoints"][0]["state"] == "ready"
+
+        wait_until(lambda: not is_ready())
+        for line in (first, other):
+            page = line.text("/metrics").splitlines()
+            states = [one for one in page if one.startswith("redline_endpoint_state{")]
+            [state] = [one for one in states if one.endswith(" 1.0")]
+            assert 'kind="ready"' not in state
+
+
 def test_settings_that_cannot_be_served_end_all_with_the_reason(tmp_path: Path) -> None:
     with SimProcess() as sim, Serve(tmp_path, "--endpoint", sim.base_url) as serve:
         port = serve.url.rpartition(":")[2].partition("/")[0]

@@ -387,7 +387,7 @@ class Gateway(Door):
         # The replacement of a lost worker continues its published counters, so the page must not
         # show higher ones.
         self.watch.publish()
-        return self._metrics.page()
+        return self._metrics.page(self.watch.of_all().endpoints)
 
     def _trouble(self) -> Refusal | None:
         pools, now_s = self.lineup.pools, SYSTEM.now_s()
