@@ -166,7 +166,7 @@ class GatewayWatch:
         """Samples the counts, and adds changed states to the list of changes."""
         if self._fellows is not None:
             self._others = self._fellows.fresh()
-        totals, members, attempts = self._totals, self._lineup.members, self._lineup.attempts
+        totals, attempts = self._totals, self._lineup.attempts
         look = _Look(
             SYSTEM.now_s(),
             time.thread_time(),
@@ -175,12 +175,13 @@ class GatewayWatch:
             {name: _succeeded(one) for name, one in attempts.items()},
             totals.buckets(),
         )
-        if self._looks:
-            answers, tokens = look.rates_since(self._looks[-1])
-            running = sum(member.in_flight for member in members)
-            self._history.append(Second(SYSTEM.wall_s(), answers, tokens, running, self._waits()))
         self._looks.append(look)
-        self._note_states(self._endpoints(look.at_s))
+        endpoints = self._endpoints(look.at_s)
+        self._note_states(endpoints)
+        if len(self._looks) > 1:
+            answers, tokens = look.rates_since(self._looks[-2])
+            running = sum(one.in_flight for one in endpoints)
+            self._history.append(Second(SYSTEM.wall_s(), answers, tokens, running, self._waits()))
         self._bound(look.at_s)
 
     def _note_states(self, endpoints: Sequence[EndpointView]) -> None:
@@ -312,7 +313,8 @@ class GatewayWatch:
                     state=state,
                     reason=reason,
                     models=[] if endpoint is None else [*endpoint.models],
-                    in_flight=member.in_flight,
+                    # A call that waits for a limit already has its place, but is not sent yet.
+                    in_flight=max(0, member.in_flight - load.waiting),
                     slots=load.slots,
                     per_s=self._rate_of(member.name, now_s),
                     latency_s=member.latency_s or member.forgotten_s,
