@@ -74,11 +74,14 @@ class ArrowRows(BlockingRows):
 
     def _values(self, table: _Table) -> list[Any]:
         """Returns the table's rows as dicts; for a row that has no Python form, the error."""
-        schema = self._arrow.schema(
-            [field.with_type(_plain_type(self._arrow, field.type)) for field in table.schema]
-        )
         exact = _nanosecond_ids(self._arrow, table)
-        plain = table if schema.equals(table.schema) else table.cast(schema, safe=False)
+        plain = table
+        for index, field in enumerate(table.schema):
+            kind = _plain_type(self._arrow, field.type)
+            # Arrow cannot cast every column, not even to its own type.
+            if kind != field.type:
+                column = table.column(index).cast(kind, safe=False)
+                plain = plain.set_column(index, field.name, column)
         # A struct field with "binary" in its name causes a needless walk, but no bytes are missed.
         has_bytes = any("binary" in str(field.type) for field in table.schema)
         try:

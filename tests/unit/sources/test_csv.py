@@ -409,6 +409,17 @@ class TestParquet:
             "map": {cut: "PT0.000001S"},
         }
 
+    def test_a_column_that_arrow_cannot_cast_is_read_beside_one_that_is_cut(
+        self, pa: Any, tmp_path: Path
+    ) -> None:
+        columns = {
+            "times": pa.array([[("k", 1001)]] * 2, pa.map_(pa.string(), pa.timestamp("ns"))),
+            "nulls": pa.array([[None, None]] * 2, pa.list_(pa.null(), 2)),
+        }
+        rows = rows_of(parquet(pa, tmp_path / "in.parquet", columns))
+        cut = {"k": "1970-01-01T00:00:00.000001"}
+        assert [row.data for row in rows] == [{"times": cut, "nulls": [None, None]}] * 2
+
     def test_ids_keep_nanoseconds_beside_a_value_that_cannot_be_read(
         self, pa: Any, tmp_path: Path
     ) -> None:
