@@ -29,8 +29,8 @@ class ArrowRows(BlockingRows):
 
     Values without a JSON type are converted: dates and times to ISO strings, decimals to strings,
     bytes to text if they are UTF-8 and otherwise to base64, NaN and infinity to null. Times are cut
-    to microseconds, except in `custom_id`. `batches` raises ConfigError if there is no row, or if
-    reading fails.
+    to microseconds, except in `custom_id`. If a map has a key twice, the last value counts, as the
+    format requires. `batches` raises ConfigError if there is no row, or if reading fails.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class ArrowRows(BlockingRows):
         # A struct field with "binary" in its name causes a needless walk, but no bytes are missed.
         has_bytes = any("binary" in str(field.type) for field in table.schema)
         try:
-            values: list[Any] = [*plain.to_pylist(maps_as_pydicts="strict")]
-        except (ValueError, OverflowError, TypeError, KeyError) as error:
+            values: list[Any] = [*plain.to_pylist(maps_as_pydicts="lossy")]
+        except (ValueError, OverflowError, TypeError) as error:
             if table.num_rows == 1:
                 return [error]
             singles = (table.slice(index, 1) for index in range(table.num_rows))
