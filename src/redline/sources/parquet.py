@@ -81,6 +81,7 @@ class ArrowRows(BlockingRows):
             # Arrow cannot cast every column, not even to its own type.
             if kind != field.type:
                 column = table.column(index).cast(kind, safe=False)
+                column.validate()  # `to_pylist` would end the process
                 plain = plain.set_column(index, field.name, column)
         # A struct field with "binary" in its name causes a needless walk, but no bytes are missed.
         has_bytes = any("binary" in str(field.type) for field in table.schema)
