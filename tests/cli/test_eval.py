@@ -277,6 +277,17 @@ def test_a_dry_run_counts_the_requests_to_a_judge(cli: Cli, rows: Rows, tmp_path
     assert times.startswith("at least 0.2 s, and 3.9 s if every answer has the maximum length")
 
 
+def test_a_dry_run_of_several_samples_shows_what_a_table_sends(cli: Cli, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"q": "x", "gold": "y", "body": {"seed": seed}} for seed in (None, 1)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), "in.parquet")
+    judged(tmp_path)
+    told = cli("eval", "--task", "task.toml", "--data", "in.parquet", "--samples", "2",
+               "--model", "m", "--endpoint", "sim", "--dry-run")  # fmt: skip
+    assert (told.status, "seed" in told.out) == (0, False), told.out
+
+
 def test_a_dry_run_finds_rows_that_the_judges_prompt_does_not_fit(
     cli: Cli, rows: Rows, tmp_path: Path
 ) -> None:

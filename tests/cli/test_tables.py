@@ -153,3 +153,29 @@ def test_null_keys_of_a_table_are_not_sent_and_identify_the_row(cli: Cli) -> Non
         assert "Nothing to do: 1 done" in told.err
     told = cli("run", "in.parquet", *SIM[:-1], "{{ messages.0.tool_calls is none }}")
     assert told.outputs == [SAID + "True"]
+
+
+def test_a_template_sees_the_null_keys_of_the_column_body(cli: Cli) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"body": {"seed": None}}, {"body": {"seed": 1}}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), "in.parquet")
+    body = '{"messages": [{"role": "user", "content": {{ body | tojson | tojson }}}]}'
+    for flags in (("--prompt", "{{ body | tojson }}"), ("--body", body)):
+        told = cli("run", "in.parquet", *SIM[:-2], *flags)
+        assert sorted(told.outputs) == [SAID + '{"seed": 1}', SAID + '{"seed": null}']
+
+
+def test_a_message_keeps_its_null_content(cli: Cli) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    call = {"name": "f", "arguments": "{}"}
+    messages: list[Any] = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "f", "content": "1"},
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist([{"messages": messages}]), "in.parquet")
+    with scripted(model(lambda body: "yes")) as server:
+        cli("run", "in.parquet", "--base-url", server.base_url, "--model", "m")
+    assert [body["messages"] for body in server.bodies] == [messages]

@@ -18,7 +18,7 @@ from redline.journal import KeySet, Output, keyed_rows, mark_of, read_keys
 from redline.journal import manifest as manifests
 from redline.limits import Cost, Limits
 from redline.limits.rule import KINDS, Rules, last_send_s
-from redline.sources import Source, opened_source
+from redline.sources import AsyncRows, Source, opened_source, sampled
 
 # The number of bisections: together they leave a millionth of the interval.
 _STEPS = 20
@@ -105,10 +105,7 @@ def plan(job: Job) -> Plan:
             check_ledger(limits)
     made = Plan(is_batched=job.via in BATCHING, most_reasks=getattr(job.task, "most_reasks", 0))
     # If the run would follow a file, only its present content is read.
-    with (
-        opened_source(job.rows, job.samples) as source,
-        closing(asyncio.new_event_loop()) as loop,
-    ):
+    with opened_source(job.rows) as source, closing(asyncio.new_event_loop()) as loop:
         loop.run_until_complete(_survey(job, source, made))
     if not made.is_batched:
         made.limit_s, made.bound = _time(made, job.call_limits)
@@ -124,7 +121,9 @@ async def _survey(job: Job, source: Source, made: Plan) -> None:
     renderer, estimator = renderer_of(job.prompting, source), TokenEstimator(may_block=True)
     rules = [] if job.via == "batch" else [Rules(limits) for limits in job.call_limits]
     succeeded, failed = _done(job)
-    for row, key, is_duplicate in keyed_rows(source, job.limit):
+    repeated = sampled(source, job.samples)
+    assert not isinstance(repeated, AsyncRows)
+    for row, key, is_duplicate in keyed_rows(repeated, job.limit):
         made.rows += 1
         mark = 0 if is_duplicate else mark_of(row)
         found = "done" if succeeded.matches(key, mark) else fate(job, failed, key, mark)

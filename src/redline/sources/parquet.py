@@ -29,8 +29,8 @@ class ArrowRows(BlockingRows):
 
     Values without a JSON type are converted: dates and times to ISO strings, decimals to strings,
     bytes to text if they are UTF-8 and otherwise to base64, NaN and infinity to null. Times are cut
-    to microseconds, except in `custom_id`. `batches` raises ConfigError if there is no row, or if
-    reading fails.
+    to microseconds, except in `custom_id`. If a map has a key twice, the last value counts, as the
+    format requires. `batches` raises ConfigError if there is no row, or if reading fails.
     """
 
     def __init__(
@@ -74,16 +74,20 @@ class ArrowRows(BlockingRows):
 
     def _values(self, table: _Table) -> list[Any]:
         """Returns the table's rows as dicts; for a row that has no Python form, the error."""
-        schema = self._arrow.schema(
-            [field.with_type(_plain_type(self._arrow, field.type)) for field in table.schema]
-        )
         exact = _nanosecond_ids(self._arrow, table)
-        plain = table if schema.equals(table.schema) else table.cast(schema, safe=False)
+        plain = table
+        for index, field in enumerate(table.schema):
+            kind = _plain_type(self._arrow, field.type)
+            # Arrow cannot cast every column, not even to its own type.
+            if kind != field.type:
+                column = table.column(index).cast(kind, safe=False)
+                column.validate()  # `to_pylist` would end the process
+                plain = plain.set_column(index, field.name, column)
         # A struct field with "binary" in its name causes a needless walk, but no bytes are missed.
         has_bytes = any("binary" in str(field.type) for field in table.schema)
         try:
-            values: list[Any] = [*plain.to_pylist(maps_as_pydicts="strict")]
-        except (ValueError, OverflowError, TypeError, KeyError) as error:
+            values: list[Any] = [*plain.to_pylist(maps_as_pydicts="lossy")]
+        except (ValueError, OverflowError, TypeError) as error:
             if table.num_rows == 1:
                 return [error]
             singles = (table.slice(index, 1) for index in range(table.num_rows))

@@ -302,10 +302,11 @@ def test_a_column_may_be_named_as_an_item_of_the_row(template: str) -> None:
         ('{{ row }}: {{ row["a b"] }}', "7: hi"),
         ('{{ row["a b"] | upper }} {{ row["none"] | default("-") }}', "HI -"),
         ('{% if row > 6 %}{{ row["a b"] }}{% endif %}', "hi"),
+        ('{{ whole_row | upper }} {{ row["a b"] }}', "W hi"),
         ('{{ row["row"] }}', "7"),
         ('{% for row in items %}{{ row["a b"] }}{% endfor %}', "x"),
     ],
 )
 def test_a_column_named_row_does_not_hide_columns_with_spaces(template: str, said: str) -> None:
-    row = {"row": 7, "a b": "hi", "none": None, "items": [{"a b": "x"}]}
+    row = {"row": 7, "a b": "hi", "none": None, "items": [{"a b": "x"}], "whole_row": "w"}
     assert body(row, prompt=template) == {"messages": [user(said)]}

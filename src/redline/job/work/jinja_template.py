@@ -36,8 +36,8 @@ from redline.process import listed
 
 _ROW = "row"
 # Names that Jinja itself binds, to the template and to a loop, and `row` in `row["column"]`. The
-# template looks them up under the second name.
-_BOUND = {"self": "column_self", "loop": "column_loop", _ROW: "whole_row"}
+# template looks them up under the second name, which no template can contain.
+_BOUND = {"self": "0self", "loop": "0loop", _ROW: "0row"}
 _DATA = (str, int, float, dict, list, tuple, type(None))
 # Types that `{{ }}` prints as `str` does.
 PRINTED_AS_STR = frozenset({str, int, bool})

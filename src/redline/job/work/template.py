@@ -132,7 +132,7 @@ class Renderer:
         return self._prompt.render(row)
 
     def _batch_request(self, row: Columns) -> Request:
-        url, body, method = row["url"], row.get("body"), row.get("method") or "POST"
+        url, body, method = row["url"], self._sent(row).get("body"), row.get("method") or "POST"
         if not isinstance(url, str) or not isinstance(method, str):
             raise BadRow("`url` and `method` must be text")
         method = method.upper()
@@ -151,16 +151,21 @@ class Renderer:
     def _make_body(self, row: Columns, url: str) -> Any:
         if self._body is not None:
             return self._body_from(self._body, row)
+        sent = self._sent(row)
         if self._prompt is not None:
             content = self._with_system(self._shape(self._prompt.render(row), url), row, url)
-            return {**self._defaults, **content, **_own_body(row)}
+            return {**self._defaults, **content, **_own_body(sent)}
         if api_of(url) is PLAIN:
             # A plain endpoint without a template: the row itself is the body.
-            own = {name: value for name, value in row.items() if name != "custom_id"}
+            own = {name: value for name, value in sent.items() if name != "custom_id"}
             return {**self._defaults, **own}
-        content = {name: row[name] for name in row if name in PARAMETERS}
-        content.update(self._own_content(row, url))
-        return {**self._defaults, **self._with_system(content, row, url), **_own_body(row)}
+        content = {name: sent[name] for name in sent if name in PARAMETERS}
+        content.update(self._own_content(sent, url))
+        return {**self._defaults, **self._with_system(content, row, url), **_own_body(sent)}
+
+    def _sent(self, row: Columns) -> Columns:
+        """Returns the row with its values as they are sent; templates get the row itself."""
+        return row
 
     def _own_content(self, row: Columns, url: str) -> Columns:
         """Returns the body fields of a row with `messages`, `prompt` or `input`."""
@@ -243,13 +248,8 @@ class _ArrowRenderer(Renderer):
     others, and some servers refuse a message with `tool_calls: null`.
     """
 
-    def _make_body(self, row: Columns, url: str) -> Any:
-        # With a template, no other column is sent.
-        sent = ("body",) if self._has_template else _SENT
-        return super()._make_body(_without_null_keys(row, sent), url)
-
-    def _batch_request(self, row: Columns) -> Request:
-        return super()._batch_request(_without_null_keys(row, ("body",)))
+    def _sent(self, row: Columns) -> Columns:
+        return {name: _known(value) if name in _SENT else value for name, value in row.items()}
 
 
 def renderer_of(prompting: Prompting, source: object) -> Renderer:
@@ -257,13 +257,8 @@ def renderer_of(prompting: Prompting, source: object) -> Renderer:
     return (_ArrowRenderer if isinstance(source, ArrowRows) else Renderer)(prompting)
 
 
-def _without_null_keys(row: Columns, names: Collection[str]) -> Columns:
-    """Returns the row; in the columns of these names, objects have no null keys."""
-    return {name: _known(value) if name in names else value for name, value in row.items()}
-
-
 def _known(value: Any) -> Any:
-    """Returns the value without null keys of objects, except `content` beside `tool_calls`.
+    """Returns the value without null keys of objects, except the `content` of a message.
 
     Some servers require that one.
     """
@@ -271,7 +266,7 @@ def _known(value: Any) -> Any:
         return list(map(_known, value))
     if not isinstance(value, dict):
         return value
-    kept = "content" if value.get("tool_calls") else None
+    kept = "content" if value.get("role") else None
     return {key: _known(of) for key, of in value.items() if of is not None or key == kept}
 
 
