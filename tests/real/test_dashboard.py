@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from support.browser import PROGRAM, Browser
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess, fleet_of
 from support.starting import free_port
+from support.until import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 in_browser = pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
@@ -256,6 +258,43 @@ def test_the_state_is_json_that_says_what_binds(tmp_path: Path) -> None:
             assert state["waiting"] >= 8
             assert state["endpoints"][0]["in_flight"] == 2
             assert "Raise -c" in state["binding"]["advice"]
+
+
+def test_a_call_that_waits_for_a_rate_limit_does_not_count_as_running(tmp_path: Path) -> None:
+    with SimProcess("--latency", "0.2") as sim:
+        flags = ("--endpoint", sim.base_url, "--requests", "5/1s")
+        with Serve(tmp_path, *flags) as serve, load(serve.url, 8):
+            wait_until(lambda: serve.page("/status")[1]["waiting"] > 5)
+            wait_until(lambda: len(serve.page("/status")[1]["history"]) > 2)
+            state = serve.page("/status")[1]
+    assert state["running"] + state["waiting"] <= 8
+    assert all(running + waiting <= 8 for *_, running, waiting in state["history"])
+
+
+def test_the_items_of_a_function_run_or_wait_for_a_batch(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import pathlib, time\n"
+        "def same(items):\n"
+        "    while not pathlib.Path('go').exists():\n"
+        "        time.sleep(0.01)\n"
+        "    return items\n",
+        "utf-8",
+    )
+    with (
+        Serve(tmp_path, "--function", "mine:same", "--max-batch-size", "2") as serve,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        body = json.dumps({"input": [*"abcdef"]}).encode()
+        asked = urllib.request.Request(f"{serve.url}/same", body)
+        answer = threads.submit(urllib.request.urlopen, asked, timeout=30)
+        try:
+            wait_until(lambda: serve.page("/status")[1]["running"] == 2)
+            state = serve.page("/status")[1]
+        finally:
+            (tmp_path / "go").touch()
+        answer.result().close()
+    assert state["waiting"] == 4
+    assert "4 items wait for a batch" in state["binding"]["sentence"]
 
 
 def test_an_idle_endpoint_without_the_model_of_the_waiting_calls_is_not_counted(

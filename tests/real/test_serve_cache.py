@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 
 from support.scripted import completion, scripted
 from support.serve_process import Serve, keys_of
-from support.sim_process import SimProcess
+from support.sim_process import SimProcess, fleet_of
+from support.until import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -89,6 +92,32 @@ def test_equal_calls_at_once_are_one_request(tmp_path: Path) -> None:
         assert stats["received"] == 1
         [tenant] = serve.page("/status")[1]["tenants"]
         assert tenant["tokens"] == stats["prompt_tokens"] + stats["completion_tokens"]
+
+
+def test_a_call_that_moves_to_another_endpoint_is_looked_up_once(tmp_path: Path) -> None:
+    with fleet_of(2, "--latency", "1") as fleet:
+        before, after = (
+            f'[serve]\ncache = true\n[endpoints.{name}]\nbase_url = "{sim.base_url}"\n'
+            "concurrency = 1\n"
+            for name, sim in zip("ab", fleet, strict=True)
+        )
+        with Serve(tmp_path, toml=before) as serve, ThreadPoolExecutor(4) as threads:
+            calls = [threads.submit(ask, serve, seed=n) for n in range(2)]
+            calls += [threads.submit(ask, serve, temperature=1) for _ in range(2)]
+            wait_until(lambda: serve.page("/status")[1]["waiting"] == 3)
+            serve.write(after)
+            serve.process.send_signal(signal.SIGHUP)
+            assert [call.result()[0] for call in calls] == [False] * 4
+            assert [sim.stats()["received"] for sim in fleet] == [1, 3]
+            with urllib.request.urlopen(serve.url.removesuffix("/v1") + "/metrics") as page:
+                lines = page.read().decode().splitlines()
+    found = [line for line in lines if line.startswith("redline_cache_lookups_total")]
+    assert {line.split('"')[1]: line.split()[-1] for line in found} == {
+        "hit": "0.0",
+        "shared": "0.0",
+        "miss": "2.0",
+        "passed": "2.0",
+    }
 
 
 def test_no_tenant_gets_the_answer_of_another(tmp_path: Path) -> None:

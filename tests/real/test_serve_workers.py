@@ -518,6 +518,50 @@ def test_metrics_and_status_are_those_of_all_workers(tmp_path: Path) -> None:
             assert "redline_build_info" in text
 
 
+def test_no_counter_goes_back_when_a_worker_is_lost(tmp_path: Path) -> None:
+    def answered(line: Line) -> list[str]:
+        lines = line.text("/metrics").splitlines()
+        return [one.split()[-1] for one in lines if one.startswith("redline_serve_requests_total")]
+
+    with (
+        SimProcess() as sim,
+        Serve(tmp_path, "--workers", "2", "--endpoint", sim.base_url) as serve,
+    ):
+        names = workers_of(serve.url, 2)
+        lost, other = (lines_on_one(serve.url, 1, name)[0] for name in names)
+        workers = processes_below(serve.process.pid)
+        assert [lost.ask() for _ in range(5)] == [200] * 5
+        assert answered(lost) == ["5.0"]
+        killed = next(pid for pid in workers if has(pid, lost))
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: not is_running(killed))
+        assert answered(other) == ["5.0"]
+        new = next(name for name in workers_of(serve.url, 2) if name not in names)
+        assert answered(lines_on_one(serve.url, 1, new)[0]) == ["5.0"]
+
+
+def test_an_endpoint_has_one_state_though_only_one_worker_knows_that_it_fails(
+    tmp_path: Path,
+) -> None:
+    with (
+        SimProcess() as sim,
+        Serve(tmp_path, "--workers", "2", "--endpoint", sim.base_url) as serve,
+    ):
+        first, other = spread(serve.url, 1)
+        sim.kill()
+
+        def is_ready() -> bool:
+            first.ask()
+            return first.get("/status")["endpoints"][0]["state"] == "ready"
+
+        wait_until(lambda: not is_ready())
+        for line in (first, other):
+            page = line.text("/metrics").splitlines()
+            states = [one for one in page if one.startswith("redline_endpoint_state{")]
+            [state] = [one for one in states if one.endswith(" 1.0")]
+            assert 'kind="ready"' not in state
+
+
 def test_settings_that_cannot_be_served_end_all_with_the_reason(tmp_path: Path) -> None:
     with SimProcess() as sim, Serve(tmp_path, "--endpoint", sim.base_url) as serve:
         port = serve.url.rpartition(":")[2].partition("/")[0]

@@ -26,7 +26,7 @@ from redline.apis import replies as apis
 from redline.calls.cache.key import is_determined, key_of, only_asks
 from redline.calls.cache.store import AnswerStore
 from redline.clock import SYSTEM, Clock
-from redline.errors import CallError, NoEndpoint, TimedOut
+from redline.errors import CallError, NoEndpoint, TimedOut, Withdrawn
 from redline.waist import (
     MORE_TIME,
     Around,
@@ -102,8 +102,7 @@ class Cached(Around):
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         key = self._key(request, call) if sink is None else None
         if key is None:
-            self._use.count("passed")
-            return await self._inner.send(request, call, sink)
+            return await self._forward("passed", request, call, sink)
         try:
             while (flight := self._flights.get((call.priority, key))) is not None:
                 # Shielded: cancelling a task also cancels the future that it waits for.
@@ -125,8 +124,7 @@ class Cached(Around):
         """Sends the request even if an answer is stored; the new answer replaces it."""
         key = self._key(request, call) if sink is None else None
         if key is None:
-            self._use.count("passed")
-            return await self._inner.send(request, call, sink)
+            return await self._forward("passed", request, call, sink)
         return (await self._ask(key, request, call))[0]
 
     async def aclose(self) -> None:
@@ -164,12 +162,24 @@ class Cached(Around):
 
     async def _ask(self, key: bytes, request: Request, call: Call) -> tuple[Outcome, bytes | None]:
         """Sends the request; returns the outcome, and its stored form if the answer is stored."""
-        self._use.count("miss")
-        outcome = await self._inner.send(request, call)
+        outcome = await self._forward("miss", request, call, None)
         value = _kept(request, outcome, self._clock.wall_s())
         if value is not None:
             self._store.put(key, value)
         return outcome, value
+
+    async def _forward(
+        self, found: Literal["miss", "passed"], request: Request, call: Call, sink: Sink | None
+    ) -> Outcome:
+        """Sends the request, and counts it unless its call is withdrawn, to be looked up again."""
+        is_withdrawn = False
+        try:
+            outcome = await self._inner.send(request, call, sink)
+            is_withdrawn = isinstance(outcome.error, Withdrawn)
+            return outcome
+        finally:
+            if not is_withdrawn:
+                self._use.count(found)
 
     def _stored(self, request: Request, value: bytes) -> Outcome | None:
         """Returns the outcome of a stored answer; None if it is too old or no longer readable."""

@@ -69,7 +69,9 @@ class Line:
         self._seen_s = 0.0
 
     def review(self, now_s: float) -> None:
-        """Updates the mean number of calls in flight."""
+        """Updates the mean number of calls in flight, and the clocks of the drains."""
+        for drain in self._drains.values():
+            drain.tick(now_s)
         self._seen_s += (past_s := now_s - self._at_s)
         self._at_s = now_s
         share = max(past_s / self._seen_s, -math.expm1(-past_s / MEAN_S)) if past_s > 0 else 0.0
@@ -135,8 +137,6 @@ class Line:
         self.refused[reason] += 1
 
     def load(self, now_s: float) -> ClassLoad:
-        for drain in self._drains.values():
-            drain.tick(now_s)
         heads = (head for flow in self.queue.flows() for head in flow.heads())
         oldest_s = min((head.since_s for head in heads), default=now_s)
         return ClassLoad(

@@ -96,9 +96,10 @@ class Second(msgspec.Struct, frozen=True, array_like=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All data that the dashboard shows.
 
-    at_s: Unix time. up_s: seconds since the gateway started. latency_p50_s, latency_p95_s: of the
-    last minute; None without answers. changes, faults: the last ones, oldest first. history: the
-    last minutes, oldest second first.
+    at_s: Unix time. up_s: seconds since the gateway started. running, waiting: the numbers of
+    calls; if a function answers, of items. latency_p50_s, latency_p95_s: of the last minute; None
+    without answers. changes, faults: the last ones, oldest first. history: the last minutes, oldest
+    second first.
     """
 
     at_s: float

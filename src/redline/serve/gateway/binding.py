@@ -60,7 +60,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 def binding_of(facts: Facts) -> Binding:
     """Returns what holds waiting calls back, and what would help."""
     if not facts.loads:
-        return Binding(cause="nothing", sentence="A function answers: there is no endpoint.")
+        waits = counted(facts.waiting, "item waits", "items wait")
+        sentence = f"A function answers: there is no endpoint. {waits} for a batch."
+        return Binding(cause="nothing", sentence=sentence)
     able = " with the models of the waiting calls" if facts.waiting else ""
     if not facts.working and facts.answering:
         return Binding(

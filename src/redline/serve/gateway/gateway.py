@@ -96,11 +96,11 @@ class Gateway(Door):
         self.gates = lineup.gates
         self._meter = lineup.gates.meter
         self.totals = Totals()
-        metrics = GatewayMetrics(lineup, self.totals, fellows)
+        self._metrics = GatewayMetrics(lineup, self.totals, fellows)
         own = {
             "/healthz": self._is_alive,
             "/readyz": self._health,
-            "/metrics": metrics.page,
+            "/metrics": self._show_metrics,
         }
         super().__init__(
             models=(),
@@ -120,7 +120,7 @@ class Gateway(Door):
             self.totals,
             batches,
             fellows,
-            families=metrics.families,
+            families=self._metrics.families,
             is_draining=lambda: self.is_draining,
         )
         self._dashboard = Dashboard(self.watch.of_all, self._check_admin)
@@ -382,6 +382,12 @@ class Gateway(Door):
 
     def _is_alive(self) -> bytes:
         return msgspec.json.encode({"status": "ok"})
+
+    def _show_metrics(self) -> bytes:
+        # The replacement of a lost worker continues its published counters, so the page must not
+        # show higher ones.
+        self.watch.publish()
+        return self._metrics.page(self.watch.of_all().endpoints)
 
     def _trouble(self) -> Refusal | None:
         pools, now_s = self.lineup.pools, SYSTEM.now_s()

@@ -13,11 +13,10 @@ from typing import Any
 import msgspec
 
 from redline._version import __version__
-from redline.clock import SYSTEM
 from redline.errors import ConfigError
 from redline.job.exporter import MetricsPage
 from redline.job.monitor import ENDPOINT_STATES, Family, Histogram, counter, gauge
-from redline.serve.gateway.binding import state_of
+from redline.serve.dashboard import EndpointView
 from redline.serve.gateway.lineup import FunctionLineup, Lineup
 from redline.serve.gateway.totals import Totals
 from redline.serve.http import Refusal
@@ -32,8 +31,11 @@ class GatewayMetrics(msgspec.Struct, eq=False):
     _fellows: Fellows | None
     _page: MetricsPage | None = None
 
-    def page(self) -> bytes:
-        """Returns the page in Prometheus' text format. Raises Refusal without prometheus-client."""
+    def page(self, endpoints: Sequence[EndpointView]) -> bytes:
+        """Returns the page in Prometheus' text format. Raises Refusal without prometheus-client.
+
+        endpoints: those of all workers, as on the dashboard.
+        """
         if self._page is None:
             try:
                 self._page = MetricsPage("the page /metrics")
@@ -44,7 +46,7 @@ class GatewayMetrics(msgspec.Struct, eq=False):
         found = self.families()
         if self._fellows is not None:
             found = self._fellows.added_to(found)
-        return self._page.of([*found, *self._about_efficiency(found)])
+        return self._page.of([*found, *self._about_gateway(found, endpoints)])
 
     def families(self) -> list[Family]:
         """Returns the metric families of this process."""
@@ -98,8 +100,21 @@ class GatewayMetrics(msgspec.Struct, eq=False):
         yield counter("redline_batches", about, [(name, figures.batches)])
         yield counter("redline_batch_items", "Items in those batches.", [(name, figures.items)])
 
-    def _about_efficiency(self, families: Sequence[Family]) -> Iterator[Family]:
-        """Yields the efficiency of a function's batches. families: those of all workers."""
+    def _about_gateway(
+        self, families: Sequence[Family], endpoints: Sequence[EndpointView]
+    ) -> Iterator[Family]:
+        """Yields the metrics that are not sums over workers. families: the sums."""
+        if endpoints:
+            yield gauge(
+                "redline_endpoint_state",
+                "1 for the current state of an endpoint, 0 for its other states.",
+                [
+                    ({"endpoint": one.name, "kind": state}, float(one.state == state))
+                    for one in endpoints
+                    for state in ENDPOINT_STATES
+                ],
+            )
+        yield gauge("redline_build_info", "1, with the version.", [({"version": __version__}, 1)])
         if not isinstance(self._lineup, FunctionLineup):
             return
         function = self._lineup.function
@@ -135,17 +150,6 @@ class GatewayMetrics(msgspec.Struct, eq=False):
             "Requests in flight.",
             [({"endpoint": name}, one.in_flight) for name, one in attempts],
         )
-        now_s, members = SYSTEM.now_s(), self._lineup.members
-        states = {one.name: state_of(one, one.backend.load(now_s), now_s)[0] for one in members}
-        yield gauge(
-            "redline_endpoint_state",
-            "1 for the current state of an endpoint, 0 for its other states.",
-            [
-                ({"endpoint": name, "kind": state}, float(found == state))
-                for name, found in states.items()
-                for state in ENDPOINT_STATES
-            ],
-        )
         yield counter(
             "redline_serve_failovers",
             "Calls that went to another endpoint after one had failed.",
@@ -165,7 +169,6 @@ class GatewayMetrics(msgspec.Struct, eq=False):
                     ({"kind": "passed"}, use.passed),
                 ],
             )
-        yield gauge("redline_build_info", "1, with the version.", [({"version": __version__}, 1)])
 
 
 def _by(*labels: str, of: Mapping[Any, float]) -> list[tuple[dict[str, str], float]]:

@@ -26,7 +26,7 @@ from redline.serve.dashboard import (
     TenantView,
 )
 from redline.serve.gateway.binding import Facts, binding_of, state_of
-from redline.serve.gateway.lineup import Lineup, Way
+from redline.serve.gateway.lineup import FunctionLineup, Lineup, Way
 from redline.serve.gateway.totals import Totals
 from redline.serve.keys import DAY_S
 from redline.serve.workers import Elsewhere, Fellows, Published, joined_classes, together
@@ -117,7 +117,7 @@ class GatewayWatch:
             binding=self._bound(now_s),
             answers_per_s=answers,
             tokens_per_s=tokens,
-            running=sum(one.in_flight for one in endpoints),
+            running=self._runs(endpoints),
             waiting=self._waits(),
             latency_p50_s=_quantile(counts, 0.5),
             latency_p95_s=_quantile(counts, 0.95),
@@ -149,20 +149,24 @@ class GatewayWatch:
         while True:
             await asyncio.sleep(_EVERY_S)
             self._look()
-            if self._fellows is not None:
-                published = Published(
-                    at_s=SYSTEM.now_s(),
-                    families=self._families(),
-                    snapshot=self.snapshot(),
-                    buckets=self._buckets(),
-                )
-                self._fellows.publish(published)
+            self.publish()
+
+    def publish(self) -> None:
+        """Publishes this worker's current state to the other workers, if there are any."""
+        if self._fellows is not None:
+            published = Published(
+                at_s=SYSTEM.now_s(),
+                families=self._families(),
+                snapshot=self.snapshot(),
+                buckets=self._buckets(),
+            )
+            self._fellows.publish(published)
 
     def _look(self) -> None:
         """Samples the counts, and adds changed states to the list of changes."""
         if self._fellows is not None:
             self._others = self._fellows.fresh()
-        totals, members, attempts = self._totals, self._lineup.members, self._lineup.attempts
+        totals, attempts = self._totals, self._lineup.attempts
         look = _Look(
             SYSTEM.now_s(),
             time.thread_time(),
@@ -171,12 +175,13 @@ class GatewayWatch:
             {name: _succeeded(one) for name, one in attempts.items()},
             totals.buckets(),
         )
-        if self._looks:
-            answers, tokens = look.rates_since(self._looks[-1])
-            running = sum(member.in_flight for member in members)
-            self._history.append(Second(SYSTEM.wall_s(), answers, tokens, running, self._waits()))
         self._looks.append(look)
-        self._note_states(self._endpoints(look.at_s))
+        endpoints = self._endpoints(look.at_s)
+        self._note_states(endpoints)
+        if len(self._looks) > 1:
+            answers, tokens = look.rates_since(self._looks[-2])
+            running, waiting = self._runs(endpoints), self._waits()
+            self._history.append(Second(SYSTEM.wall_s(), answers, tokens, running, waiting))
         self._bound(look.at_s)
 
     def _note_states(self, endpoints: Sequence[EndpointView]) -> None:
@@ -187,8 +192,17 @@ class GatewayWatch:
                 self.note(f"{name} is now {state}; it was {self._states[name]}")
         self._states = states
 
+    def _runs(self, endpoints: Sequence[EndpointView]) -> int:
+        """Returns the number of calls at the endpoints, or of items in the function's batches."""
+        if isinstance(self._lineup, FunctionLineup):
+            return self._lineup.function.load(SYSTEM.now_s()).in_flight
+        return sum(one.in_flight for one in endpoints)
+
     def _waits(self) -> int:
+        """Returns the number of calls that wait for an endpoint, or of items for a batch."""
         now_s = SYSTEM.now_s()
+        if isinstance(self._lineup, FunctionLineup):
+            return self._lineup.function.load(now_s).waiting
         return sum(_waiting(way, now_s) for way in self._lineup.ways)
 
     def _bound(self, now_s: float) -> Binding:
@@ -308,7 +322,8 @@ class GatewayWatch:
                     state=state,
                     reason=reason,
                     models=[] if endpoint is None else [*endpoint.models],
-                    in_flight=member.in_flight,
+                    # A call that waits for a limit already has its place, but is not sent yet.
+                    in_flight=max(0, member.in_flight - load.waiting),
                     slots=load.slots,
                     per_s=self._rate_of(member.name, now_s),
                     latency_s=member.latency_s or member.forgotten_s,

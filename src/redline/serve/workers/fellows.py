@@ -1,7 +1,7 @@
 """Publishes the figures of each worker, so that any worker can serve a page with all of them.
 
-Each worker writes its figures to a file once a second. When a worker is lost, its replacement
-continues its counters.
+Each worker writes its figures to a file once a second, and before it serves a page of metrics. When
+a worker is lost, its replacement continues its counters; no page shows a lower count than before.
 """
 
 from __future__ import annotations

@@ -24,8 +24,6 @@ from redline.serve.dashboard import (
 
 V = TypeVar("V", ClassView, EndpointView, TenantView)
 
-# Metrics whose highest value applies to the whole gateway; all other metrics are added.
-_HIGHEST = frozenset({"redline_endpoint_state", "redline_build_info"})
 # Fields whose highest value applies to the whole gateway; all other numbers are added. Limits of
 # tenants are shared, so each worker knows the calls and the spending of a tenant in all workers.
 _HIGHEST_OF: dict[type, set[str]] = {
@@ -53,21 +51,21 @@ def added(parts: Iterable[Sequence[Family]]) -> list[Family]:
             for labels, value in family.samples:
                 key = tuple(sorted(labels.items()))
                 before = samples.get(key)
-                samples[key] = value if before is None else _sum(family.name, before, value)
+                samples[key] = value if before is None else _sum(before, value)
     return [
         replace(family, samples=[(dict(key), value) for key, value in sums[name].items()])
         for name, family in found.items()
     ]
 
 
-def _sum(name: str, one: float | Histogram, other: float | Histogram) -> float | Histogram:
+def _sum(one: float | Histogram, other: float | Histogram) -> float | Histogram:
     if isinstance(one, Histogram):
         assert isinstance(other, Histogram)
         return Histogram(
             tuple(map(sum, zip(one.counts, other.counts, strict=True))), one.sum_s + other.sum_s
         )
     assert not isinstance(other, Histogram)
-    return max(one, other) if name in _HIGHEST else one + other
+    return one + other
 
 
 def together(snapshots: Sequence[Snapshot]) -> Snapshot:
