@@ -155,6 +155,19 @@ def test_rows_that_fail_with_the_same_exception_keep_their_own_places() -> None:
     assert all(error is not None and error.__cause__ is cause for error in errors)
 
 
+def test_a_row_whose_call_fails_while_it_handles_an_exception_shows_both() -> None:
+    async def call(row: dict[str, Any]) -> Any:
+        try:
+            return {}["answer"]
+        except KeyError:
+            raise redline.errors.Rejected("no answer")  # noqa: B904
+
+    (outcome,) = redline.run(["a"], call=call).outcomes
+    assert outcome.error is not None
+    shown = "".join(traceback.format_exception(outcome.error))
+    assert "KeyError: 'answer'" in shown
+
+
 def test_an_iterable_that_raises_ends_the_run_and_saves_what_is_in_flight(tmp_path: Path) -> None:
     def broken() -> Iterator[dict[str, int]]:
         yield from ROWS

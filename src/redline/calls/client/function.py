@@ -168,7 +168,8 @@ class FunctionBackend:
         except CallError as error:
             # Other rows may fail with the same object, and each row adds its place to its error.
             own = copy.copy(error).with_traceback(error.__traceback__)
-            own.__cause__ = error.__cause__
+            own.__cause__, own.__context__ = error.__cause__, error.__context__
+            own.__suppress_context__ = error.__suppress_context__
             outcome = failed(own, endpoint=self.label)
         finally:
             call.sent_s = None
