@@ -27,7 +27,10 @@ _OTHER_FILES = 32
 
 
 def _most_connections() -> int:
-    """Returns the number of clients that leaves a file for the call of each to an endpoint."""
+    """Returns the most connections of clients, given the process's limit on open files.
+
+    For each of them, one more file is left for the connection to an endpoint.
+    """
     most, (files, _) = HttpBounds().most_connections, resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return most
@@ -152,9 +155,10 @@ class _Field(str):
 
 
 def check_fields(raw: bytes) -> None:
-    """Raises Refusal for a body with more fields than any API has. raw: a JSON object.
+    """Raises Refusal for a large body with more fields than any API has. raw: a JSON object.
 
-    Changing one field of a body with a million fields takes seconds and would hold up other calls.
+    A body below 256 KiB is not checked. Changing one field of a body with a million fields takes
+    seconds and would hold up other calls.
     """
     if len(raw) < _LARGE_BYTES:
         return

@@ -76,7 +76,7 @@ def check_tenant(name: str, where: str = "") -> None:
         raise ConfigError(
             f"not a tenant's name: {printable(name)[:100]}",
             where=where,
-            hint="use up to 64 letters, digits, dots, dashes and underscores, like team-a",
+            hint="use up to 64 letters, digits, '.', '-' and '_', with a letter or digit first",
         )
 
 
@@ -148,7 +148,7 @@ def _no_key(path: Path, key_id: str, keys: Iterable[Key]) -> ConfigError:
         digest = digest_of(key_id.encode("utf-8", "surrogateescape")).hex()
         ids = [key.id for key in keys if key.sha256 == digest]
         return ConfigError(
-            "that is a key, not the id of a key",
+            "the given text is a key, not the id of a key",
             where=str(path),
             hint=f"its id is {ids[0]}" if ids else "redline keys list shows the ids",
         )
