@@ -297,7 +297,10 @@ async def _follow_settings(
 
 
 def _place(settings: GatewaySettings) -> str:
-    """Returns the name of the embedded server. Each reading of the settings makes a new object."""
+    """Returns the name of the embedded server, "" for none, to find out whether it has changed.
+
+    The servers themselves differ, since each reading of the settings makes a new object.
+    """
     return "" if settings.embedded is None else settings.embedded.place
 
 
@@ -316,7 +319,7 @@ async def _inside(
 
 
 def _placed(endpoints: Iterable[Endpoint], inside: dict[str, Any]) -> tuple[Endpoint, ...]:
-    """Returns the endpoints as they can be called. inside: see Served."""
+    """Returns the endpoints with the address of the embedded server, if any. inside: see Served."""
     return tuple(replace(one, **inside) for one in endpoints)
 
 
