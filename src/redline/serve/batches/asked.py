@@ -36,7 +36,7 @@ def read_batch(raw: bytes, tenant: str, settings: BatchSettings, clock: Clock) -
         raise Refusal(f"The metadata has more than {_MOST_PAIRS} pairs.", param="metadata")
     for key, value in metadata.items():
         if len(key) > _MOST_KEY or len(value) > _MOST_VALUE:
-            what = f"Metadata keys have at most {_MOST_KEY} characters, values at most {_MOST_VALUE}."
+            what = f"Metadata keys have at most {_MOST_KEY} characters, values {_MOST_VALUE}."
             raise Refusal(what, param="metadata")
     output_s = kept_for(asked.output_expires_after, settings.kept_s, "output_expires_after")
     now_s = int(clock.wall_s())

@@ -41,9 +41,9 @@ class Bounds(HttpBounds, frozen=True, kw_only=True):
     """Bounds of a front, in addition to those of its HTTP server; all are above 0.
 
     most_connections: by default, bounded by the limit on the process's open files. most_requests:
-    the most requests answered at once; further ones get 503. most_held_bytes: the total size of
-    bodies that are being received or answered. grace_s: the seconds that requests in flight get
-    when the front closes.
+    the most requests answered at once; further ones get 503. most_held_bytes: the most bytes of
+    bodies that are being received or answered, all together; only a gateway applies this bound.
+    grace_s: the seconds that requests in flight get when the front closes.
     """
 
     most_connections: int = msgspec.field(default_factory=_most_connections)
