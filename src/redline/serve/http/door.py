@@ -3,8 +3,10 @@
 state    from     a new call                         a call in flight
 open     start    is answered; gets 503 beyond       continues unless its client disconnects
                   `most_requests`
-closing  aclose   gets 503                           has `grace_s` to end, then gets 503
-closed   the end  cannot connect                     is cut off
+closing  aclose   gets 503 on an open connection;    has `grace_s` to end, then gets 503
+                  new connections are refused
+closed   after    cannot connect                     is cut off
+         closing
 """
 
 from __future__ import annotations
