@@ -4,8 +4,9 @@ Of each secret, the file holds only the first characters and the SHA-256 hash. A
 random bits, so it cannot be guessed, however fast the hash is. Slow hashes such as scrypt protect
 passwords, which people choose; here, they would only make each request slower.
 
-Lines may be edited by hand. The commands change one line and keep the others byte for byte. They
-lock the file and replace it in one step, so a reader sees either the old file or the new one.
+Lines may be edited by hand. `redline keys` adds or changes one line and keeps the others byte for
+byte. It locks the file and replaces it in one step, so a reader sees either the old file or the new
+one.
 """
 
 from __future__ import annotations
