@@ -128,7 +128,7 @@ def test_a_key_given_for_its_id_is_not_repeated(cli: Cli, tmp_path: Path) -> Non
     found = cli("keys", "revoke", secret)
     assert (found.status, found.out) == (2, "")
     assert found.err == (
-        "error: that is a key, not the id of a key\nwhere: keys.jsonl\n\n"
+        "error: the given text is a key, not the id of a key\nwhere: keys.jsonl\n\n"
         f"hint: its id is {key_id}\n"
     )
 

@@ -455,7 +455,7 @@ def test_an_endpoint_with_another_shared_rate_joins_once_the_old_one_is_out_of_u
                 await front.change(limited("100/1s"))
                 assert await front.ask("m") == 200
                 notes = [event.what for event in front.served.gateway.watch.snapshot().changes]
-                assert [note for note in notes if "A cannot join yet" in note]
+                assert [note for note in notes if "A cannot be used yet" in note]
                 # One that still waits may be replaced, too.
                 await front.change(limited("70/1s"))
                 await front.change(limited("60/1s"))

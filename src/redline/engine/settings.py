@@ -27,7 +27,7 @@ LONGEST_WAIT_S = 60.0
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one local model.
 
-    model: a folder, or a name on the Hugging Face hub. dtype: one of DTYPES; `auto` for the model's
+    model: a folder, or a name on the Hugging Face Hub. dtype: one of DTYPES; `auto` for the model's
     own, but float32 for float16 on a CPU. threads: PyTorch's threads in each process. draft_model:
     the folder or name of a smaller model with the same vocabulary. draft_tokens: the most tokens
     drafted at once, 0 for none; fewer are drafted when that is faster. has_lookup: instead of using
@@ -79,6 +79,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, not {value}")
         if not 0 <= self.max_wait_s <= LONGEST_WAIT_S:
-            raise ConfigError(f"max_wait_s must be from 0 to {LONGEST_WAIT_S:g}")
+            raise ConfigError(f"max_wait_s must be from 0 to {LONGEST_WAIT_S:g} seconds")
         if self.draft_model is not None and self.has_lookup:
             raise ConfigError("a draft model and lookup cannot be combined", hint="leave one out")

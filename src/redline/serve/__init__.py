@@ -1,3 +1,3 @@
-"""Serves a local engine through the gateway's HTTP front; `serve.fleet` serves a fleet."""
+"""Serves a local engine over HTTP; `serve.gateway` runs a gateway, and `serve.fleet` a fleet."""
 
 from redline.serve.local import LocalEngine, Serving, serve_engine, serving

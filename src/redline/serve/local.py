@@ -43,8 +43,9 @@ _GPU_S = 1.0
 class LocalEngine:
     """A model in this process, for `redline.run(rows, endpoint=LocalEngine(settings))`.
 
-    It answers requests under any model name. The model is loaded when the run begins, and the run
-    raises ConfigError if that fails.
+    It answers requests under any model name. The model is loaded when the run begins, and is closed
+    when the run ends. The run raises ConfigError if the model cannot be loaded, and EngineFailed if
+    one of its processes ends before it is ready.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -59,7 +60,7 @@ class LocalEngine:
     def identity(self) -> str:
         """Returns the model's location, dtype and, for a folder, its files' names, sizes and times.
 
-        A model from the Hugging Face Hub is identified by its name alone.
+        A model from the Hugging Face Hub is identified only by its name and the dtype.
         """
         folder = Path(self.settings.model)
         if not folder.is_dir():
@@ -70,7 +71,10 @@ class LocalEngine:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Yields the server's base URL. Raises ConfigError if the model cannot be loaded."""
+        """Yields the base URL of a server for the model, which is closed at the end of the block.
+
+        Raises as `serving` does.
+        """
         async with serving(self.settings) as served:
             self._engine = served.engine
             self._gpu_busy, self._gpu_reads = 0.0, 0
@@ -116,8 +120,9 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     """Loads the model, which takes seconds, and serves it in the `async with` block.
 
-    port: 0 for a free one. is_named: whether requests for any other model are refused. Raises
-    ConfigError if the model or the address cannot be used.
+    The front and the engine are closed at the end of the block. port: 0 for a free one. is_named:
+    whether requests that name another model are refused. Raises ConfigError if the model or the
+    address cannot be used, and EngineFailed if a rank ends before it is ready.
     """
     # Imported here, like PyTorch, so that other commands do not wait for these imports.
     from redline.httpserver import check_address

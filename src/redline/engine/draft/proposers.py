@@ -40,7 +40,7 @@ class Drafter(Protocol):
 
 
 class LookupDrafter:
-    """Proposes what followed the last tokens at their previous occurrence in the sequence."""
+    """Proposes what followed the last tokens at an earlier occurrence in the sequence."""
 
     def __init__(self) -> None:
         self._indices: WeakKeyDictionary[Sequence, Lookup] = WeakKeyDictionary()

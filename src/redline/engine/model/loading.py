@@ -251,7 +251,7 @@ def _hint(name: str) -> str:
         )
     return (
         "give a folder written by save_pretrained, or, with network access, a model's name on the "
-        "Hugging Face hub"
+        "Hugging Face Hub"
     )
 
 

@@ -42,9 +42,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling parameters of one request, which determine its tokens and where its text ends.
 
     temperature: 0 is greedy. top_k: 0 or -1 for all tokens. seed: the same seed gives the same
-    tokens, whatever else is computed; None for random noise. max_tokens: None for the rest of the
-    model's length. logprobs: the number of likely tokens to report with each chosen token; None for
-    no log probabilities. n: the number of answers.
+    tokens, whatever else is computed; None for random noise. max_tokens: the most tokens of an
+    answer; None if not given, then see `Asked.most_tokens`. logprobs: the number of likely tokens
+    to report with each chosen token; None for no log probabilities. n: the number of answers.
     """
 
     temperature: float = 1.0

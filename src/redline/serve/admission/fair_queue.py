@@ -210,10 +210,10 @@ class FairQueue:
         """Returns the tenant's entry, created if needed, and sets its weight.
 
         weight: its share, relative to the other tenants' weights. Raises ConfigError for a weight
-        that is not above 0.
+        that is not a finite number above 0.
         """
         if not 0 < weight < math.inf:
-            raise ConfigError(f"the weight of tenant {tenant} must be above 0, not {weight:g}")
+            raise ConfigError(f"tenant {tenant} must have a finite weight above 0, not {weight:g}")
         flow = self._flows.get(tenant)
         if flow is None:
             if len(self._flows) >= self._busy + _MOST_IDLE:

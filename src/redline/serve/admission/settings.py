@@ -51,7 +51,8 @@ class ClassSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.most_waiting_each or -(-self.most_waiting // 4)
 
 
-# With 15 % reserved for `high`, `low` still gets at least 80 % of the slots that `high` leaves.
+# With 15 % reserved for `high`, the lower classes together still get at least 80 % of the slots
+# that `high` leaves.
 CLASSES = (
     ClassSettings(name="high", priority=0, reserved=0.15, longest_wait_s=30.0),
     ClassSettings(name="normal", priority=10, reserved=0.10, longest_wait_s=60.0),

@@ -25,7 +25,8 @@ _DEEP, _SLACK = 500, 50
 class Checked(msgspec.Struct, frozen=True):
     """The result of checking a batch's file.
 
-    lines: the number of requests in the file. problems: the errors in the file.
+    lines: the number of requests that were read: all in the file, unless the check stopped early.
+    problems: the errors in the file.
     """
 
     lines: int
@@ -35,9 +36,9 @@ class Checked(msgspec.Struct, frozen=True):
 def check_file(path: Path, endpoint: str, most_lines: int) -> Checked:
     """Checks whether the file is a valid batch for this endpoint.
 
-    Raises OSError if the file cannot be read.
     endpoint: the path of the API, such as /v1/embeddings. most_lines: the most requests allowed.
-    Blocks; meant for a thread. Stops at 100 problems.
+    Blocks; meant for a thread. Stops at 100 problems, or at the first request beyond `most_lines`.
+    Raises OSError if the file cannot be read.
     """
     checker = LineChecker(endpoint)
     problems: list[Problem] = []

@@ -88,8 +88,8 @@ class Files:
     async def upload(self, exchange: Exchange, tenant: str) -> FileObject:
         """Stores an upload, and returns the file's description once it is durable.
 
-        Raises Refusal for an invalid upload, or one beyond the tenant's quota; JournalError or
-        OSError if the disk fails.
+        Raises Refusal for an invalid upload, or one beyond the tenant's quota or number of
+        concurrent uploads; JournalError or OSError if the disk fails.
         """
         settings, coming = self._settings, self._coming[tenant]
         if len(coming) >= settings.tenant_uploads:

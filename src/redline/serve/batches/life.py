@@ -343,8 +343,8 @@ class Life:
     async def _insist(self, step: Callable[[], Awaitable[T]]) -> T:
         """Repeats the step until the disk lets it read and write, and returns its result.
 
-        Raises FileNotFoundError, unless the batch already has its outcomes: the input is gone for
-        good. Raises _StoppedError at a shutdown.
+        Raises FileNotFoundError if a file is missing while the job has not ended, because the input
+        is then gone for good. Raises _StoppedError at a shutdown.
         """
         pause_s = _FIRST_PAUSE_S
         while True:

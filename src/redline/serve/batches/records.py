@@ -5,7 +5,8 @@ validating   its file is being checked, or it waits its turn  in_progress, final
                                                               cancelling
 in_progress  its job is running, or resumes after a restart   finalizing, cancelling
 finalizing   its output and error files are being written     completed, expired, failed
-cancelling   a client cancelled it; calls in flight may end   cancelled
+cancelling   a client cancelled it; calls in flight may end   cancelled; finalizing or failed, if it
+                                                              cannot continue
 completed    every line has its answer or its error
 failed       its file was invalid and no line was sent; or it cannot continue, and keeps its results
 expired      its window is over; lines without an answer have the error batch_expired

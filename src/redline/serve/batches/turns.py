@@ -123,9 +123,9 @@ class Shared(Around):
     """The backend of all batches, which bounds the calls that it passes on.
 
     For each tenant and model, it passes on somewhat more calls than the backend has slots, and at
-    most `most`. Since the backend orders waiting calls by priority and arrival, these bounds give
-    tenants equal shares. Neither a tenant whose limits are used up nor a model whose endpoints are
-    down holds up other calls.
+    most `_most`. Therefore tenants get equal shares even from a backend that orders waiting calls
+    only by priority and arrival. Neither a tenant whose limits are used up nor a model whose
+    endpoints are down holds up other calls.
     """
 
     _most: int

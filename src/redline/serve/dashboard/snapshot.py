@@ -36,7 +36,7 @@ class ClassView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint. state: a value of Health, or `parked`. reason: why it is not ready; "" if it is.
+    """An endpoint. state: a value of Health, or `parked`. reason: the reason for the state, or "".
 
     slots: the most calls in flight; 0 for no bound. per_s: answers per second. latency_s: the mean
     of the last answers; 0 if there are none.

@@ -166,7 +166,7 @@ class ServedFleet:
         """Serves until `stop` is set, then ends the calls in flight and the replicas.
 
         Raises ConfigError if the address or the folder of the logs cannot be used, and RedlineError
-        if the first replica cannot be started.
+        if none of the first replicas can be started.
         """
         running: asyncio.Task[None] | None = None
         lock = LockedFile(-1)  # none is open yet

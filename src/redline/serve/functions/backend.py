@@ -46,12 +46,12 @@ class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
 class ServedFunction(Around):
     """A backend that answers requests in OpenAI's format with a function that takes a list.
 
-    name: the name of the function and of its model. paths: the paths that it answers. Items of all
-    requests share batches of at most `max_batch_size` items, whatever the length of a request's
-    list. If a field of a body has the name of one of the function's other parameters, its value is
-    passed as a keyword argument, except for fields that do not affect an answer, such as `user`;
-    only items with equal arguments share a batch. Raises ConfigError for a function that cannot be
-    called with a list alone.
+    function, max_wait_s, max_in_flight: see DynamicBatcher. name: the name of the function and of
+    its model. paths: the paths that it answers. Items of all requests share batches of at most
+    `max_batch_size` items, whatever the length of a request's list. If a field of a body has the
+    name of one of the function's other parameters, its value is passed as a keyword argument,
+    except for fields that do not affect an answer, such as `user`; only items with equal arguments
+    share a batch. Raises ConfigError for a function that cannot be called with a list alone.
     """
 
     def __init__(

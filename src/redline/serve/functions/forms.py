@@ -8,7 +8,7 @@ path                   an item                           its answer          res
                                                                              `output` in place of
                                                                              `embedding`
 
-Instead of a text or vector, the function may return a Reply, with tokens and a finish reason.
+An answer may also be a Reply, which adds the numbers of tokens and a finish reason.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ FOR_PAGES = header_lines(
 def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> Target:
     """Returns the target of a call with the body `raw`.
 
-    Raises Refusal if the body is invalid, if no endpoint has its model, or if the tenant may not
-    use the model.
+    Raises Refusal if the body is invalid, if no endpoint has its model, if the tenant may not use
+    the model, or if the tenant has limits on models or money and the body may name several models.
     """
     if facts is NOT_JSON:
         raise not_json(raw)

@@ -1,6 +1,7 @@
 """Decides from a gateway's figures what holds its calls back: the first cause that applies.
 
 In this table, an endpoint is one of a pool in which calls wait, or any endpoint if no call waits.
+If a function answers instead of endpoints, the cause is always `nothing`.
 
 cause        when
 failing      every endpoint is degraded; calls still go to some of them, and some are answered

@@ -1,8 +1,11 @@
 """Sends a failed interactive call to another endpoint at once, or returns its failure.
 
 if an attempt failed            the call
-before its answer had begun     goes to another working endpoint, at most MOST times, while the
-                                retry budget allows it
+with an error that is not       ends with that error
+Retryable
+before its answer had begun     goes to another working endpoint, at most MOST times, while its
+                                deadline and the retry budget allow it; otherwise ends with the
+                                failed attempt's error
 and no other endpoint works     ends with the failed attempt's error
 after its answer had begun      ends
 after the endpoints changed     is withdrawn, since its model may be at other endpoints now
@@ -22,8 +25,8 @@ MOST = 2
 class Failover(Around):
     """A backend that sends a failed call again without waiting.
 
-    pool: adds a failed endpoint to `Call.avoid` if another one works. failovers: the number of
-    calls sent again so far.
+    pool: adds a failed endpoint to `Call.avoid` if another one works. failovers: how many times
+    calls were sent again so far.
     """
 
     def __init__(self, pool: Pool) -> None:

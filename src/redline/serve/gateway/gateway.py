@@ -61,8 +61,9 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     """The parts of a request's head that matter for every kind of call.
 
     readings: `Keyring.readings` when the tenant was looked up. klass: the requested class.
-    is_anew: the client sent `no-store`, so the answer is not stored; renews: it sent `no-cache` or
-    `max-age=0`, so it gets no stored answer (RFC 9111, 5.2.1).
+    is_anew: the client sent `cache-control: no-store`, so the cache is not used; renews: it sent
+    `no-cache` or `max-age=0`, so it gets no stored answer, but its answer is stored (RFC 9111,
+    5.2.1).
     """
 
     tenant: Tenant
@@ -139,7 +140,7 @@ class Gateway(Door):
         tenant = self.tenant_of(exchange)
         if self.keyring.is_asked and not tenant.settings.is_admin:
             raise Refusal(
-                f"Tenant {tenant.name} may not see this: it needs admin = true.",
+                f"Tenant {tenant.name} may not see this: it needs admin = true in its settings.",
                 status=403,
                 code="not_an_admin",
             )
@@ -170,7 +171,8 @@ class Gateway(Door):
     async def _show_models(self, exchange: Exchange) -> None:
         """Responds with the models that the tenant may use, or with the model in the path.
 
-        Raises Refusal if the key is not valid, or if the tenant may not use that model.
+        Raises Refusal if the key is not valid, if the model in the path does not exist, or if the
+        tenant may not use it.
         """
         tenant = self.tenant_of(exchange)
         if name := exchange.path.removeprefix(_MODELS).removeprefix("/"):

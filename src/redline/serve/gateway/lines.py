@@ -2,9 +2,9 @@
 
 While a tenant's limits are used up, an interactive call is refused, but a line waits. Lines
 therefore leave a part of these limits free; otherwise they would take all capacity as soon as it
-becomes free. While no endpoint of a model works, only one line at a time with this model counts
-against the limits, to find out whether an endpoint works again; otherwise failing lines would hold
-up all other lines of the tenant.
+becomes free. While no endpoint of a model works, only one line of each tenant with this model
+counts against the tenant's limits at a time, to find out whether an endpoint works again; otherwise
+failing lines would hold up all other lines of the tenant.
 """
 
 from __future__ import annotations

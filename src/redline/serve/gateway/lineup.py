@@ -1,8 +1,9 @@
 """Groups the endpoints of a gateway into pools, and finds the pool for the model of a call.
 
-An endpoint whose settings have `models` has only these models, under both names of each. An
-endpoint without `models` has every model that no endpoint names. Endpoints that share a model form
-one pool, so a call goes to the endpoint that can take it first.
+An endpoint whose settings have `models` has only these models. A call may use either name of each:
+the one for clients, or the endpoint's own. An endpoint without `models` has every model that no
+endpoint names. Endpoints that share a model form one pool, so a call goes to the endpoint that can
+take it first.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Lineup:
     gates: makes the gates, which decide when calls start. balance: how a pool chooses among its
     endpoints. most: the most calls in flight at all endpoints of a pool together; None for the sum
     of the endpoints' bounds. worker: this process, if it is one of several workers, which share
-    slots and `most`. stores: keep the state of limits beyond the process. remembered: puts the
+    slots and `most`. stores: keep the state of limits for later processes. remembered: puts the
     cache of interactive calls in front of a backend; None for no cache. cache_use: counts lookups
     in the cache. paths: the URL paths of calls.
     """
@@ -185,7 +186,7 @@ class Lineup:
 
     @property
     def failovers(self) -> int:
-        """The number of calls sent to another endpoint after a failure, since the start."""
+        """How many times calls were sent to another endpoint after a failure, since the start."""
         ways = chain(self.ways, self._ending.values())
         return self._failovers + sum(way.failover.failovers for way in ways)
 
@@ -381,7 +382,7 @@ class Lineup:
                 except ConfigError as error:
                     if error.what != said:
                         said = error.what
-                        self._on_note(f"{endpoint.label} cannot join yet: {said}")
+                        self._on_note(f"{endpoint.label} cannot be used yet: {said}")
                     await asyncio.sleep(_AGAIN_S)
                 else:
                     return

@@ -1,7 +1,8 @@
 """Builds the metrics of a gateway at /metrics: names, labels and values.
 
 As on a job's page, values are in base units, the names of counters end in `_total`, and each label
-has few values. The values of the label `model` are the names in the settings, and `other`.
+has few values. The values of the label `model` are the names in the settings, and `other`; for a
+function, its name.
 """
 
 from __future__ import annotations
@@ -57,18 +58,18 @@ class GatewayMetrics(msgspec.Struct, eq=False):
         totals = self._totals
         yield counter(
             "redline_serve_requests",
-            "Finished calls, by the status of the answer.",
+            "Finished calls and attempts at lines of batches, by HTTP status, 499 or cut.",
             _by("model", "class", "kind", of=totals.answers),
         )
         yield counter(
             "redline_serve_tokens",
-            "Tokens that answers report, by direction.",
+            "Tokens that answers report, by direction; cached answers do not count.",
             _by("model", "kind", of=totals.tokens),
         )
         yield Family(
             name="redline_serve_duration_seconds",
             kind="histogram",
-            about="From the arrival of a call to the end of its answer.",
+            about="From the arrival of a call to the end of its answer, without lines of batches.",
             samples=[
                 ({"class": klass}, durations.histogram())
                 for klass, durations in totals.durations.items()
@@ -96,9 +97,9 @@ class GatewayMetrics(msgspec.Struct, eq=False):
             return
         figures = self._lineup.function.figures()
         name = {"model": self._lineup.function.name}
-        about = "Batches that the function was called with."
+        about = "Batches with which the function was called."
         yield counter("redline_batches", about, [(name, figures.batches)])
-        yield counter("redline_batch_items", "Items in those batches.", [(name, figures.items)])
+        yield counter("redline_batch_items", "Items in all batches.", [(name, figures.items)])
 
     def _about_gateway(
         self, families: Sequence[Family], endpoints: Sequence[EndpointView]
@@ -152,7 +153,7 @@ class GatewayMetrics(msgspec.Struct, eq=False):
         )
         yield counter(
             "redline_serve_failovers",
-            "Calls that went to another endpoint after one had failed.",
+            "How many times calls were sent to another endpoint after one had failed.",
             [({}, self._lineup.failovers)],
         )
         yield from self._about_classes()
@@ -161,7 +162,7 @@ class GatewayMetrics(msgspec.Struct, eq=False):
             use = self._lineup.cache_use
             yield counter(
                 "redline_cache_lookups",
-                "Calls looked up in the answer cache.",
+                "Calls, by the result of their lookup in the answer cache.",
                 [
                     ({"kind": "hit"}, use.hits),
                     ({"kind": "shared"}, use.shared),

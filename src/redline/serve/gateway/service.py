@@ -1,10 +1,10 @@
 """Runs a gateway from start to end, and reloads its settings on SIGHUP.
 
-state     from     calls
-starting  start    are not accepted; after SIGHUP, the gateway reloads as soon as it serves
-serving   ready    are answered; SIGHUP reloads the settings, and no call is lost
-draining  SIGTERM  in flight get `drain_s` to end, new ones are refused; a second signal cuts off
-                   those in flight
+state     from             calls
+starting  start            are not accepted; after SIGHUP, the gateway reloads as soon as it serves
+serving   ready            are answered; SIGHUP reloads the settings, and no call is lost
+draining  SIGINT, SIGTERM  in flight get `drain_s` to end, new ones are refused; a second signal
+                           cuts off those in flight
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from redline.serve.workers import Elsewhere, Fellows, Worker, supervise
 _LOOK_S = 1.0
 # Seconds between two attempts to use lost endpoints again.
 _RENEW_S = 60.0
-# More than the calls that may wait in all classes, so that calls are refused by their class.
+# More than the calls that may wait in all classes by default, so that calls are refused by their
+# class.
 _MOST_REQUESTS = 16_384
 # The settings that cannot change while the gateway serves.
 _FIXED = (
@@ -62,9 +63,10 @@ _NAMED = {
 async def gateway_of(
     settings: GatewaySettings, worker: Worker | None = None
 ) -> AsyncIterator[Served]:
-    """Yields a serving gateway, or one worker's part of it.
+    """Yields a serving gateway, or one worker's part of it; drains and closes it after the block.
 
-    Raises ConfigError if the gateway cannot start with these settings.
+    Raises ConfigError if the gateway cannot start with these settings, and JournalError if its
+    stored state cannot be read or written.
     """
     if worker is None and settings.embedded is not None:
         # Loading a model may take minutes.
@@ -209,7 +211,7 @@ def serve_gateway(
     reread: reads the settings again, on SIGHUP. on_url: called with the base URL, once connections
     are accepted. on_note: called with each notice, a text of one line. worker: this process, if it
     is one of several workers; the base URL then goes to its parent, not to `on_url`. Raises
-    ConfigError if the gateway cannot start with these settings.
+    ConfigError or JournalError as `gateway_of` does.
     """
 
     async def main(stop: asyncio.Event) -> None:
@@ -295,7 +297,10 @@ async def _follow_settings(
 
 
 def _place(settings: GatewaySettings) -> str:
-    """Returns the name of the embedded server. Each reading of the settings makes a new object."""
+    """Returns the name of the embedded server, "" for none, to find out whether it has changed.
+
+    The servers themselves differ, since each reading of the settings makes a new object.
+    """
     return "" if settings.embedded is None else settings.embedded.place
 
 
@@ -314,7 +319,7 @@ async def _inside(
 
 
 def _placed(endpoints: Iterable[Endpoint], inside: dict[str, Any]) -> tuple[Endpoint, ...]:
-    """Returns the endpoints as they can be called. inside: see Served."""
+    """Returns the endpoints with the address of the embedded server, if any. inside: see Served."""
     return tuple(replace(one, **inside) for one in endpoints)
 
 
@@ -347,10 +352,10 @@ async def _beside_it(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _keeping(path: Path, gateway: Gateway, worker: Worker | None) -> AsyncIterator[None]:
-    """Saves tenants' spending until the context ends; of several workers, only the first does so.
+    """Saves tenants' spending once a second, in only the first of several workers, and at the end.
 
-    Every worker saves once at its end, to include its last calls. Raises ConfigError or
-    JournalError.
+    At the end of the context, every worker saves, to include its last calls. Raises ConfigError or
+    JournalError if the file cannot be read or written at the start.
     """
     keeper = SpendingKeeper(
         path,

@@ -64,7 +64,10 @@ class Asking(msgspec.Struct, kw_only=True):
 
 
 class TenantCounts(msgspec.Struct):
-    """The calls and tokens of a tenant. refused: calls that the gateway did not send."""
+    """The calls and tokens of a tenant.
+
+    refused: calls refused before admission, for example because of a limit of the tenant.
+    """
 
     calls: int = 0
     refused: int = 0
@@ -109,7 +112,7 @@ class Totals:
             self._add_tokens(tenant, model, reply.input_tokens or 0, reply.output_tokens or 0)
 
     def refused(self, asking: Asking, refusal: Refusal) -> None:
-        """Counts a call that the gateway refused, and adds it to the list of failed calls."""
+        """Counts a call refused before admission, and adds it to the list of failed calls."""
         self.answered(asking, refusal.status)
         self.tenants[asking.tenant.name].refused += 1
         self.failed(asking, refusal.status, str(refusal))

@@ -1,10 +1,12 @@
 """Implements what all fronts share: paths, pages, bounds on calls, and an orderly shutdown.
 
 state    from     a new call                         a call in flight
-open     start    is answered; gets 503 beyond       continues until its client disconnects
+open     start    is answered; gets 503 beyond       continues unless its client disconnects
                   `most_requests`
-closing  aclose   gets 503                           has `grace_s` to end, then gets 503
-closed   the end  cannot connect                     is cut off
+closing  aclose   gets 503 on an open connection;    has `grace_s` to end, then gets 503
+                  new connections are refused
+closed   after    cannot connect                     is cut off
+         closing
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class Door(HttpServer):
 
     @abstractmethod
     async def _answer(self, exchange: Exchange) -> None:
-        """Answers one call. Raises Refusal instead, if no part of the response has been sent."""
+        """Answers one call, or raises Refusal before any part of the response has been sent."""
 
     async def _drain(self) -> None:
         """Waits up to `grace_s` for requests in flight, then answers the rest with 503."""

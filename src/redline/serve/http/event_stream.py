@@ -74,7 +74,10 @@ class EventStream(ClientStream):
             await self._write(self._encoded(event))
 
     async def finish(self, reply: Reply) -> None:
-        """Ends the stream. If the backend sent no chunk, its whole answer is sent as one."""
+        """Ends the stream. If the backend sent no chunk, its whole answer is sent as one.
+
+        Raises Refusal, before anything is sent, if JSON cannot represent that answer.
+        """
         if not self.has_begun:
             await self.put(Chunk("", msgspec.json.decode(body_of(self._asked, reply))))
         await self._exchange.end(b"" if self._is_named else DONE_EVENT)

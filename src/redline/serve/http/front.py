@@ -22,8 +22,9 @@ class Front(Door):
 
     models: the names that GET /v1/models lists, and that a call may use. takes_any: a call may use
     any name, as it may if there are no models. metrics: returns the text of GET /metrics, for
-    Prometheus; None for no such page. Messages are translated. The server runs in the event loop
-    that starts it, can start only once, and does not close the backend.
+    Prometheus; None for no such page. Calls to Anthropic's Messages API are translated to chats.
+    The server runs in the event loop that starts it, can start only once, and does not close the
+    backend.
     """
 
     def __init__(

@@ -56,10 +56,11 @@ _TURN = Lock()
 async def answer_messages(
     exchange: Exchange, raw: bytes, send: Send, *, request_id: str = ""
 ) -> None:
-    """Answers a request to one of MESSAGES_CALLS. Raises Refusal unless the response has begun.
+    """Answers a request to one of MESSAGES_CALLS.
 
     raw: the request's body. send: called for a message, but not to count tokens. request_id: used
-    if the endpoint's response has no id; if it is empty, a new id is made.
+    if the endpoint's response has no id; if it is empty, a new id is made. If the request fails,
+    raises Refusal or, in a stream that has begun, sends an error event.
     """
     if exchange.path == COUNT_TOKENS:
         await count_tokens(exchange, raw, request_id=request_id)

@@ -97,12 +97,12 @@ def new_request_id() -> str:
 
 
 def hinted(what: str, hint: str) -> str:
-    """Returns both on one line; only `what` if the hint is empty."""
+    """Returns `what` and the hint on one line; only `what` if the hint is empty."""
     return f"{what}: {hint}" if hint else what
 
 
 def shortened(text: str) -> str:
-    """Returns a client's text for use in a message, truncated if it is long."""
+    """Returns a client's text for use in a message, truncated after 200 characters."""
     return text if len(text) <= _LONGEST_ECHO else f"{text[:_LONGEST_ECHO]}..."
 
 
@@ -112,7 +112,7 @@ def busy(message: str, code: str, *, wait_s: float | None = None) -> Refusal:
 
 
 def no_model(name: str, known: Collection[str]) -> Refusal:
-    """Returns a refusal with 404 for a model not in `known`; it suggests the most similar name."""
+    """Returns a refusal with 404 for a model not in `known`; it suggests a similar name, if any."""
     return Refusal(
         hinted(f"The model `{shortened(name)}` does not exist", nearest(name, known)),
         status=404,

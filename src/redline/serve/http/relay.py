@@ -32,10 +32,12 @@ _ASKED_FOR_USAGE = frozenset({chat.API.path, completions.API.path})
 class Relay(Door):
     """A server that forwards calls, in an `async with` block or from `start` to `aclose`.
 
-    Bodies reach `backend` unchanged, except that requests for streams also ask for usage; an
-    endpoint's answers and refusals reach the client unchanged, and streams are forwarded as they
-    arrive. Messages are translated. pages, routes: see Door.
-    trouble: returns why no call can be answered, now or later; None if calls can be answered.
+    Bodies reach `backend` unchanged, except that requests for streams also ask for usage. An
+    endpoint's answers and refusals reach the client unchanged, unless the endpoint refuses the
+    server's own key or account. Streams are forwarded as they arrive, without the usage if the
+    client did not request it. Calls to Anthropic's Messages API are translated to chats. The
+    backend is closed by its owner. pages, routes: see Door. trouble: returns why no call can be
+    answered, now or later; None if calls can be answered.
     """
 
     def __init__(
@@ -140,9 +142,11 @@ class Passed(ClientStream):
 async def pass_on(
     exchange: Exchange, raw: bytes, facts: BodyFacts, send: Send, *, request_id: str = ""
 ) -> None:
-    """Answers a call with the outcome of `send`, whole or as a stream; messages are translated.
+    """Answers a call with the outcome of `send`, whole or as a stream.
 
-    raw: the body of the call. request_id: see Passed. Raises Refusal unless the response has begun.
+    Calls to the Messages API are translated to chats. raw: the body of the call. request_id: see
+    Passed. If the call fails, raises Refusal, passes on the endpoint's error response or, in a
+    stream that has begun, sends an error event.
     """
     if exchange.path in MESSAGES_CALLS:
         await answer_messages(exchange, raw, send, request_id=request_id)

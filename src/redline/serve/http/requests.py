@@ -27,7 +27,10 @@ _OTHER_FILES = 32
 
 
 def _most_connections() -> int:
-    """Returns the number of clients that leaves a file for the call of each to an endpoint."""
+    """Returns the most connections of clients, given the process's limit on open files.
+
+    For each of them, one more file is left for the connection to an endpoint.
+    """
     most, (files, _) = HttpBounds().most_connections, resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return most
@@ -37,9 +40,10 @@ def _most_connections() -> int:
 class Bounds(HttpBounds, frozen=True, kw_only=True):
     """Bounds of a front, in addition to those of its HTTP server; all are above 0.
 
-    most_requests: the most requests answered at once; further ones get 503. most_held_bytes: the
-    total size of bodies that are being received or answered. grace_s: the seconds that requests in
-    flight get when the front closes.
+    most_connections: by default, bounded by the limit on the process's open files. most_requests:
+    the most requests answered at once; further ones get 503. most_held_bytes: the most bytes of
+    bodies that are being received or answered, all together; only a gateway applies this bound.
+    grace_s: the seconds that requests in flight get when the front closes.
     """
 
     most_connections: int = msgspec.field(default_factory=_most_connections)
@@ -152,9 +156,10 @@ class _Field(str):
 
 
 def check_fields(raw: bytes) -> None:
-    """Raises Refusal for a body with more fields than any API has. raw: a JSON object.
+    """Raises Refusal for a large body with more fields than any API has. raw: a JSON object.
 
-    Changing one field of a body with a million fields takes seconds and would hold up other calls.
+    A body below 256 KiB is not checked. Changing one field of a body with a million fields takes
+    seconds and would hold up other calls.
     """
     if len(raw) < _LARGE_BYTES:
         return

@@ -19,7 +19,8 @@ _EVERY_S = 0.01
 def locked(path: Path) -> closing[LockedFile]:
     """Locks the file for a `with` block that reads and replaces it; creates it empty if missing.
 
-    Raises ConfigError if the file cannot be written, or is still locked after 10 s.
+    Raises ConfigError if the file cannot be written or locked, or if another process still holds
+    the lock after 10 s.
     """
     until_s = time.monotonic() + _PATIENCE_S
     while True:

@@ -4,8 +4,9 @@ Of each secret, the file holds only the first characters and the SHA-256 hash. A
 random bits, so it cannot be guessed, however fast the hash is. Slow hashes such as scrypt protect
 passwords, which people choose; here, they would only make each request slower.
 
-Lines may be edited by hand. The commands change one line and keep the others byte for byte. They
-lock the file and replace it in one step, so a reader sees either the old file or the new one.
+Lines may be edited by hand. `redline keys` adds or changes one line and keeps the others byte for
+byte. It locks the file and replaces it in one step, so a reader sees either the old file or the new
+one.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def check_tenant(name: str, where: str = "") -> None:
         raise ConfigError(
             f"not a tenant's name: {printable(name)[:100]}",
             where=where,
-            hint="use up to 64 letters, digits, dots, dashes and underscores, like team-a",
+            hint="use up to 64 letters, digits, '.', '-' and '_', with a letter or digit first",
         )
 
 
@@ -148,7 +149,7 @@ def _no_key(path: Path, key_id: str, keys: Iterable[Key]) -> ConfigError:
         digest = digest_of(key_id.encode("utf-8", "surrogateescape")).hex()
         ids = [key.id for key in keys if key.sha256 == digest]
         return ConfigError(
-            "that is a key, not the id of a key",
+            "the given text is a key, not the id of a key",
             where=str(path),
             hint=f"its id is {ids[0]}" if ids else "redline keys list shows the ids",
         )

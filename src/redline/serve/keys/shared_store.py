@@ -3,7 +3,7 @@
 part             kept as                                  if a worker is lost
 calls in flight  a count for each worker                  its calls are no longer in flight
 a window         one ring of records for all workers      its usage counts until the window passes
-money            amounts that each worker has spent and   both amounts stay spent
+money            amounts that each worker has spent and   both amounts count as spent
                  reserved today
 """
 

@@ -1,13 +1,13 @@
 """Saves what tenants have spent today, for the next process and for other running processes.
 
-The file is in the folder of the key file, or in the state folder:
+The file is in the folder of the key file or, without keys, in the state folder:
 
     {"day": "2026-11-26", "dollars": {"acme": "1.25", "lab": "0.0021"}}
 
 The day never goes back: setting the clock back does not restore a day's money. Each process adds
 the money that it has committed since it last saved, and reads the total of all processes. Reserved
-money counts as spent until it is settled: if a process is killed, its reservations stay spent,
-except those of its last second.
+money counts as spent until it is settled: if a process is killed, its reservations still count as
+spent, except those of its last second.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SpendingFile(msgspec.Struct, frozen=True):
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigError(
                 f"cannot write {self.path}: {folder} is not writable",
-                hint="keep the keys in a writable folder",
+                hint="keep the keys, or the state, in a writable folder",
             )
         if self.path.exists():
             self.add(int(SYSTEM.wall_s() // DAY_S), {})

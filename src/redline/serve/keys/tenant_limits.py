@@ -56,7 +56,10 @@ class Refused(msgspec.Struct, frozen=True):
         return self.code == _OVER_LIMIT
 
     def refusal(self) -> Refusal:
-        """Returns the response: 429 with Retry-After, or 400 if no retry can succeed."""
+        """Returns the response: 429 with Retry-After, or 400 if no retry can succeed.
+
+        If the day's money is used up, the response also makes OpenAI's SDK raise at once.
+        """
         if self.retry_after_s == math.inf:
             return Refusal(self.what, code=self.code)
         headers = come_back(self.retry_after_s)

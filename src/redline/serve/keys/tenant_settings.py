@@ -21,11 +21,12 @@ _MOST_WEIGHT = 1_000.0
 class TenantSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The limits and rights of a tenant.
 
-    default_class: the class of calls that request no class. classes: the classes that the tenant
-    may request. weight: its share of a class, relative to other tenants. requests, tokens: rate
-    limits, all of which apply. concurrency: the most calls in flight. picodollars_per_day: the most
-    that the tenant may spend on one day, UTC. models: the models that it may use; None for all.
-    is_admin: whether it may see the dashboard, which shows all tenants.
+    default_class: the class of calls that request no class, or one that is not in `classes`.
+    classes: the classes that the tenant may request. weight: its share of a class, relative to
+    other tenants. requests, tokens: rate limits, all of which apply. concurrency: the most calls in
+    flight; None for no limit. picodollars_per_day: the most that the tenant may spend on one day,
+    UTC; None for no limit. models: the models that it may use; None for all. is_admin: whether it
+    may see the dashboard, which shows all tenants.
     """
 
     default_class: str = "normal"
@@ -77,7 +78,7 @@ def _weight(text: str, name: str) -> float:
     if not 0 < weight <= _MOST_WEIGHT:
         raise ConfigError(
             f"weight must be above 0 and at most {_MOST_WEIGHT:,.0f}, not {weight:g}",
-            hint="a tenant with 2 gets twice the share of a tenant with 1",
+            hint="a tenant with weight 2 gets twice the share of a tenant with weight 1",
         )
     return weight
 

@@ -13,8 +13,8 @@ from redline.httpserver import cannot_listen
 def reserved(host: str, port: int) -> Iterator[int]:
     """Reserves a port for this user's processes, which share it by SO_REUSEPORT; yields the port.
 
-    port: 0 for a free one. Does not listen on the port. Raises ConfigError if another process
-    listens on it.
+    port: 0 for a free one. Does not listen on the port. Raises ConfigError if the address cannot be
+    used, for example because another process listens on it.
     """
     with ExitStack() as stack:
         try:

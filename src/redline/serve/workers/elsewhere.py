@@ -28,7 +28,11 @@ _NOT_GIVEN_BACK = frozenset(_HOP | {"date"})
 
 
 class Elsewhere:
-    """Forwards requests to another worker. door: its Unix socket. routes: those that it owns."""
+    """Forwards requests to another worker.
+
+    door: the Unix socket on which that worker serves. routes: the routes that it owns; the
+    attribute `routes` has the same routes, with handlers that forward.
+    """
 
     def __init__(self, door: Path, routes: Sequence[Route]) -> None:
         self._door = door

@@ -23,7 +23,7 @@ _FRESH_S = 5.0
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one worker. at_s: monotonic. families: its metrics.
+    """The figures of one worker. at_s: their time, in monotonic seconds. families: its metrics.
 
     snapshot: its part of the dashboard. buckets: the numbers of calls in the last minute, by
     duration, in the buckets of a histogram.

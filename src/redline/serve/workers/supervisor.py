@@ -118,7 +118,11 @@ class _Child:
         return url
 
     async def wait(self) -> int:
-        """Returns the worker's exit status; 128 + the signal's number if a signal ended it."""
+        """Returns the worker's exit status; 128 + the signal's number if a signal ended it.
+
+        Returns 0 if the worker was not started, or if the SIGTERM of `end` ended it before it began
+        to serve.
+        """
         if self._process is None:
             return 0
         status = await self._process.wait()
