@@ -18,7 +18,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     offered: the rows that this run took from the input; always succeeded + failed + unfinished.
     skipped: rows that an earlier run has done; failed_before: those of them that failed. untried:
-    rows that no run has tried, which `retry_failed` leaves out. results: the number of successes of
+    rows without an outcome, which `retry_failed` leaves out. results: the number of successes of
     all runs of the output; flawed: how many of these answers are cut, empty, filtered or refused,
     by finish reason, a key of FAIL_ON. input: the counts of the whole input, or of its rows up to
     the option `limit`, over all runs. is_input_done: whether the input was read to its end, or to
