@@ -10,8 +10,9 @@
 | `abandoned`  | had no whole reply when its client left or the server closed            |
 | `in_flight`  | has not ended yet                                                       |
 
-`received` is the sum of all classes at every moment. It excludes requests for /health, /healthz,
-/metrics, /sim/..., /v1/files, /v1/batches and GET /v1/models, and anything that is not HTTP.
+`received` is the sum of all classes at every moment. It excludes all requests for /sim/limits,
+/sim/faults, /v1/files and /v1/batches; GET and HEAD requests for /health, /healthz, /metrics,
+/sim/stats, /sim/requests, /sim/gaps and /v1/models; and anything that is not HTTP.
 """
 
 from __future__ import annotations

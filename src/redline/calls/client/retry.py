@@ -12,7 +12,7 @@ endpoint, another endpoint of the pool is available. After a 429, and after the 
 of any kind, the call then waits for the retry budget alone. A row whose last five failures are the
 same 5xx, while other rows succeed, is not retried. If max_retries is 0, nothing is retried. After
 more than max_retries 429s, a random time is added to a Retry-After: up to this Retry-After for each
-further 429, at most the longest back-off, and at most half of the time that is then left.
+further 429, at most `cap_s`, and at most half of the time that is then left before the deadline.
 
 Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015): uniform in
 0..min(cap, base 2^k). A waiting row holds no slot, no connection and no tokens.
@@ -71,11 +71,11 @@ _NEIGHBOURS_SHARE = 0.9
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The number and the pace of retries.
 
-    max_retries: attempts after the first, 0..100; retries after HTTP 429 count separately, up to
+    max_retries: attempts after the first, 0 to 100; retries after HTTP 429 count separately, up to
     ten times as many. base_s, cap_s: the longest back-off after the first failure, and after any
     failure; above 0 and at most 86,400 s. A back-off is uniform in 0..min(cap_s, base_s 2^k) after
     k retries (full jitter: Brooker, AWS Architecture Blog, 2015). share: the most retries as a
-    share of first attempts, 0..1, in addition to `floor_per_s` retries per second, above 0 and at
+    share of first attempts, 0 to 1, in addition to `floor_per_s` retries per second, above 0 and at
     most 86,400; further retries wait. Retries after a failed connection, or after a 429 with a
     Retry-After, do not count, except those that another endpoint of a pool takes. Raises
     ConfigError for a value out of range.

@@ -50,9 +50,10 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spending:
-    """The spent and reserved amounts, whose sum never exceeds the allowance.
+    """The spent and reserved amounts.
 
-    This holds as long as no call costs more than its reservation. Synchronous; raises nothing.
+    `reserve` keeps their sum within the allowance, as long as no call costs more than its
+    reservation. Synchronous; raises nothing.
     """
 
     def __init__(self, allowance: Allowance, spent: Amount = NOTHING) -> None:

@@ -144,9 +144,10 @@ class _Model:
 
 
 class Sending(msgspec.Struct, frozen=True, eq=False):
-    """A call in flight: what it asks for, the model that learns from it, and its number there.
+    """A call in flight: what it asks for, the model that learns from it, and its number.
 
-    teaches: whether the input weights always learn from its reply.
+    number: that of the call in the model's PendingOutputs. teaches: whether the input weights
+    always learn from its reply.
     """
 
     asked: Asked | None

@@ -58,7 +58,7 @@ class Answer(msgspec.Struct, gc=False):
 
 
 def do_nothing(*_: object) -> None:
-    """The default of `before_write` and `on_sent`."""
+    """Does nothing: the default of callbacks such as `before_write`."""
 
 
 class Alarm(Protocol):

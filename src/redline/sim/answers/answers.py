@@ -1,4 +1,4 @@
-"""Answers as the simulated model: the same question gets the same text, except with stories."""
+"""Answers as the simulated model: the same question gets the same text, or a story (stories.py)."""
 
 from __future__ import annotations
 
