@@ -186,7 +186,10 @@ class Disconnected(Retryable):
 
 
 class BadReply(Retryable):
-    """A response that cannot be read: not valid HTTP, not JSON, or not in the API's format."""
+    """A response that cannot be read: not valid HTTP, not JSON, or not in the requested format.
+
+    Also an error inside a response with HTTP 200, if it has neither a status nor a known code.
+    """
 
 
 class TimedOut(Retryable):

@@ -214,8 +214,8 @@ class Call(msgspec.Struct, kw_only=True):
     """The state of one call on its way through the backends.
 
     deadline_s: monotonic time after which no attempt starts or continues.
-    priority: calls with a lower number are sent first. tenant: the tenant whose budget pays. avoid:
-    endpoints that the call must not use now.
+    priority: calls with a lower number are sent first. tenant: the tenant that the call is for;
+    empty for none. avoid: endpoints that the call must not use now.
     unfit: endpoints whose limits are too small for the call, or that do not serve it. barred:
     endpoints that the call must never use, such as those without its model; `avoid` includes them.
     committed: True once the first chunk of the answer has been passed on: no retry may follow.

@@ -118,7 +118,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     is_cached: True if the answer is that of another call, earlier or at the same time; `attempts`
     is then 0, and the reply's usage is that of the other call. is_batched: True if the answer came
     from the Batch API, at its price; `latency_s` is then 0, and `attempts` counts batches.
-    custom_id, row, input: identify the row that the call was made for; None if there is none.
+    custom_id, row, input: the id, the number (from 1) and the contents of the row that the call was
+    made for; None without a row or an id.
     fields: the results that a task derived from the answer.
     """
 

@@ -160,8 +160,8 @@ def how_to_price(model: str) -> str:
 def parse_price(name: str, table: Mapping[str, Any], where: str = "") -> Price:
     """Reads a price from a table of dollars per million tokens.
 
-    Without `cached_input`, cached tokens cost as much as other input. Raises ConfigError, with the
-    key, for an unknown or missing key and for a value that is not a price.
+    Without `cached_input`, cached tokens cost as much as other input. Raises ConfigError, which
+    names the key, for an unknown or missing key and for a value that is not a price.
     """
     if not isinstance(table, Mapping):
         hint = "write input and output, in dollars per million tokens"
