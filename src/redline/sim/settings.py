@@ -47,7 +47,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     near_duplicates: the share of stories, 0 to 1, that repeat an earlier one with a few words
         changed.
     seed: determines the stories and, in order of arrival, latencies, faults and jitter.
-    api_key: the key that every request must have; None to require none.
+    api_key: the key that requests must have, except those for health, metrics and counters; None
+        to require none.
     batch_latency: seconds from the creation of a batch to the answer of each of its lines.
     batch_window_s: the seconds after which a batch expires, above 0 and at most 30 days.
     batch_tokens: the most tokens (bytes divided by four) that may wait in all batches together; a

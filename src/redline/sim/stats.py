@@ -3,7 +3,7 @@
 | class        | the request                                                             |
 |--------------|-------------------------------------------------------------------------|
 | `answered`   | received its whole reply: 200                                           |
-| `rejected`   | was over a rate limit: 429                                              |
+| `rejected`   | was over a rate limit, or its key was parked: 429                       |
 | `faults`     | received an injected fault                                              |
 | `refused`    | was itself invalid: 400, 401, 404, 405, 408, 413                        |
 | `overloaded` | found the queue for a free slot full: 503                               |
