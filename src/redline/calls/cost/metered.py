@@ -139,7 +139,7 @@ class Metered(Around):
     def batched(self, request: Request) -> Amount:
         """Returns the most that the request can cost in a batch. Raises CallError if unknown.
 
-        An estimate if the request sets no maximum of output tokens.
+        The result is an estimate if the request sets no maximum of output tokens.
         """
         return self._attempt(request).worst.batched
 

@@ -33,7 +33,10 @@ _MODELS_KEPT = 1024
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """Picodollars per token of each kind, 0 or more."""
+    """Picodollars per token of each kind, 0 or more.
+
+    A token that is written to the provider's cache costs twice as much as other input.
+    """
 
     input: int
     cached_input: int

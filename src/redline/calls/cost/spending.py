@@ -37,7 +37,10 @@ NOTHING = Amount()
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that may be spent: 1 or more picodollars and tokens; None for no bound."""
+    """The most that may be spent: 1 or more picodollars and tokens; None for no bound.
+
+    Raises ConfigError for an amount below 1.
+    """
 
     picodollars: int | None = None
     tokens: int | None = None
