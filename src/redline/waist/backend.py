@@ -142,7 +142,10 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         return request
 
     def carrying(self, raw: bytes, asked: Mapping[str, Any] | None) -> Request:
-        """Returns a copy with this JSON as its body. asked: its `asked`; None to read it."""
+        """Returns a copy with this JSON as its body.
+
+        asked: the copy's `asked`; None to read it from `raw`.
+        """
         # `__copy__`, which Struct does not declare, costs half as much as a new request.
         request: Request = self.__copy__()  # type: ignore[attr-defined]
         force_setattr(request, "raw", raw)

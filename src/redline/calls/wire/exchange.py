@@ -113,12 +113,11 @@ class Exchange(msgspec.Struct, eq=False):
     Repeat. grant: for one write. due_s: since when the request waited for results to be saved, if
     it did. failed: the error because of which the request is written again, on a new connection;
     failed_sent_s: when it was first written. doubted: the body of the response that caused the
-    repetition. on_write: called just before the request gets its send time
-    and is written; if it raises a CallError, the request is not written. take_now: takes a part of
-    a streamed body without waiting; returns whether it did. chunk_taker: returns a function that
-    passes on chunks as they are on the wire; this function returns the number of bytes in their
-    bodies, or 0 if it has not passed them on. chunk_taker returns None while there is no such
-    function.
+    repetition. on_write: called just before the request gets its send time and is written; if it
+    raises a CallError, the request is not written. take_now: takes a part of a streamed body
+    without waiting; returns whether it did. chunk_taker: returns a function that passes on chunks
+    as they are on the wire; this function returns the number of bytes in their bodies, or 0 if it
+    has not passed them on. chunk_taker returns None while there is no such function.
     """
 
     # A Struct, because an object with attributes in a dict would need a dict for each attempt:
