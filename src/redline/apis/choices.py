@@ -118,8 +118,8 @@ def choices(body: Object) -> int:
 def drafts(body: Object) -> int:
     """Returns the number of billed answers, at most 100,000.
 
-    That is `best_of` for each prompt, of which the server returns `n`; `n` if `best_of` is not
-    given.
+    That is `best_of` for each prompt, of which the server returns `n`; `n` if `best_of` is smaller
+    or not given.
     """
     n, best_of = number(body.get("n")), number(body.get("best_of"))
     return _copies(n if best_of is None else max(n or 1, best_of), body)

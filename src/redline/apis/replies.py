@@ -8,7 +8,7 @@ contains an error, `read` raises that error.
   with an `error`                              an error, judged by the status inside
   with a choice that broke off                 the choice's `error`, or ServerFailed
   with fewer or more choices than requested    BadReply
-  a response that is queued or in progress     BadReply
+  a response that has failed or has not ended  its `error`, or BadReply
   of nothing but blank lines                   ServerFailed
 
 Plain JSON counts as an error only if it has no fields besides those of an error.
