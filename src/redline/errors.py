@@ -3,26 +3,26 @@
 RedlineError
   ConfigError            fix the settings or the input, then run again
   CallError              an attempt at a call failed, or the call cannot be sent
-    Withdrawn            a pool took the call back before it was written
+    Withdrawn            the call was taken back before it was written, to be sent elsewhere
     Retryable            the same call may succeed later
-      RateLimited        429 or its like: wait `retry_after_s`, or back off
+      RateLimited        429, or a 402, 403 or 498 that asks redline to wait
       TimedOut           a timeout expired; `phase` says which
       ServerFailed       408, 409, 424, 425, 499, 5xx, or an answer that is marked as broken off
       Disconnected       the connection was refused, reset or closed early
       BadReply           a response that cannot be read; final after two retries
-    Final                the same call will never succeed
+    Final                a retry of the same call cannot succeed
       Rejected           any other 3xx or 4xx, or rejected by a function or by --fail-on
         BadRow           the row cannot be read, or no request can be made from it; nothing was sent
         BadTemplate      a template fails on the row; nothing was sent
       OverLimit          the call is too large for a limit, even if nothing else is sent
-      Refused            401: the key is not accepted; stops the run
+      Refused            401, or a proxy's 407: the key or password is refused; stops the run
       Unpaid             no credit, or a spend limit is reached; stops the run
       BudgetSpent        the run's own budget is spent; stops the run
       Unpriced           no price is known, so the budget cannot be enforced; stops the run
   NoEndpoint             no endpoint works, or the shared limits cannot be used; stops the run
-  TooManyFailures        the share of failed rows has reached --stop-at-error-rate
-  WaitTooLong            the next call would wait longer than --longest-wait
-  JournalError           the results file cannot be trusted or written
+  TooManyFailures        rows fail at the rate of --stop-at-error-rate; stops the run
+  WaitTooLong            the next call would wait longer than --longest-wait; stops the run
+  JournalError           the results file cannot be trusted or written; stops the run
 
 A provider's own error code, its message or an `x-should-retry` header may override the status; see
 `apis.errors.status`.
@@ -94,7 +94,7 @@ class NoEndpoint(RedlineError):
 
 
 class TooManyFailures(RedlineError):
-    """The share of failed rows has reached the rate that ends the run (`--stop-at-error-rate`)."""
+    """The latest rows fail at the rate that ends the run (`--stop-at-error-rate`), or more."""
 
 
 class WaitTooLong(RedlineError):
@@ -142,9 +142,10 @@ class CallError(RedlineError):
 
 
 class Withdrawn(CallError):
-    """A pool took the call back before it was written, and sends it to another endpoint.
+    """A pool or the gateway took the call back before it was written, to send it elsewhere.
 
-    A withdrawn send does not count as an attempt, and uses up no retry.
+    A withdrawn send does not count as an attempt, and uses up no retry. Closing a backend also
+    withdraws the calls that wait at it.
     """
 
 
@@ -185,7 +186,10 @@ class Disconnected(Retryable):
 
 
 class BadReply(Retryable):
-    """A response that cannot be read: not valid HTTP, not JSON, or not in the API's format."""
+    """A response that cannot be read: not valid HTTP, not JSON, or not in the requested format.
+
+    Also an error inside a response with HTTP 200, if it has neither a status nor a known code.
+    """
 
 
 class TimedOut(Retryable):
@@ -214,11 +218,11 @@ _AWAITED = {
 
 
 class Final(CallError):
-    """The same call will never succeed."""
+    """A retry of the same call cannot succeed."""
 
 
 class Rejected(Final):
-    """The endpoint, or redline itself, rejected this row for good."""
+    """The endpoint, a user's function, or redline itself rejected this row for good."""
 
 
 class BadRow(Rejected):
@@ -234,7 +238,7 @@ class OverLimit(Final):
 
 
 class Refused(Final):
-    """The endpoint does not accept the key. No row can succeed until that changes."""
+    """The endpoint or the proxy refuses the credentials. No row can succeed until that changes."""
 
     stops_run = True
 

@@ -19,9 +19,11 @@ class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event"):
 
 
 class RequestRepeated(Event, frozen=True):
-    """A request is written again, on a new connection, because a reused connection failed.
+    """A request is written again, on a new connection.
 
-    The server may have processed both requests. This does not count as a retry.
+    Either the connection that it reused failed or carried a doubtful response, and the server may
+    have processed both requests; or the endpoint refused the field `stream_options`, and the
+    request is written without it. This does not count as a retry.
     """
 
     endpoint: str
@@ -49,7 +51,8 @@ class EndpointParked(Event, frozen=True):
 class EndpointLost(Event, frozen=True):
     """The endpoint accepts no connections; `reason` is the error of the first failed attempt.
 
-    The endpoint's rows wait, and are sent once it accepts connections again.
+    The endpoint's rows wait, and are sent once it accepts connections again. If the outage lasts
+    too long (see `Outage`), the endpoint is given up.
     """
 
     endpoint: str
@@ -82,7 +85,7 @@ class EndpointRecovered(Event, frozen=True):
 
 
 class EndpointBack(Event, frozen=True):
-    """A lost endpoint has answered again."""
+    """A lost endpoint can be reached again."""
 
     endpoint: str
 

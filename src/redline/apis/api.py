@@ -40,7 +40,7 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
     is_streamed: whether answers may be streamed.
     read: parses a response body. Its second argument is the request's body, which says how many
     answers were requested, or None if that is unknown. Raises msgspec.DecodeError if the body has
-    another format, and ErrorInside or CallError if it contains an error.
+    another format, and ErrorInside, CallError or NoEndpoint if it contains an error.
     read_usual: a faster `read` for answers in the most common form; its third argument is the
     response's headers. Returns None for any other answer.
     """

@@ -23,7 +23,7 @@ from redline.waist import Reply
 
 Object = dict[str, Any]
 
-# More answers than any endpoint returns for one request: a larger number is an error.
+# More answers than any endpoint returns for one request: a larger number is a mistake, and is cut.
 _MOST_CHOICES = 100_000
 # Finish reasons of an answer that the model ended: Together sends `eos`, TGI the last two.
 _STOPS = frozenset({None, "", "stop", "eos", "eos_token", "stop_sequence"})
@@ -118,8 +118,8 @@ def choices(body: Object) -> int:
 def drafts(body: Object) -> int:
     """Returns the number of billed answers, at most 100,000.
 
-    That is `best_of` for each prompt, of which the server returns `n`; `n` if `best_of` is not
-    given.
+    That is `best_of` for each prompt, of which the server returns `n`; `n` if `best_of` is smaller
+    or not given.
     """
     n, best_of = number(body.get("n")), number(body.get("best_of"))
     return _copies(n if best_of is None else max(n or 1, best_of), body)
@@ -190,7 +190,10 @@ def read(body: bytes, asked: Object | None) -> Reply:
 
 
 def has_ended(body: bytes) -> bool:
-    """Whether each choice in a JSON body has a finish reason and the body contains no error."""
+    """Whether each choice in a JSON body has a finish reason and the body contains no error.
+
+    Also True for JSON in another format.
+    """
     try:
         endings = _ENDINGS.decode(body)
     except msgspec.ValidationError:
@@ -210,10 +213,9 @@ P = TypeVar("P", bound=_Part)
 def in_order(found: list[P], asked: int | None, name: str) -> list[P]:
     """Returns the parts of an answer in the order of their indices.
 
-    Raises BadReply unless they are exactly the requested parts.
-
     asked: the number of requested parts; None if it is unknown, and then nothing is checked. name:
-    the word for a part in an error, such as `choice`.
+    the word for a part in an error, such as `choice`. Raises BadReply unless they are exactly the
+    requested parts.
     """
     if asked == len(found) == 1 and not found[0].index:
         return found

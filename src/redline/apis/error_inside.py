@@ -130,7 +130,7 @@ def judge_part(what: str, error: Any, *, is_begun: bool = True) -> CallError | N
 
 
 def judge_choice(index: int, error: Any, finish_reason: Any) -> CallError | NoEndpoint | None:
-    """Returns the error of a choice that broke off; None if the choice is complete."""
+    """Returns the error of a choice that broke off; None for any other choice."""
     if error:
         return judge_part(f"choice {index} broke off", error)
     if isinstance(finish_reason, str) and finish_reason.lower() in _BROKEN:

@@ -5,11 +5,13 @@ match the API's format, so that the call is retried as after any other fault. Fo
 contains an error, `read` raises that error.
 
   an answer                                    raises
-  with an `error` and no choices               an error, judged by the status inside
+  with an `error`                              an error, judged by the status inside
   with a choice that broke off                 the choice's `error`, or ServerFailed
   with fewer or more choices than requested    BadReply
-  a response that is queued or in progress     BadReply
+  a response that has failed or has not ended  its `error`, or BadReply
   of nothing but blank lines                   ServerFailed
+
+Plain JSON counts as an error only if it has no fields besides those of an error.
 """
 
 from __future__ import annotations

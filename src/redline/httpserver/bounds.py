@@ -15,8 +15,9 @@ class HttpBounds(msgspec.Struct, frozen=True, kw_only=True):
     around one chunk; up to 32 KiB more may be accepted. most_body_bytes: the size of one request's
     body, both compressed and decompressed. bodies_by_path: most_body_bytes for individual paths.
 
-    head_s: the time from the first byte of a head to its end. body_s: the time for a body, counted
-    from when the handler first waits for it; proportionally longer on a path with larger bodies.
+    head_s: the time from the first byte of a head, or from the end of the previous response if that
+    is later, to the end of the head. body_s: the time for a body, counted from when the handler
+    first waits for it; proportionally longer on a path with larger bodies.
     idle_s: the time until a request begins. unread_s: the time within which a client must read at
     least 64 KiB of the data buffered for it. wanted_s: the same while other requests wait for what
     the response holds (see `Exchange.holds`); unread_s if that is shorter.

@@ -340,7 +340,10 @@ class Exchange:
             channel.transport.write(framed)
 
     async def drained(self) -> None:
-        """Returns once the client has read all but at most 64 KiB of the written data."""
+        """Returns once the client has read all but at most 64 KiB of the written data.
+
+        With TLS, all but at most 512 KiB.
+        """
         if self._channel.is_write_paused:
             await self._channel.drained()
 

@@ -151,7 +151,7 @@ class HttpServer(ABC):
     """A server that runs in an `async with` block, or from `start` to `aclose`; starts only once.
 
     It runs in the event loop that starts it. name: its name in messages. address: an Address, or
-    (host, port). ssl: a context for HTTPS; None for HTTP.
+    (host, port). bounds: None for the defaults. ssl: a context for HTTPS; None for HTTP.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class HttpServer(ABC):
 
     @property
     def base_url(self) -> str:
-        """`http://HOST:PORT/v1`. Raises RedlineError before `start`."""
+        """`http://HOST:PORT/v1`, or https with TLS. Raises RedlineError before `start`."""
         if not self._base_url:
             raise RedlineError(f"{self._name} has not been started")
         return self._base_url
@@ -195,7 +195,10 @@ class HttpServer(ABC):
         return self._service.is_draining
 
     async def start(self) -> None:
-        """Starts listening. Raises ConfigError if the address cannot be used."""
+        """Starts listening.
+
+        Raises ConfigError if the address cannot be used, and RedlineError at a second call.
+        """
         if self._base_url:
             raise RedlineError(f"{self._name} has already been started")
         loop = asyncio.get_running_loop()
@@ -228,7 +231,10 @@ class HttpServer(ABC):
         self._base_url = f"{scheme}://{shown}:{port}/v1"
 
     async def aclose(self) -> None:
-        """Stops listening and ends every connection. A second call does nothing."""
+        """Stops listening, awaits `_drain`, and ends every connection.
+
+        A second call does nothing.
+        """
         listeners, self._listeners = self._listeners, []
         if not listeners:
             return

@@ -1,6 +1,7 @@
 """Enforces rate limits as providers do: with four algorithms, and several limits at once.
 
-Nothing here waits, and the time is an argument, `now_s`, so that tests can set it.
+Nothing here waits, and the time is an argument, `now_s`, so that tests can set it. For a limit of N
+requests or tokens per W seconds:
 
 | algorithm | a request is admitted while                                                          |
 |-----------|--------------------------------------------------------------------------------------|
@@ -273,8 +274,8 @@ Rates = Mapping[str, Sequence[Rate]]
 class Admission:
     """All limits of one account: a request is counted by all of them or by none.
 
-    rates: the limits by kind, one of KINDS. parked_until_s: monotonic; the caller must
-    admit no request before this time.
+    rates: the limits by kind, one of KINDS. algorithm: see the module's table. parked_until_s:
+    monotonic; the caller must admit no request before this time.
     """
 
     def __init__(self, rates: Rates, algorithm: str = "fixed") -> None:

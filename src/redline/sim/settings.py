@@ -30,24 +30,29 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     algorithm: how the limits count: `fixed` or `moving` window, sliding window `counter`, or token
         `bucket`.
     charge: how tokens count. `actual`: prompt and answer on arrival; `reserved`: prompt and
-        max_tokens on arrival without a refund, or prompt and answer without max_tokens;
+        max_tokens on arrival without a refund, or prompt and answer if max_tokens is not given;
         `answered`: the prompt on arrival, the answer when it ends.
-    jitter_s: each request is delayed by 0 to this many seconds before the limits are checked.
-    concurrency: requests served at once; others wait in order of arrival. None for no limit.
-    latency: seconds before the first byte. per_token_s: further seconds per completion token.
+    jitter_s: each request is delayed by 0 to this many seconds before the limits are checked; 0 to
+        60.
+    concurrency: requests served at once, at least 1; up to 4,096 others wait in order of arrival,
+        and any further request gets 503. None for no limit.
+    latency: seconds before the first byte. per_token_s: further seconds per completion token, 0 to
+        60.
     faults: the share of admitted requests that fails, by kind.
     headers: the style of limit headers. `none` and `gemini` send neither limit headers nor
         Retry-After, but with `gemini`, the body of a 429 states the wait.
-    replay: a JSONL file of lines with a `question` and its `answer`, to answer from.
+    replay: a JSONL file to answer from, each line with a `question` and its `answer`.
     stories: whether to answer with invented stories, determined by the question and the request's
         seed.
-    near_duplicates: the share of stories that repeat an earlier one with a few words changed.
+    near_duplicates: the share of stories, 0 to 1, that repeat an earlier one with a few words
+        changed.
     seed: determines the stories and, in order of arrival, latencies, faults and jitter.
-    api_key: the key that every request must have; None to require none.
+    api_key: the key that requests must have, except those for health, metrics and counters; None
+        to require none.
     batch_latency: seconds from the creation of a batch to the answer of each of its lines.
-    batch_window_s: the seconds after which a batch expires.
+    batch_window_s: the seconds after which a batch expires, above 0 and at most 30 days.
     batch_tokens: the most tokens (bytes divided by four) that may wait in all batches together; a
-        batch that would exceed this fails. None for no limit.
+        batch that would exceed this number fails. At least 1; None for no limit.
     Raises ConfigError for a value that is not valid.
     """
 

@@ -3,15 +3,16 @@
 | class        | the request                                                             |
 |--------------|-------------------------------------------------------------------------|
 | `answered`   | received its whole reply: 200                                           |
-| `rejected`   | was over a rate limit: 429                                              |
+| `rejected`   | was over a rate limit, or its key was parked: 429                       |
 | `faults`     | received an injected fault                                              |
 | `refused`    | was itself invalid: 400, 401, 404, 405, 408, 413                        |
 | `overloaded` | found the queue for a free slot full: 503                               |
 | `abandoned`  | had no whole reply when its client left or the server closed            |
 | `in_flight`  | has not ended yet                                                       |
 
-`received` is the sum of all classes at every moment. It excludes requests for /health, /healthz,
-/metrics, /sim/..., /v1/files, /v1/batches and GET /v1/models, and anything that is not HTTP.
+`received` is the sum of all classes at every moment. It excludes all requests for /sim/limits,
+/sim/faults, /v1/files and /v1/batches; GET and HEAD requests for /health, /healthz, /metrics,
+/sim/stats, /sim/requests, /sim/gaps and /v1/models; and anything that is not HTTP.
 """
 
 from __future__ import annotations

@@ -72,11 +72,13 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
     method. headers: HTTP headers, which take precedence over those of the endpoint. Without these
     fields, the request is a POST for a chat completion.
     body: any value that can be encoded as JSON, or None for no body. A user's own coroutine gets
-    the body as its argument. Bytes are sent unchanged, and need a Content-Type in `headers`. Do not
-    change the body in place: `with_fields` returns a changed request.
+    a copy of the body as its argument. Bytes are sent unchanged, and need a Content-Type in
+    `headers` unless they are JSON. Do not change the body in place: `with_fields` returns a changed
+    request.
     raw: the JSON to send, byte for byte, given instead of `body`; `body` is then decoded from
     `raw` when it is first read. If both are given, `body` takes precedence and `raw` is None.
-    output_path: keys and indices that select the answer in a plain JSON reply, outermost first.
+    output_path: keys and indices that select the answer in the reply's JSON, outermost first; empty
+    for the answer as the API defines it.
     """
 
     # The descriptor of the field `body`, which the property `body` hides.
@@ -140,7 +142,10 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         return request
 
     def carrying(self, raw: bytes, asked: Mapping[str, Any] | None) -> Request:
-        """Returns a copy with this JSON as its body. asked: the copy's `asked`, unless None."""
+        """Returns a copy with this JSON as its body.
+
+        asked: the copy's `asked`; None to read it from `raw`.
+        """
         # `__copy__`, which Struct does not declare, costs half as much as a new request.
         request: Request = self.__copy__()  # type: ignore[attr-defined]
         force_setattr(request, "raw", raw)
@@ -212,8 +217,8 @@ class Call(msgspec.Struct, kw_only=True):
     """The state of one call on its way through the backends.
 
     deadline_s: monotonic time after which no attempt starts or continues.
-    priority: calls with a lower number are sent first. tenant: the tenant whose budget pays. avoid:
-    endpoints that the call must not use now.
+    priority: calls with a lower number are sent first. tenant: the tenant that the call is for;
+    empty for none. avoid: endpoints that the call must not use now.
     unfit: endpoints whose limits are too small for the call, or that do not serve it. barred:
     endpoints that the call must never use, such as those without its model; `avoid` includes them.
     committed: True once the first chunk of the answer has been passed on: no retry may follow.
@@ -227,7 +232,7 @@ class Call(msgspec.Struct, kw_only=True):
     once: True if the request must never be written twice, even if its connection fails.
     on_write: called just before a request is written; a CallError that it raises ends the attempt,
     and nothing is written. on_wait: called when the call begins to wait for its next attempt;
-    until that attempt, its slot is free. again_s: the monotonic time before which the server asked
+    it holds no slot while it waits. again_s: the monotonic time before which the server asked
     not to receive the call again; -inf if it did not ask, or the call does not wait for that time.
     silent_s: the monotonic time when the request was written, if the call was then cancelled before
     a byte of the response arrived; otherwise None.
@@ -269,7 +274,7 @@ class Call(msgspec.Struct, kw_only=True):
             raise TimedOut("row", hint=hint) from None
 
     def let_go(self) -> None:
-        """Releases the memory held for a long answer that was dropped, or that its reader owns."""
+        """Releases `held`, once the long answer is dropped or has been passed on to its reader."""
         if self.held is not None:
             self.held.release()
             self.held = None

@@ -16,6 +16,7 @@ _OUT_OF_ORDER = frozenset({"server_failed", "disconnected", "timed_out", "bad_re
 class Attempts:
     """Counts the attempts whose requests were written.
 
+    An attempt counts again if its request is written again, on a new connection.
     attempts: all of them. in_flight, most_in_flight: those that have not ended, now and at most.
     input_tokens, output_tokens: of the replies, according to their usage. retries: attempts of a
     request that was written before and failed. failovers: those retries whose request another
@@ -94,7 +95,7 @@ class CacheUse(msgspec.Struct):
 
     hits: the answer was in the cache. shared: the answer comes from an identical call in flight.
     misses: the request is sent. passed: the request is sent without a lookup, since its answer may
-    differ each time.
+    differ each time or is streamed.
     """
 
     hits: int = 0

@@ -1,10 +1,10 @@
 """Describes the load of a backend, for pools, health pages and the diagnosis of what binds.
 
 state     meaning                                               may change to
-starting  it is being prepared, and takes no call yet           warming, ready, degraded, gone
-warming   it takes calls, and answers more slowly than later    ready, degraded, gone
+starting  it is being prepared, and takes no call yet           any other
+warming   it takes few calls, until enough have succeeded       ready, degraded, draining, gone
 ready     it answers, or no fault is known                      degraded, draining, gone
-degraded  its last calls have failed; it is tried now and then  ready, draining, gone
+degraded  its last calls have failed; it is tried now and then  warming, ready, draining, gone
 draining  it finishes its calls, and takes no new ones          gone
 gone      it takes no calls                                     starting, ready
 """
@@ -33,11 +33,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     in_flight: calls that hold a slot. waiting: calls that wait for a slot, or that hold a slot and
     wait for the limits. queued: calls that wait for a slot. slots: maximum calls in flight, 0 if
-    the backend has no bound of its own. ahead_free: for an endpoint, how many more calls may get
-    ready to wait for the limits.
+    the backend has no bound of its own. ahead_free: for an endpoint, how many more calls may take a
+    connection and wait for the limits.
     room_s: seconds until one more call could start, after the calls that are waiting; 0 if it could
-    start now. If the call lacks only a slot, an arbitrary number above 0, since it is not known
-    when a slot becomes free.
+    start now, inf if it can never start. If the call lacks only a slot, an arbitrary number above
+    0, since it is not known when a slot becomes free.
     steady: with fewer calls in flight than this, the backend has room for another call, until a
     call has failed; 0 if its room depends on more than the number of calls.
     parked_until_s: monotonic time before which no call starts; -inf if the backend is not parked.

@@ -23,18 +23,20 @@ _SHORT.maxstring = _SHORT.maxother = 200
 class Reply(msgspec.Struct, kw_only=True):
     """An answer that was read from a response.
 
-    output: a string; a list of strings for n > 1; a vector or a list of vectors for embeddings; the
-    JSON value itself for an API that redline does not know.
-    finish_reason: as the endpoint sent it (`stop`, `length`, `content_filter`, `tool_calls`, ...),
-    but `refusal` if the model refused and `empty` if it stopped without any content. For n > 1,
-    finish_reason and tool_calls are lists with an item for each choice; tool_calls is None if no
-    choice has any.
+    output: a string; a list of strings for several choices; a vector or a list of vectors for
+    embeddings; the JSON value itself for an API that redline does not know; None or empty if there
+    are only tool calls.
+    finish_reason: in the words of chat (`stop`, `length`, `content_filter`, `tool_calls`), any
+    other as the endpoint sent it; but `refusal` if the model refused, and `empty` if it stopped
+    without any content. For several choices, finish_reason and tool_calls are lists with an item
+    for each choice; tool_calls is None if no choice has any.
     headers: the HTTP response's headers, keyed by lower-case name; do not change them. Empty if
     there was no response.
     request_id: the response's `x-request-id`; without one, the `id` in its body, or None.
     usage, model: as the endpoint sent them; None if it sent none. input_tokens, output_tokens: read
     from usage, None if unknown.
-    body: the bytes of the response; status: its HTTP status.
+    body: the bytes of the response; for a stream, those of the same answer without streaming, or
+    b"" if its sink relays. status: the HTTP status of the response.
     """
 
     output: Any = None
@@ -71,12 +73,12 @@ class Attempt(msgspec.Struct, frozen=True):
     sent_s: when its request was about to be written; None if the request was not written.
     first_byte_s: when the response began. complete_s: when the attempt was over.
     eligible_s: when the attempt began to wait for a slot or a connection. slot_s: when it got the
-    slot. ahead_s: when it became one of the few attempts that may get ready for their grants.
+    slot. ahead_s: when it became one of the few attempts that may take a connection.
     connected_s: when it had a connection and began to wait for its grant. granted_s: when it got
     the grant. Each of these five is None if the attempt did not wait there.
     first_token_s: when the first event of a stream was read; None if the answer was not streamed.
-    queued_s: when the call began to wait for room in the budget or for one of several endpoints;
-    None if it did not wait for either.
+    queued_s: when the call began to wait for its turn in the gateway, for room in the budget, for
+    one of several endpoints or for its batch; None if it waited for none of these.
 
     A request that is written again on a new connection belongs to the same attempt, which has the
     times of the last write.
@@ -116,7 +118,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     is_cached: True if the answer is that of another call, earlier or at the same time; `attempts`
     is then 0, and the reply's usage is that of the other call. is_batched: True if the answer came
     from the Batch API, at its price; `latency_s` is then 0, and `attempts` counts batches.
-    custom_id, row, input: identify the row that the call was made for; None if there is none.
+    custom_id, row, input: the id, the number (from 1) and the contents of the row that the call was
+    made for; None without a row or an id.
     fields: the results that a task derived from the answer.
     """
 
@@ -166,6 +169,9 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 def failed(error: CallError | NoEndpoint, *, endpoint: str = "", latency_s: float = 0.0) -> Outcome:
-    """Returns the outcome of a failed attempt: `exhausted` if a retry may help."""
+    """Returns the outcome of a failed attempt: `exhausted` if a retry may help.
+
+    Otherwise the status is `rejected`.
+    """
     status: Status = "exhausted" if isinstance(error, Retryable | Withdrawn) else "rejected"
     return Outcome(status=status, error=error, endpoint=endpoint, latency_s=latency_s)

@@ -1,4 +1,4 @@
-"""Reads and writes the errors of endpoints, and judges what status and error object mean."""
+"""Reads and writes the errors of endpoints, and judges what a status and an error object mean."""
 
 from redline.apis.errors.error_object import error_body, read_error
 from redline.apis.errors.provider_errors import lacks_model

@@ -226,7 +226,7 @@ _DEEPEST = 3
 
 
 def meaning_of(status: int, said: ErrorBody) -> Meaning | None:
-    """Returns the meaning of status and body together, or of the status alone; None if unknown."""
+    """Returns what a status and a body mean together, or the status alone; None if unknown."""
     for each in _and_quoted(said):
         for row in _TABLE:
             if status in row.statuses and _fits(row, each):

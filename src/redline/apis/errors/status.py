@@ -48,7 +48,7 @@ _RETRIED = frozenset({408, 409, 424, 425, 499})
 _LONGEST_QUOTE = 300
 
 _REDIRECT_HINT = (
-    "set the base URL to the target of the redirect; a key is not forwarded automatically"
+    "set the base URL to the target of the redirect; redline does not follow it, to protect the key"
 )
 _HINTS = {
     400: "compare the request with the API's documentation; --dry-run shows the first one",

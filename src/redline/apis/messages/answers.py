@@ -1,7 +1,7 @@
 """Converts answers of chat to messages of the Messages API.
 
 finish_reason                       stop_reason
-stop, or none                       end_turn; tool_use if tools are called; stop_sequence if the
+stop, none, or any other            end_turn; tool_use if tools are called; stop_sequence if the
                                     server sends the sequence found, as vLLM and SGLang do
 length, model_length                max_tokens
 tool_calls, function_call           tool_use

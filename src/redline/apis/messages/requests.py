@@ -15,7 +15,8 @@ cache_control, service_tier, ... (`_DROPPED`)       nothing, since the answer do
 a document by URL or file id, tools and blocks      refused
 of tools that Anthropic runs or defines,
 container, mcp_servers, ... (`_REFUSED`)
-a field that the Messages API does not have         the same field, since it is meant for the server
+a field that the Messages API does not have         the same field, since it is meant for the
+                                                    server; nothing for `stop`, ... (`_OURS`)
 """
 
 from __future__ import annotations

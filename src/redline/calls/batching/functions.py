@@ -2,7 +2,7 @@
 
 what the function does             the outcome
 returns one answer for each item   each item gets its own answer
-returns an Exception for an item   only that item fails, with this exception
+returns an Exception for an item   only that item fails, with the error for this exception
 raises a Retryable, TimeoutError,  all may be retried
 or ConnectionError
 raises another CallError           as for an endpoint: see batch.py

@@ -41,10 +41,10 @@ _MOST_WAIT_S = 60.0
 class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds of a batcher, all above 0 and finite.
 
-    max_batch_bytes: the bytes of the bodies in one batch. max_waiting,
-    max_waiting_bytes: queued items, and the bytes of their requests; a request that would exceed
-    one of these bounds fails with RateLimited, unless the queue is empty. call_s: the timeout of
-    one function call, in seconds. Raises ConfigError for a value out of range.
+    max_batch_bytes: the bytes of the bodies in one batch. max_waiting, max_waiting_bytes: queued
+    items, and the bytes of their requests; a request that would exceed one of these bounds fails
+    with RateLimited, unless the queue is empty. call_s: the timeout of one function call, in
+    seconds. Raises ConfigError for a value out of range.
     """
 
     max_batch_bytes: int = 8 * 2**20
@@ -56,14 +56,14 @@ class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
         check_types(self)
         for name in self.__struct_fields__:
             if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be above 0, not {getattr(self, name):g}")
+                raise ConfigError(f"{name} must be above 0 and finite, not {getattr(self, name):g}")
 
 
 class Rule(msgspec.Struct, frozen=True):
     """The bounds at which a batch is closed and sent.
 
-    size: the most items, 1..65,536. wait_s: the longest wait for other requests, 0..60 s.
-    most_bytes: the most bytes of a batch.
+    size: the most items, 1 to 65,536. wait_s: the longest wait for other requests, 0 to 60 s.
+    most_bytes: the most bytes of a batch. Raises ConfigError for a size or a wait out of range.
     """
 
     size: int

@@ -3,9 +3,11 @@
   a request that                      is
   may get a new answer each time      passed on, unless sampled answers are also cached
   asks for a stream                   passed on
-  was answered before                 a hit: answered from the store, no attempt, no limit
+  is neither a GET nor a POST         passed on
+  has a stored answer                 a hit: answered from the store, no attempt, no limit
   is being sent by another call       shared: it waits for that call's answer
-  is none of these                    a miss: sent; a complete success is stored
+  is none of these                    a miss: sent; a complete success is stored, unless the server
+                                      answers with `Cache-Control: no-store`
 
 Identical requests of one priority are sent one at a time. If the leading call fails, is cancelled,
 or gets no complete answer, the next waiting call sends its own request; if the leading call was not

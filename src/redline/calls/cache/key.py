@@ -27,7 +27,7 @@ _CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-k
 # These headers identify a single request: if they counted, no two requests would be identical.
 _NAMES = frozenset({"x-request-id", "idempotency-key", "traceparent", "tracestate"})
 # The answer to a body with one of these fields depends on more than the request and the model: on a
-# search, or on earlier turns that the provider stores.
+# search, on earlier turns that the provider stores, or on when the answer is fetched.
 _OUTWARD = ("web_search_options", "conversation", "background")
 _CALLERS_TOOLS = frozenset({"function", "custom"})
 # Methods whose answers may be cached. A PUT or a DELETE has an effect each time.

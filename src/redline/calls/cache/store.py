@@ -61,9 +61,9 @@ class Cache(msgspec.Struct, frozen=True):
 
     folder: None for redline/answers in $XDG_CACHE_HOME, or in ~/.cache if that is not set.
     max_bytes: the largest size of the file in the folder, at least 1,000,000, 1 GB by default; the
-    least recently used answers are deleted first. includes_sampled: also store answers that were
-    sampled at random, so that identical requests get the same answer. Raises ConfigError if
-    max_bytes is too small.
+    least recently used answers are deleted first, and an answer above an eighth of this size is not
+    stored. includes_sampled: also store answers that were sampled at random, so that identical
+    requests get the same answer. Raises ConfigError if max_bytes is too small.
     """
 
     folder: str | os.PathLike[str] | None = None

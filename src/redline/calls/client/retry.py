@@ -9,10 +9,11 @@
 
 A back-off also waits until the retry budget allows the retry. If `Call.avoid` contains the failed
 endpoint, another endpoint of the pool is available. After a 429, and after the first two failures
-of any kind, the call then waits for the retry budget alone. A row whose last five failures are the
-same 5xx, while other rows succeed, is not retried. If max_retries is 0, nothing is retried. After
-more than max_retries 429s, a random time is added to a Retry-After: up to this Retry-After for each
-further 429, at most the longest back-off, and at most half of the time that is then left.
+of any kind, the call then waits for the retry budget alone. A row whose last five failures are
+ServerFailed with the same status, while other rows succeed, is not retried. If max_retries is 0,
+nothing is retried. After more than max_retries 429s, a random time is added to a Retry-After: up to
+this Retry-After for each further 429, at most `cap_s`, and at most half of the time that is then
+left before the deadline.
 
 Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015): uniform in
 0..min(cap, base 2^k). A waiting row holds no slot, no connection and no tokens.
@@ -60,9 +61,9 @@ _BAD_REPLY_RETRIES = 2
 _FAILOVERS = 2
 # A 429 says that the endpoint is full, not that the row is bad.
 _RATE_LIMITED_FACTOR = 10
-# A row is to blame if its last five failures are the same 5xx, and since its first failure at least
-# 20 attempts of other rows, and nine in ten of their attempts, have succeeded. At a fault rate of
-# 5 %, this happens by chance to one row in three million.
+# A row is to blame if its last five failures are ServerFailed with the same status, and since its
+# first failure at least 20 attempts of other rows, and nine in ten of their attempts, have
+# succeeded. At a fault rate of 5 %, this happens by chance to one row in three million.
 _SAME_FAULT_MOST = 5
 _NEIGHBOURS_LEAST = 20
 _NEIGHBOURS_SHARE = 0.9
@@ -71,11 +72,11 @@ _NEIGHBOURS_SHARE = 0.9
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The number and the pace of retries.
 
-    max_retries: attempts after the first, 0..100; retries after HTTP 429 count separately, up to
+    max_retries: attempts after the first, 0 to 100; retries after HTTP 429 count separately, up to
     ten times as many. base_s, cap_s: the longest back-off after the first failure, and after any
     failure; above 0 and at most 86,400 s. A back-off is uniform in 0..min(cap_s, base_s 2^k) after
     k retries (full jitter: Brooker, AWS Architecture Blog, 2015). share: the most retries as a
-    share of first attempts, 0..1, in addition to `floor_per_s` retries per second, above 0 and at
+    share of first attempts, 0 to 1, in addition to `floor_per_s` retries per second, above 0 and at
     most 86,400; further retries wait. Retries after a failed connection, or after a 429 with a
     Retry-After, do not count, except those that another endpoint of a pool takes. Raises
     ConfigError for a value out of range.
@@ -145,7 +146,7 @@ class _History(msgspec.Struct):
     since: how many attempts of all rows had succeeded, and how many had failed, before the row's
     first failure. blamed, limited, outages: its failed attempts that count against `max_retries`,
     its 429s, and its failed connections. fault, fault_count: the status of its last failure if that
-    was a 5xx, and how many times in succession it has had this status.
+    was a ServerFailed, and how many times in succession it has had this status.
     """
 
     since: tuple[int, int]

@@ -45,6 +45,7 @@ class Account(Protocol):
 class _Attempt(msgspec.Struct):
     """One attempt. input_tokens, output_tokens: the most that it can use. price: its highest price.
 
+    If the request has no maximum, output_tokens is an estimate. bound: the request's own bounds.
     writes: how many times its request was written.
     """
 
@@ -136,7 +137,10 @@ class Metered(Around):
         return outcome
 
     def batched(self, request: Request) -> Amount:
-        """Returns the most that the request can cost in a batch. Raises CallError if unknown."""
+        """Returns the most that the request can cost in a batch. Raises CallError if unknown.
+
+        The result is an estimate if the request sets no maximum of output tokens.
+        """
         return self._attempt(request).worst.batched
 
     def cost_batched(self, request: Request, reply: Reply | None) -> Amount:

@@ -33,7 +33,10 @@ _MODELS_KEPT = 1024
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """Picodollars per token of each kind, 0 or more."""
+    """Picodollars per token of each kind, 0 or more.
+
+    A token that is written to the provider's cache costs twice as much as other input.
+    """
 
     input: int
     cached_input: int
@@ -160,8 +163,8 @@ def how_to_price(model: str) -> str:
 def parse_price(name: str, table: Mapping[str, Any], where: str = "") -> Price:
     """Reads a price from a table of dollars per million tokens.
 
-    Without `cached_input`, cached tokens cost as much as other input. Raises ConfigError, with the
-    key, for an unknown or missing key and for a value that is not a price.
+    Without `cached_input`, cached tokens cost as much as other input. Raises ConfigError, which
+    names the key, for an unknown or missing key and for a value that is not a price.
     """
     if not isinstance(table, Mapping):
         hint = "write input and output, in dollars per million tokens"

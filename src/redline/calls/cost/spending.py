@@ -37,7 +37,10 @@ NOTHING = Amount()
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that may be spent: 1 or more picodollars and tokens; None for no bound."""
+    """The most that may be spent: 1 or more picodollars and tokens; None for no bound.
+
+    Raises ConfigError for an amount below 1.
+    """
 
     picodollars: int | None = None
     tokens: int | None = None
@@ -50,9 +53,10 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spending:
-    """The spent and reserved amounts, whose sum never exceeds the allowance.
+    """The spent and reserved amounts.
 
-    This holds as long as no call costs more than its reservation. Synchronous; raises nothing.
+    `reserve` keeps their sum within the allowance, as long as no call costs more than its
+    reservation. Synchronous; raises nothing.
     """
 
     def __init__(self, allowance: Allowance, spent: Amount = NOTHING) -> None:

@@ -147,8 +147,8 @@ class EndpointLimits:
     def next_s(self, now_s: float, coming: int = 0) -> float:
         """Returns when a call could be sent after those getting ready and `coming` others.
 
-        -inf if no call has to wait long once it gets ready: without limits, or if calls are sent at
-        even intervals, since few calls get ready at once.
+        In monotonic time; -inf if no call has to wait long once it gets ready: without limits, or
+        if calls are sent at even intervals, since few calls get ready at once.
         """
         limiter, ahead = self.limiter, self.ahead
         if limiter.is_unlimited or not (self._is_burst or ahead.count == 1):

@@ -49,7 +49,7 @@ class Mask:
     """Replaces secrets in a text with `<key>`.
 
     secrets: texts of which even parts, of 8 or more characters, are replaced, also in base64 or
-    hex. wholes: texts to replace only as a whole.
+    hex. wholes: texts to replace only as a whole. Shorter secrets and wholes are not replaced.
     """
 
     def __init__(self, secrets: Iterable[str], wholes: Iterable[str] = ()) -> None:

@@ -1,8 +1,9 @@
-"""Tracks outages, when an endpoint cannot be reached: rows wait, and finally the run ends.
+"""Tracks outages, when an endpoint cannot be reached: rows wait, until the outage is over.
 
   up       -> down       a connection could not be made
-  down     -> up         any response arrived
-  down     -> over       the outage lasted too long to wait for its end
+  down     -> up         a connection was made: any response arrived, or the connection was lost
+  down     -> over       the outage has lasted 300 s, or 5 s if the endpoint has never answered; its
+                         calls then fail with NoEndpoint
 
 A row is not blamed for an endpoint that is down: connection failures use none of its retries.
 """

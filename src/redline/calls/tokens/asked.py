@@ -28,7 +28,7 @@ _ONE_ANSWER: dict[str, Any] = {}
 
 
 class Asked(msgspec.Struct, eq=False):
-    """The tokens that one request asks for. Raises nothing.
+    """The tokens that one request asks for.
 
     name: the model; empty if it is missing or not plausible. has_output: whether the API has output
     tokens. drafts: the number of billed answers. most_output: the maximum of each answer in tokens,

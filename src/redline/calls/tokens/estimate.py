@@ -144,9 +144,10 @@ class _Model:
 
 
 class Sending(msgspec.Struct, frozen=True, eq=False):
-    """A call in flight: what it asks for, the model that learns from it, and its number there.
+    """A call in flight: what it asks for, the model that learns from it, and its number.
 
-    teaches: whether the input weights always learn from its reply.
+    number: that of the call in the model's PendingOutputs. teaches: whether the input weights
+    always learn from its reply.
     """
 
     asked: Asked | None
@@ -223,7 +224,7 @@ class TokenEstimator:
         return Cost(cost.input_tokens, asked.most_output * asked.drafts)
 
     def least(self, request: Request) -> int:
-        """Returns the fewest input tokens that the call can use, about half of the true number.
+        """Returns a lower bound on the input tokens of the call, about half of the true number.
 
         Ignores everything learned, since it may come from another kind of row, and a row whose
         result is above the limit is refused for good.

@@ -64,7 +64,7 @@ class Weights:
 
     @property
     def is_settled(self) -> bool:
-        """Whether 256 readings followed the last change, and the latest was not an outlier."""
+        """Whether 256 readings have followed the last change, and the latest is no outlier."""
         return self._readings >= _ENOUGH and not self._streak
 
     @property

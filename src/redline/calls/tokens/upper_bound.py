@@ -38,8 +38,8 @@ def worst_of(request: Request) -> Worst:
     """Returns the most tokens that the request can use, from its contents alone.
 
     A tokenizer that works on bytes makes at most one token per byte, and every text that the model
-    reads is in the JSON. Raises TypeError, ValueError or RecursionError for a body that has no JSON
-    form.
+    reads is in the JSON, except for what the server adds by itself, such as a conversation that it
+    stores. Raises TypeError, ValueError or RecursionError for a body that has no JSON form.
     """
     body = request.body
     raw = msgspec.json.encode(body)

@@ -34,14 +34,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     results; empty for host and port. api_key: sent as a bearer token; never printed or stored; None
     or "" to send none, whatever OPENAI_API_KEY is. headers: sent with each request, by name.
     proxy: the URL of an HTTP proxy, or "" for no proxy; None uses HTTP(S)_PROXY and NO_PROXY from
-    the environment. max_reply_bytes: a row with a longer response fails; at least 1, 64 MiB by
-    default. With several endpoints: weight: the endpoint's capacity in proportion to that of the
-    others, above 0. group: endpoints of one group give the same answers; empty for no group.
-    models: the endpoint's model names by the requested names; other names are sent unchanged.
-    metrics, probe: for your own server: True reads its /metrics every second, or checks its
-    /health; a URL or a path replaces these. prices: the endpoint's prices by model, if it has
-    prices of its own; a dict of dollars per million tokens is accepted instead of a Price.
-    Raises ConfigError for a value that cannot be used.
+    the environment, or the settings of macOS or Windows. max_reply_bytes: a row with a longer
+    response fails; at least 1, 64 MiB by default. weight: in a pool, the endpoint's capacity in
+    proportion to that of the others, above 0. group: endpoints of one group give the same answers;
+    empty for no group. models: the endpoint's model names by the requested names; other names are
+    sent unchanged. metrics, probe: in a pool, for your own server: True to read its /metrics and to
+    check its /health every second; a path or a URL to use another page. prices: the endpoint's
+    prices by model, if it has prices of its own; a dict of dollars per million tokens is accepted
+    instead of a Price. Raises ConfigError for a value that cannot be used.
     """
 
     base_url: str

@@ -58,7 +58,7 @@ class Answer(msgspec.Struct, gc=False):
 
 
 def do_nothing(*_: object) -> None:
-    """The default of `before_write` and `on_sent`."""
+    """Does nothing: the default of callbacks such as `before_write`."""
 
 
 class Alarm(Protocol):
@@ -92,7 +92,7 @@ class Timing:
 class Repeat(Exception):
     """Raised to send a request once more, on a new connection; see reuse.py.
 
-    error: the failure on the reused connection. body: the body of a doubted response, b"" if none.
+    error: why the first response is not used. body: the body of a doubted response, b"" if none.
     """
 
     def __init__(self, error: CallError, body: bytes = b"") -> None:
@@ -111,14 +111,13 @@ class Exchange(msgspec.Struct, eq=False):
 
     deadline_s: when it times out, in monotonic time. may_repeat: whether the transport may raise
     Repeat. grant: for one write. due_s: since when the request waited for results to be saved, if
-    it did. failed: the error of its first write, at failed_sent_s, on a connection that had carried
-    other requests; the request is then written on a new connection. doubted: the body of the
-    response that caused the repetition. on_write: called just before the request gets its send time
-    and is written; if it raises a CallError, the request is not written. take_now: takes a part of
-    a streamed body without waiting; returns whether it did. chunk_taker: returns a function that
-    passes on chunks as they are on the wire; this function returns the number of bytes in their
-    bodies, or 0 if it has not passed them on. chunk_taker returns None while there is no such
-    function.
+    it did. failed: the error because of which the request is written again, on a new connection;
+    failed_sent_s: when it was first written. doubted: the body of the response that caused the
+    repetition. on_write: called just before the request gets its send time and is written; if it
+    raises a CallError, the request is not written. take_now: takes a part of a streamed body
+    without waiting; returns whether it did. chunk_taker: returns a function that passes on chunks
+    as they are on the wire; this function returns the number of bytes in their bodies, or 0 if it
+    has not passed them on. chunk_taker returns None while there is no such function.
     """
 
     # A Struct, because an object with attributes in a dict would need a dict for each attempt:

@@ -1,4 +1,4 @@
-"""Bounds the memory of all long answers held at once; when it is full, few answers are read.
+"""Bounds the memory of all long answers (above 64 KiB) at once; when it is full, few are read.
 
   an answer     counts with                   until
   being read    the bytes read of its body    its exchange is over

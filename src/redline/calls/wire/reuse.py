@@ -8,13 +8,15 @@ is then sent once more, on a new connection, if this arrives:
   on a reused connection                       because
   its end, before any byte of a response       the server closed it as idle, or is restarting
   bytes that are not HTTP                      they belong to no request
-  a final 4xx that ends the connection         servers send 400 or 408 on idle connections
+  a final 4xx that ends the connection,        servers send 400 or 408 on idle connections
+  except 429
   the previous answer again, with its id       it was sent twice, unless the server repeats ids
   a response, and then more bytes              one of the two belongs to another request
 
-Each of these takes credit from the kept connections, and responses earn it back; without credit,
-each request gets a new connection. So in the long run at most about one request in 32 is sent
-twice. If a server has sent a response without a request, each later request gets a new connection.
+Each of these except the last takes credit from the kept connections, and responses earn it back;
+without credit, each request gets a new connection. So in the long run at most about one request in
+32 is sent twice. After the last of these, and after anything that a server has sent without a
+request, except a 4xx or 5xx, each later request gets a new connection.
 """
 
 from __future__ import annotations

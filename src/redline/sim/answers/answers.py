@@ -1,4 +1,4 @@
-"""Answers as the simulated model: the same question gets the same text, except with stories."""
+"""Answers as the simulated model: the same question gets the same text, or a story (stories.py)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def cut(text: str, max_tokens: int | None) -> Said:
 
 
 class Answers:
-    """Answers from a replay, or with a story or echo, which is JSON if the request wants JSON."""
+    """Answers from a replay; without one, with a story or an echo, in JSON if that is requested."""
 
     def __init__(self, replay: Replay | None = None, stories: Stories | None = None) -> None:
         self._replay = replay
@@ -56,7 +56,7 @@ class Answers:
     def answer(
         self, question: str, form: ResponseFormat | None = None, seed: int | None = None
     ) -> str:
-        """Returns the answer to the last user message.
+        """Returns the answer to `question`, the last user message.
 
         form: the response format. seed: the request's seed, on which stories depend. An answer from
         the replay is returned verbatim, whatever the response format. Raises BadCall for a message

@@ -62,7 +62,8 @@ _SENTENCES = tuple(
         "under a k t N d the p",
     )
 )
-# A story is long enough to keep a similarity of at least 0.83 after three words have changed.
+# A story is long enough to keep a similarity of at least 0.83 after three words have changed. The
+# similarity is the Jaccard index of the word trigrams.
 _LEAST_SENTENCES, _MOST_SENTENCES = 17, 22
 _CHANGED_WORDS = 3
 _REMEMBERED = 10_000

@@ -29,8 +29,9 @@ _MODELS = json_reply(
 class Sim(HttpServer):
     """A simulated provider that serves in an `async with` block, or from `start` to `aclose`.
 
-    It runs in the event loop that starts it, and can start only once. Raises ConfigError for a
-    replay file that cannot be read and, from `start`, for an address on which it cannot listen.
+    It runs in the event loop that starts it, and can start only once. settings: None for the
+    defaults. Raises ConfigError for a replay file that cannot be read and, from `start`, for an
+    address on which it cannot listen.
     """
 
     def __init__(self, settings: SimSettings | None = None, clock: Clock = SYSTEM) -> None:
