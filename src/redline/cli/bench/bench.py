@@ -75,7 +75,7 @@ _OWN = (
         "rows",
         "FILE",
         "Send the rows of FILE, as redline run does, and start over at the end; at most the first "
-        "10,000 are used. Default: synthetic prompts.",
+        "10,000, or 64 MiB, are used. Default: synthetic prompts.",
         section="Requests",
     ),
     whole(
@@ -99,7 +99,7 @@ _OWN = (
         section="Display",
     ),
     switch("json", "Print the figures as JSON."),
-    switch("quiet", "Print no progress, only the figures.", short="-q"),
+    switch("quiet", "Print only the figures: no summary of requests, no progress.", short="-q"),
 )
 PARAMS = (
     Word(

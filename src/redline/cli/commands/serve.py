@@ -148,8 +148,8 @@ def serve(ctx: Context) -> int:
 
     docs/serve.md explains the file.
 
-    Exit status: 0 ended by a signal; 2 bad usage or settings; 3 a defect in redline; 130 ended by a
-    second Ctrl-C, 143 by a second SIGTERM.
+    Exit status: 0 ended by a signal, or --check found no error; 2 bad usage or settings; 3 a defect
+    in redline; 130 ended by a second Ctrl-C, 143 by a second SIGTERM.
     """
     # Imported here, because the flags need no server.
     from redline.serve.gateway import serve_gateway, serve_workers
