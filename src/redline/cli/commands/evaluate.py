@@ -120,7 +120,7 @@ def _evaluation(named: list[str], given: Flags) -> Evaluation:
     path = given.get("task")
     if (path is None) == (not named):
         raise ConfigError(
-            "say what to evaluate" if path is None else "a name and --task cannot be combined",
+            "no evaluation is named" if path is None else "a name and --task cannot be combined",
             hint="redline eval gsm8k --data FILE, or redline eval --task my_task.toml --data FILE",
         )
     if len(named) > 1:
