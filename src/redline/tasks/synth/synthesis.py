@@ -121,7 +121,11 @@ class Synthesis:
         }
 
     def recall(self, results: Path, failures: Path) -> None:
-        """Reads the kept texts, and the dropped tries of rows that continue with later seeds."""
+        """Reads what earlier runs kept and dropped, so that failed rows continue with later seeds.
+
+        results, failures: the files of the output; failures may be missing. Blocks. Raises
+        JournalError for a damaged file.
+        """
         if self._index is not None:
             for line in read_results(results, Line):
                 self._index.keep(text_of(line.output), line.row)
