@@ -119,7 +119,8 @@ def bench(ctx: Context, targets: list[str] | None) -> int:
 
     By default, 16 users (-c N) each send a request when their previous answer is complete. Answers
     are streamed, which shows the times to the first token and between tokens. Nothing is retried,
-    and limits and budgets apply. Requests may cost money, so a summary of them is printed first.
+    and limits and budgets apply. Requests may cost money, so a summary of them is printed first,
+    except with -q.
 
         redline bench sim --duration 5s
         redline bench http://127.0.0.1:8000/v1 --model m -c 32 --warm-up 10s

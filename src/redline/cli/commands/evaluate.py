@@ -90,8 +90,8 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
         redline eval compare small.jsonl large.jsonl
 
     The last line on stdout is the accuracy, as in: accuracy: 458/1319; or, if no question was
-    answered, the number of failures. Exit status: as for `redline run`; of compare: 0 compared,
-    2 not, 3 a defect in redline.
+    answered, the number of failures. Exit status: as for `redline run`; of compare: 0 compared; 2
+    bad usage, or no question in common; 3 a defect in redline.
     """
     words = words or []
     if words[:1] == ["compare"]:
