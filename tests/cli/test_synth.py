@@ -137,8 +137,8 @@ def test_other_settings_under_the_same_output_are_refused(
 @pytest.mark.parametrize(
     ("argv", "what", "hint"),
     [
-        (("--prompt", "x", *OUT), "say how many texts to generate", "--count 1000"),
-        (("--count", "5", *OUT), "say what to generate", "--prompt"),
+        (("--prompt", "x", *OUT), "the number of texts is not set", "--count 1000"),
+        (("--count", "5", *OUT), "no prompt is set", "--prompt"),
         (("--count", "5", "--prompt", "x"), "the texts need a file", "-o stories.jsonl"),
         (("--count", "0", "--prompt", "x", *OUT), "--count must be 1 to 10,000,000", ""),
         (("--count", "5", "--vary", "topic"), "--vary is not NAME=A,B,C: topic", "topic=tea"),
@@ -169,7 +169,7 @@ def test_other_settings_under_the_same_output_are_refused(
         ),
         (
             ("--count", "5", "--prompt", "x", *OUT, "--param", "n=3"),
-            "each text is requested on its own",
+            "the parameter n must be 1: each text is requested on its own",
             "--param n",
         ),
         (

@@ -256,6 +256,6 @@ def test_which_column_is_not_guessed(cli: Cli, rows: Rows, labels: str) -> None:
     told = cli("tag", rows({"title": "x", "said": "y"}), "--schema", labels, "--endpoint", "sim")
     assert told.status == 2
     assert told.err == (
-        "error: which column should be tagged?\nwhere: in.jsonl\n\n"
+        "error: it is unclear which column to tag\nwhere: in.jsonl\n\n"
         "hint: choose it with --prompt '{{ title }}'; the columns are: title, said\n"
     )

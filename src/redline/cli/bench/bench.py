@@ -75,7 +75,7 @@ _OWN = (
         "rows",
         "FILE",
         "Send the rows of FILE, as redline run does, and start over at the end; at most the first "
-        "10,000 are used. Default: synthetic prompts.",
+        "10,000, or 64 MiB, are used. Default: synthetic prompts.",
         section="Requests",
     ),
     whole(
@@ -99,7 +99,7 @@ _OWN = (
         section="Display",
     ),
     switch("json", "Print the figures as JSON."),
-    switch("quiet", "Print no progress, only the figures.", short="-q"),
+    switch("quiet", "Print only the figures: no summary of requests, no progress.", short="-q"),
 )
 PARAMS = (
     Word(
@@ -119,7 +119,8 @@ def bench(ctx: Context, targets: list[str] | None) -> int:
 
     By default, 16 users (-c N) each send a request when their previous answer is complete. Answers
     are streamed, which shows the times to the first token and between tokens. Nothing is retried,
-    and limits and budgets apply. Requests may cost money, so a summary of them is printed first.
+    and limits and budgets apply. Requests may cost money, so a summary of them is printed first,
+    except with -q.
 
         redline bench sim --duration 5s
         redline bench http://127.0.0.1:8000/v1 --model m -c 32 --warm-up 10s

@@ -227,7 +227,10 @@ def users(text: str, flag: str) -> int:
 
 
 def rate_per_s(text: str, flag: str) -> float:
-    """Reads `20`, `2.5` or `90/60s` as requests per second. Raises ConfigError for other text."""
+    """Reads `20`, `2.5` or `90/60s` as requests per second.
+
+    Raises ConfigError for other text, and for a number that is not above 0 and at most 1,000,000.
+    """
     text = text.strip()
     try:
         per_s = float(text)

@@ -179,10 +179,13 @@ async def _never(row: object) -> None:
 async def answering(
     target: Target, concurrency: int, *, batch_size: int | None, is_streamed: bool
 ) -> AsyncIterator[Caller]:
-    """Opens the target, and its built-in server if it has one, for a `with` block.
+    """Opens the target, and its built-in server if it has one, and yields its caller.
 
-    concurrency: maximum calls in flight at endpoints that do not set their own; for a plain
-    function, the number of threads that call it.
+    At the end of the `with` block, closes what it has opened; a handler that is a Backend, a Client
+    or a Pool stays open. concurrency: maximum calls in flight at endpoints that do not set their
+    own; for a plain function, the number of threads that call it. batch_size: maximum rows in one
+    call of a function; None for a function of one row. is_streamed: whether to request streams.
+    Raises ConfigError if the handler cannot be called that way.
     """
     job = target.job
     if target.handler is not None:

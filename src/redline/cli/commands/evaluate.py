@@ -75,7 +75,7 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
 
     Each answer gets one line in the results, with the fields correct, strict, extracted and
     verdict. Without -o, the results are in NAME.results.jsonl. If the evaluation is interrupted,
-    the same command continues it, and the score is the same.
+    the same command continues it, and the score is the same as without the interruption.
 
         redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
 
@@ -89,8 +89,9 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
 
         redline eval compare small.jsonl large.jsonl
 
-    The last line on stdout is the accuracy, as in: accuracy: 458/1319. Exit status: as for
-    `redline run`.
+    The last line on stdout is the accuracy, as in: accuracy: 458/1319; or, if no question was
+    answered, the number of failures. Exit status: as for `redline run`; of compare: 0 compared; 2
+    bad usage, or no question in common; 3 a defect in redline.
     """
     words = words or []
     if words[:1] == ["compare"]:
@@ -119,7 +120,7 @@ def _evaluation(named: list[str], given: Flags) -> Evaluation:
     path = given.get("task")
     if (path is None) == (not named):
         raise ConfigError(
-            "say what to evaluate" if path is None else "a name and --task cannot be combined",
+            "no evaluation is named" if path is None else "a name and --task cannot be combined",
             hint="redline eval gsm8k --data FILE, or redline eval --task my_task.toml --data FILE",
         )
     if len(named) > 1:

@@ -28,8 +28,8 @@ def fleet_up(ctx: Context, file: str) -> int:
 
     The URL is the first line on stdout. Replicas are started and stopped as the load requires;
     calls wait while no replica is running. Each change is shown on stderr with its reason. Ctrl-C
-    lets the calls in flight finish and then stops the replicas; a second Ctrl-C stops everything
-    immediately.
+    or SIGTERM lets the calls in flight finish within 60 s, or the file's drain_s, and then stops
+    the replicas; a second signal stops everything immediately.
 
     With the file
 

@@ -69,8 +69,8 @@ def run(ctx: Context, rows: str) -> int:
     [endpoints.NAME] (base_url, api_key_env, model, limits), and prices under [prices."MODEL"].
     Several endpoints share the rows, each within its own limits: --endpoint a --endpoint b.
 
-    Exit status: 0 all done; 1 some rows failed; 2 bad usage or settings, or the run was stopped
-    early; 3 a defect in redline; 130 interrupted.
+    Exit status: 0 all done; 1 some rows failed or, with --dry-run, cannot be sent; 2 bad usage or
+    settings, or the run was stopped early; 3 a defect in redline; 130 interrupted.
     """
     session = Session(ctx)
     return session.carry_out(session.resolved(rows, session.given))

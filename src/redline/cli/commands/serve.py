@@ -133,10 +133,10 @@ _FIELDS = (
 def serve(ctx: Context) -> int:
     r"""Serve many endpoints behind one OpenAI-compatible address.
 
-    Each call goes to the endpoint that can answer it first, within each endpoint's limits. If a
-    server dies, calls that it had not begun to answer are sent to another. The base URL is the
-    first line on stdout. Ctrl-C or SIGTERM lets the calls in flight finish within --drain, and a
-    second signal stops everything immediately; SIGHUP reads the settings again.
+    By default, each call goes to the endpoint that should answer it first, within each endpoint's
+    limits. If a server dies, calls that it had not begun to answer are sent to another. The base
+    URL is the first line on stdout. Ctrl-C or SIGTERM lets the calls in flight finish within
+    --drain, and a second signal stops everything immediately; SIGHUP reads the settings again.
 
         redline serve --endpoint http://10.0.0.5:8000/v1 \
             --endpoint http://10.0.0.6:8000/v1
@@ -148,8 +148,8 @@ def serve(ctx: Context) -> int:
 
     docs/serve.md explains the file.
 
-    Exit status: 0 ended by a signal; 2 bad usage or settings; 3 a defect in redline; 130 ended by a
-    second Ctrl-C, 143 by a second SIGTERM.
+    Exit status: 0 ended by a signal, or --check found no error; 2 bad usage or settings; 3 a defect
+    in redline; 130 ended by a second Ctrl-C, 143 by a second SIGTERM.
     """
     # Imported here, because the flags need no server.
     from redline.serve.gateway import serve_gateway, serve_workers

@@ -141,8 +141,8 @@ def sim(ctx: Context) -> None:
     """Simulate an LLM provider: a real server with limits, latency and faults.
 
     It speaks the OpenAI API (chat, completions, embeddings, responses, files and batches) and costs
-    nothing. The base URL is the first line on stdout. Ctrl-C ends the server and prints counts of
-    its requests, which GET /sim/stats shows at any time.
+    nothing. The base URL is the first line on stdout. When the server ends, it prints counts of its
+    requests, which GET /sim/stats shows at any time.
 
     An endpoint that takes 2 requests a second, answers after 2 to 5 s, and fails one time in
     twenty:
@@ -154,7 +154,7 @@ def sim(ctx: Context) -> None:
         redline run tickets.jsonl --prompt 'Classify: {{ text }}' --model any \\
             --base-url http://127.0.0.1:8000/v1 --requests 2/1s
 
-    Exit status: 0 ended by Ctrl-C; 2 bad usage or settings; 3 a defect in redline.
+    Exit status: 0 ended by Ctrl-C or SIGTERM; 2 bad usage or settings; 3 a defect in redline.
     """
     # Imported here, because the flags need no server.
     from redline.sim.server import serve_forever

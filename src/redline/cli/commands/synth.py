@@ -111,7 +111,7 @@ def synth(ctx: Context) -> int:
 def _carry_out(session: Session) -> int:
     given = read(_OWN, session.given)
     if "count" not in given:
-        raise ConfigError("say how many texts to generate", hint="--count 1000")
+        raise ConfigError("the number of texts is not set", hint="--count 1000")
     wanted, rows = given["count"], _variations(given)
     # A project's `via` does not apply, since a row may need several requests.
     resolved = session.resolved(rows, {**session.given, "via": "live"})
@@ -141,11 +141,12 @@ def _carry_out(session: Session) -> int:
 def _job(job: Job, task: Synthesis, *, is_dry: bool) -> Job:
     """Returns the job that generates the texts. Raises ConfigError for an unsuitable setting."""
     if job.prompting.prompt is None:
-        raise ConfigError(
-            "say what to generate", hint="--prompt 'Write a story about {{ topic }}.'"
-        )
+        raise ConfigError("no prompt is set", hint="--prompt 'Write a story about {{ topic }}.'")
     if job.prompting.params.get("n", 1) != 1:
-        raise ConfigError("each text is requested on its own", hint="leave out --param n=...")
+        raise ConfigError(
+            "the parameter n must be 1: each text is requested on its own",
+            hint="leave out --param n=...",
+        )
     if job.output is not None:
         # [run] in redline.toml may set other values for other commands.
         output = replace(job.output, format="redline", ordered=False, keep_input=True)

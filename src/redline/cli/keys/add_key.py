@@ -28,8 +28,9 @@ PARAMS = (
 def add_key(ctx: Context, tenant: str) -> None:
     """Make a key for a tenant, and print it once.
 
-    The key is the only line on stdout. The file keeps only a hash of it, so the key cannot be shown
-    again. Clients send it the way the OpenAI and Anthropic SDKs send their keys.
+    The key is the only line on stdout. The file keeps only its hash and its first characters, so
+    the key cannot be shown again. Clients send it the way the OpenAI and Anthropic SDKs send their
+    keys.
 
         redline keys add team-a > team-a.key
         redline keys add team-a --expires 90d --note 'nightly jobs'

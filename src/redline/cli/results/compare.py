@@ -48,7 +48,8 @@ def compare(ctx: Context, first: str, second: str) -> None:
 
     The page is self-contained; it shows texts of both files.
 
-    Exit status: 0 compared; 2 no such file, no row in common, or bad usage.
+    Exit status: 0 compared, whether or not the files differ; 2 no such file, no row in common, or
+    bad usage; 3 a defect in redline.
     """
     given = read_flags(ctx, PARAMS)
     page = None

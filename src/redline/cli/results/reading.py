@@ -42,7 +42,10 @@ def priced() -> tuple[Tariff, list[str]]:
 
 @contextmanager
 def open_results(name: str) -> Iterator[Opened]:
-    """Yields the output at a path or URL. Raises ConfigError, with a hint, if there is none."""
+    """Yields the output at a path or URL, open until the `with` block ends.
+
+    Raises ConfigError, with a hint, if there is none, and JournalError if it cannot be read.
+    """
     url = url_of(name)
     if url is None:
         with opened(Output.at(results_path(name))) as found:

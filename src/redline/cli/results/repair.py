@@ -29,7 +29,8 @@ def repair(ctx: Context, results: str) -> None:
 
         redline repair labels.jsonl
 
-    Exit status: 0 repaired, or nothing to repair; 2 no results file, or a run is writing to it.
+    Exit status: 0 repaired, or nothing to repair; 2 no results file, a run is writing to it, or bad
+    usage; 3 a defect in redline.
     """
     url = url_of(results)
     if url is not None:

@@ -65,7 +65,7 @@ def show(ctx: Context, results: str) -> None:
 
     Prices come from redline.toml in this folder, otherwise from redline's own list.
 
-    Exit status: 0 shown; 2 no such file or row, or bad usage.
+    Exit status: 0 shown; 2 no such file or row, or bad usage; 3 a defect in redline.
     """
     given = read_flags(ctx, PARAMS)
     selection = _selection(given)

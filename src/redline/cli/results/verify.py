@@ -29,7 +29,8 @@ def verify(ctx: Context, results: str) -> int:
         redline verify labels.jsonl
 
     Exit status: 0 complete; 1 a row is missing or repeated, or a line is damaged or answers the
-    former content of a changed row; 2 no such file, no input to compare with, or bad usage.
+    former content of a changed row; 2 no such file, no input to compare with, or bad usage; 3 a
+    defect in redline.
     """
     given = read_flags(ctx, PARAMS)
     rows, first_rows = given.get("input"), given.get("limit")

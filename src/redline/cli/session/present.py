@@ -56,7 +56,10 @@ def error_text(error: RedlineError, saved: str = "") -> str:
 
 
 def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
-    """Sums up a run in a few lines: numbers that add up, why it stopped, and how to continue it."""
+    """Sums up a run in a few lines: numbers that add up, why it stopped, and how to continue it.
+
+    argv: the command line without the program's name. notes: has the run's first failure.
+    """
     stopped = report.stopped
     if not report.offered and not report.skipped and isinstance(stopped, ConfigError):
         return error_text(stopped)
@@ -108,7 +111,10 @@ def _summary(report: Report, argv: Sequence[str], notes: Notes) -> Iterator[str]
 
 
 def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
-    """Returns the summary for programs: one line of JSON, as `--log json` prints it."""
+    """Returns the summary for programs: one line of JSON, as `--log json` prints it.
+
+    argv, notes: as for `summary_text`.
+    """
     output, counts = report.output, report.input
     fields: dict[str, object] = {
         "event": "summary",
@@ -354,7 +360,10 @@ def _command(report: Report, argv: Sequence[str]) -> str | None:
 
 
 def without_secret(word: str, flag: str = "") -> str:
-    """Returns a word of the command line as it may be shown after `flag`."""
+    """Returns a word of the command line with `...` in place of possible secrets.
+
+    flag: the word before it, which may be a flag whose value is secret.
+    """
     if flag == "--header":
         return f"{word.partition(':')[0]}: ..."
     if flag == "--proxy":

@@ -33,7 +33,11 @@ _NOT_SETTINGS = ("rows", "dry_run")
 
 
 class Session:
-    """Carries out one command that runs a job: reads its settings, runs it, displays the result."""
+    """Carries out one command that runs a job: reads its settings, runs it, displays the result.
+
+    The constructor reads redline.toml and `.env` in the current folder. Raises ConfigError if a
+    setting is not valid.
+    """
 
     def __init__(self, ctx: Context) -> None:
         self.configuration = configurations.load(Path.cwd())
@@ -58,7 +62,7 @@ class Session:
         """Plans or runs the job, prints the result, and returns the exit status.
 
         Raises ConfigError or JournalError if the run cannot begin, BrokenPipeError if the reader of
-        the results has gone.
+        the results has gone, and JournalError if stdout cannot be written for another reason.
         """
         self._name_other_input(resolved.job)
         if self.is_dry:

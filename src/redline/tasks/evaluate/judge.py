@@ -87,7 +87,8 @@ class Judge:
         """Returns the grade and the judge's words, or the failed outcome if there is no verdict.
 
         seen: the question's columns, `asked`, `gold` and `reply`. request: the answered
-        request. Raises Rejected if the prompt does not fit the question.
+        request, whose path the judge's requests share. ask: makes a call. Raises Rejected if the
+        prompt does not fit the question.
         """
         for reminder in _TRIES:
             outcome = await ask(self.request(seen, request, reminder))

@@ -47,7 +47,8 @@ def share_interval(questions: Sequence[tuple[int, int]]) -> Interval:
     questions: for each question, the number of right answers and of all answers. The standard error
     is cluster-robust (Liang and Zeger 1986), with a question as a cluster. The result is Wilson's
     interval for the number of independent answers that have this standard error. With one answer
-    per question it equals `wilson`. If all answers to a question agree, they count as one.
+    per question it equals `wilson`. If all answers to each question agree, each question counts as
+    one answer.
     """
     correct, total = map(sum, zip(*questions, strict=True)) if questions else (0, 0)
     if correct in (0, total):

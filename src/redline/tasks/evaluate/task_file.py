@@ -56,7 +56,8 @@ def shots_of(
 ) -> list[tuple[str, str]]:
     """Returns the prompts and right answers of the first rows of `shots_file`.
 
-    Raises ConfigError if there are too few rows, or if a row cannot be read or has no right answer.
+    prompt_of: renders the prompt of a row. Raises ConfigError if there are too few rows, or if a
+    row cannot be read or has no right answer.
     """
     grading = Grading(evaluation)
     path = str(evaluation.shots_file)

@@ -28,7 +28,7 @@ def as_text(value: Any) -> str:
 
 
 async def in_thread_if_long(answer: str, work: Callable[[str], T]) -> T:
-    """Returns `work(answer)`, called in a thread if it would block the event loop for long."""
+    """Returns `work(answer)`, called in a thread if the answer has 50,000 characters or more."""
     if len(answer) < _LONG_ANSWER:
         return work(answer)
     return await in_thread(work, answer)

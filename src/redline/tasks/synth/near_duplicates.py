@@ -57,7 +57,10 @@ class NearDuplicates:
         self._texts: list[tuple[int, array[int]]] = []
 
     def add(self, text: str, number: int) -> int | None:
-        """Adds the text and returns None, or returns the number of its first near-duplicate."""
+        """Adds the text and returns None, or returns the number of its first near-duplicate.
+
+        number: identifies the text. A near-duplicate is not added.
+        """
         runs, sketch = self._read(text)
         found = frozenset(runs)
         places: list[int] = sorted(self._index.query(sketch))

@@ -50,14 +50,15 @@ _SEEDS = 2**31
 
 
 class NotKept(Rejected):
-    """Raised if no try gave a text to keep."""
+    """No try gave a text to keep; becomes the error of the row."""
 
 
 class Filters(msgspec.Struct, frozen=True, kw_only=True):
     """The conditions that a text must meet.
 
-    least_chars, most_chars: the length in characters, without white space at the ends. schema: the
-    text contains JSON that is valid under this schema.
+    least_chars, most_chars: the minimum and maximum length in characters, without white space at
+    the ends; most_chars is None for no maximum. schema: the text contains JSON that is valid under
+    this schema; None for any text.
     """
 
     least_chars: int = 1
@@ -121,7 +122,11 @@ class Synthesis:
         }
 
     def recall(self, results: Path, failures: Path) -> None:
-        """Reads the kept texts, and the dropped tries of rows that continue with later seeds."""
+        """Reads what earlier runs kept and dropped, so that failed rows continue with later seeds.
+
+        results, failures: the files of the output; failures may be missing. Blocks. Raises
+        JournalError for a damaged file.
+        """
         if self._index is not None:
             for line in read_results(results, Line):
                 self._index.keep(text_of(line.output), line.row)

@@ -67,7 +67,7 @@ def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> st
         return _template(columns[0])
     example = shlex.quote(_template(next(iter(columns), _TEXT)))
     raise ConfigError(
-        "which column should be tagged?",
+        "it is unclear which column to tag",
         where=rows,
         hint=f"choose it with --prompt {example}; the columns are: {listed(row)}",
     )
