@@ -64,8 +64,9 @@ class _Group:
 class Journal:
     """The files of one output; the caller holds its lock.
 
-    The constructor blocks while it reads existing files, and needs no event loop; it raises
-    JournalError. acknowledge: called on the event loop with each group that has become durable.
+    The caller ends with `close`, or with `let_go` if the run has not begun. The constructor blocks
+    while it reads existing files, and needs no event loop; it raises JournalError. acknowledge:
+    called on the event loop with each group that has become durable.
     """
 
     def __init__(self, output: Output, acknowledge: Callable[[list[Brief]], None]) -> None:
@@ -163,8 +164,9 @@ class Journal:
         """Takes one finished row.
 
         Its line is written by the next `flush`, at the latest in the next turn of the event loop; a
-        long line is written at once. Raises JournalError if an earlier write has failed; nothing is
-        acknowledged from then on.
+        long line is written at once. A success whose output cannot be written as JSON becomes a
+        failure. Raises JournalError if an earlier write has failed; nothing is acknowledged from
+        then on.
         """
         if self._error is not None:
             raise self._error

@@ -54,7 +54,8 @@ def open_source(rows: object, *, is_followed: bool = False) -> Source | AsyncRow
             return LineRows(ByteStream(FileBlocks(None)))
         if (stream := stream_of(rows)) is not None:
             raise ConfigError(
-                f"{stream.name} is a stream, which only a run can read: a message goes to one run"
+                f"{stream.name} is a stream, which only a run can read, because each message goes "
+                "to one run"
             )
         url = url_of(rows)
         if url is not None:
@@ -97,9 +98,9 @@ def first_rows(path: str, most: int) -> Iterator[Iterator[Row]]:
 def row_counts(rows: object) -> Iterator[int] | None:
     """Returns an iterator of numbers that add up to a local text file's number of rows.
 
-    The iterator reads the file once more, and raises ConfigError as `open_source` does. None for
-    any other input, which knows its number of rows or can be read only once, and for a file that
-    cannot be opened.
+    The iterator reads the file once more, and raises ConfigError as `open_source` does. Returns
+    None for any other input, such as a Parquet file, a URL or a pipe, and for a file that cannot be
+    opened.
     """
     if not isinstance(rows, (str, os.PathLike)) or url_of(rows) is not None:
         return None

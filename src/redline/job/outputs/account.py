@@ -81,7 +81,7 @@ def path_of(output: Output) -> Path:
 
 
 def remove_account(output: Output) -> None:
-    """Removes what an earlier output has left. Raises JournalError."""
+    """Removes the file that an earlier output of this name has left. Raises JournalError."""
     with telling(path_of(output)):
         path_of(output).unlink(missing_ok=True)
 

@@ -89,7 +89,7 @@ class Mirror:
 
         restart: fetch nothing, because the run renames the files, and `put_aside` the objects.
         force: accept results without a manifest. Raises ConfigError if the store refuses access, or
-        holds objects that must not be replaced.
+        holds objects that must not be replaced; JournalError if `stop` interrupts it.
         """
         with self._telling():
             self._store.check_writable(self.url)
@@ -103,7 +103,7 @@ class Mirror:
                     self._reconcile_all(is_forced=force)
 
     def put_aside(self) -> None:
-        """Renames the objects of an earlier run to the first free `labels.old-N`.
+        """Renames the objects of an earlier run to the first free `labels.old-N.jsonl`.
 
         The caller holds the output's lock. Raises ConfigError if the store refuses.
         """
@@ -114,8 +114,8 @@ class Mirror:
         """Uploads the files that differ from their objects: the manifest first, failures last.
 
         In this order, a crash during the upload leaves no row without a line. Raises JournalError
-        if the store refuses access or holds content that the files lack; ConfigError if another run
-        has begun meanwhile.
+        if the store refuses access or holds content that the files lack, or if `stop` interrupts
+        the upload; ConfigError if another run has begun meanwhile.
         """
         output = self.output
         try:

@@ -79,15 +79,15 @@ class Keywords(TypedDict, total=False):
         prices: Prices by model, in dollars per million tokens: input, cached_input and output.
         timeout_s: Longest time for one attempt, in seconds. Default: 600.
         max_retries: Maximum attempts at a row after the first. Default: 8. Retries after HTTP 429
-            count separately, up to ten times as many.
+            count separately, up to ten times as many; failed attempts to connect do not count.
         row_deadline_s: Longest time for a row with all its retries, in seconds. Default: no limit.
-        deadline_s: End the run after this time, in seconds; the same call continues it. Default:
-            no limit.
+        deadline_s: End the run after this time, in seconds; with output, the same call continues
+            it. Default: no limit.
         limit: Send only the first N rows.
         via: How to send rows: "live" (which cancels open batches), "batch" (the Batch API), or
             "auto" (batches while deadline_s allows, the rest live). Default: live, but the run is
             refused while a batch is open.
-        follow: After the last row of a file, wait for rows that are appended to it.
+        follow: After the last row of a JSONL file, wait for rows that are appended to it.
         until_empty: End when all messages of a stream are acknowledged.
         fail_on: Kinds of answers that count as failures: length, empty, content_filter, refusal.
         strict: End the run at the first row that fails.

@@ -18,9 +18,9 @@ class Report(msgspec.Struct, kw_only=True):
 
     offered: the rows that this run took from the input; always succeeded + failed + unfinished.
     skipped: rows that an earlier run has done; failed_before: those of them that failed. untried:
-    rows that no run has tried, which `retry_failed` leaves out. results: the number of successes of
-    all runs of the output; flawed: how many of these answers are cut, empty, filtered or refused,
-    by finish reason, a key of FAIL_ON. input: the counts of the whole input, or of its rows up to
+    rows without an outcome that `retry_failed` leaves out. results: the number of successes of all
+    runs of the output; flawed: how many of these answers are cut, empty, filtered or refused, by
+    finish reason, a key of FAIL_ON. input: the counts of the whole input, or of its rows up to
     the option `limit`, over all runs. is_input_done: whether the input was read to its end, or to
     `limit`. is_of_stream: whether the input is a stream, which delivers no failed row again.
     outcomes: in input order; empty for a run with an output, whose file has the results.
@@ -36,7 +36,8 @@ class Report(msgspec.Struct, kw_only=True):
     server may have processed both copies, which count as two requests, but not as a retry.
     errors_by_kind: failed attempts by kind of error, including those that were retried. outages:
     when the endpoint accepted no connections; with several endpoints, the outages of the one that
-    was down longest. endpoints: the use of each of several endpoints; empty for a run with one.
+    has been down longest or, if none is down at the end, of the one that was down for the most
+    seconds in total. endpoints: the use of each of several endpoints; empty for a run with one.
     found_limits: the limits that were searched for and found, such as `20/1s requests` or
     `45 in flight`. spent: the amounts that count against the budget, or the cost of the replies if
     prices are known. elapsed_s: the duration of the run in seconds.

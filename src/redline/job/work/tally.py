@@ -171,7 +171,7 @@ class Tally(Attempts):
 
     @property
     def rate_limited(self) -> int:
-        """The number of rate-limited attempts: HTTP 429, or 402 or 403 with a time to wait."""
+        """The number of attempts that ended with RateLimited, such as HTTP 429."""
         return self.errors["rate_limited"]
 
     @property

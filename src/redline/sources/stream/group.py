@@ -74,7 +74,7 @@ class Left(NamedTuple):
 
 
 class Group:
-    """Makes the turns of one consumer. Call `open` first.
+    """Makes the turns of one consumer. Call `open` first, and `aclose` last.
 
     Methods raise ConfigError if Redis refuses, or is unreachable for 60 s.
     """

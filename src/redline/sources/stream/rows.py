@@ -50,7 +50,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class StreamRows(AsyncRows):
-    """The messages of a stream as rows.
+    """The messages of a stream as rows. Call `open` first, and `aclose` last.
 
     consumer_path: the file that stores the consumer's name. most: the maximum number of messages
     without an outcome at a time. limit: read at most this many messages. until_empty: end when the
