@@ -187,7 +187,7 @@ class ResultsFile:
                 place.parent.mkdir(parents=True, exist_ok=True)
             self._copy_to(place)
             where = self.path
-            error.hint = f"they were put back: {again}"
+            error.hint = f"the lines were put back: {again}"
         found = f"{count} in {where}"
         error.saved = f"{error.saved}; {found}" if error.saved else found
 

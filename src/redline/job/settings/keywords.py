@@ -40,7 +40,7 @@ class Keywords(TypedDict, total=False):
         params: Other fields of the request body, such as temperature and max_tokens.
         output_path: Where the output is in the answer, such as result.items.0.text. Default: where
             the API puts it, or the whole of a plain JSON answer.
-        constant_prompt: Allow a prompt that uses no column, so that every row sends the
+        constant_prompt: Allow a prompt or body that uses no column, so that every row sends the
             same request.
         call: A coroutine function that takes a row and returns the output, in place of an endpoint.
         endpoint: A URL, an Endpoint, "sim" (a built-in simulated server), a LocalEngine, or a list
@@ -61,7 +61,8 @@ class Keywords(TypedDict, total=False):
         rate: Which limits to keep: "stated" (the default: those that are set), or "auto" (which
             also finds limits that are not set, from the server's headers or by a search).
         cache: Cache answers, and reuse them for identical requests: True, a folder, or a Cache.
-            Default: no cache.
+            Only deterministic answers are cached, unless a Cache has includes_sampled. Default: no
+            cache.
         output: File or URL for the results; the same call continues an unfinished run.
         format: Format of the result lines: "redline" (the default), or "batch", as the OpenAI
             Batch API writes them.

@@ -367,7 +367,8 @@ class Options:
     )
     cache_dir: str | os.PathLike[str] | None = _flag(
         "DIR",
-        "Keep the cache in this folder instead of ~/.cache/redline/answers. Implies --cache.",
+        "Keep the cache in this folder. Default: redline/answers in $XDG_CACHE_HOME or ~/.cache. "
+        "Implies --cache.",
         read=values.local,
         python="cache",
     )

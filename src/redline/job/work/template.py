@@ -242,7 +242,7 @@ class Renderer:
 
 
 class _ArrowRenderer(Renderer):
-    """Renders rows of Parquet files and dataset folders; sends no keys of objects that are null.
+    """Renders rows of Parquet files and dataset folders; sends no object keys whose value is null.
 
     All objects in a column have the same keys there, so a key that only one message needs is null
     in all others, and some servers refuse a message with `tool_calls: null`.
@@ -258,7 +258,7 @@ def renderer_of(prompting: Prompting, source: object) -> Renderer:
 
 
 def _known(value: Any) -> Any:
-    """Returns the value without the keys of objects that are null.
+    """Returns the value without those keys of objects whose value is null.
 
     The `content` of a message stays even if it is null, because some servers require it.
     """

@@ -101,7 +101,9 @@ class StreamRows(AsyncRows):
     async def batches(self) -> AsyncIterator[list[Row]]:
         """Yields lists of 1 to 256 rows; first those delivered to an earlier run of this output.
 
-        Ends at the limit and, with `until_empty`, when all messages are acknowledged.
+        Ends at the limit and, with `until_empty`, when all messages are acknowledged. Raises
+        ConfigError if Redis refuses, or is unreachable for 60 s, and, with `until_empty`, if only
+        orphans are left.
         """
         async for rows in self._own():
             yield rows
