@@ -33,7 +33,7 @@ Labels = Mapping[str, str]
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """A cumulative histogram of durations.
+    """A cumulative histogram of durations; above about 500 calls per second, an estimate.
 
     counts: the number of durations up to each bound of BOUNDS_S, then of all durations. sum_s: the
     sum of the durations in seconds, within 1 %.

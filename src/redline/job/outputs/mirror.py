@@ -1,8 +1,8 @@
 """Mirrors an output to an object store: uploads the run's local files when the run ends.
 
 A store has no append, no fsync and no lock. Therefore a run writes local files, as any run does,
-and each file is uploaded as a whole when the run ends, even if it ends early. Before a run, the
-files of results and failures are compared with their objects:
+and the results, the failures and the manifest are each uploaded as a whole when the run ends, even
+if it ends early. Before a run, the files of results and failures are compared with their objects:
 
   the file contains the object    the file stays, and is uploaded at the end
   the object contains the file    the object is fetched

@@ -119,7 +119,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     shares: each constraint with its share of the time, largest first. helps: predictions for other
     settings, from all runs. scores: of earlier predictions. band: what held the job back at each
     time, on the axis of `series`. errors: failed attempts, most of which were retried; error: the
-    text of the last one. failed: failed rows by kind. settings: their names and values, as text.
+    text of the last one that was retried. failed: failed rows by kind. settings: their names and
+    values, as text.
     """
 
     name: str

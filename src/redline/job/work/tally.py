@@ -36,7 +36,7 @@ class BatchUse(msgspec.Struct):
     made: batches created in this run. running: batches that are at the provider now. rows: rows in
     the running batches. finished: how many of these rows have an answer or an error, according to
     the provider. states: the number of running batches in each state; "refused" counts the parts
-    for which the provider accepts no batch. answered: rows that got their result from a batch in
+    for which the provider accepts no batch. answered: rows that got their outcome from a batch in
     this run. again: rows that went into another batch.
     """
 
