@@ -26,7 +26,7 @@ class Report(msgspec.Struct, kw_only=True):
     outcomes: in input order; empty for a run with an output, whose file has the results.
 
     stopped: the error that ended the run early, None if none did; interrupted: whether the user
-    ended it. abandoned: work that had not ended when the run was abandoned, one line per row.
+    ended the run. abandoned: work that had not ended when the run was abandoned, one line per row.
 
     attempts: the number of requests written; retries: how many of them were written again after a
     failure. rate_limited: attempts that ended with RateLimited. most_in_flight: the most calls in
@@ -35,8 +35,8 @@ class Report(msgspec.Struct, kw_only=True):
     repeated: requests written again on a new connection because a reused connection failed; the
     server may have processed both copies, which count as two requests, but not as a retry.
     errors_by_kind: failed attempts by kind of error, including those that were retried. outages:
-    when the endpoint accepted no connections; with several endpoints, the outages of the one that
-    has been down longest or, if none is down at the end, of the one that was down for the most
+    when the endpoint accepted no connections; with several endpoints, those of the one that has
+    been down longest at the end or, if none is down then, of the one that was down for the most
     seconds in total. endpoints: the use of each of several endpoints; empty for a run with one.
     found_limits: the limits that were searched for and found, such as `20/1s requests` or
     `45 in flight`. spent: the amounts that count against the budget, or the cost of the replies if
