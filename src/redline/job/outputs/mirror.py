@@ -353,7 +353,7 @@ def fetched(url: ObjectUrl) -> Generator[Output]:
 
 
 def _fetch_all(url: ObjectUrl, output: Output) -> Output:
-    """Fetches the objects; returns `output`, marked if redline 0.1 wrote them."""
+    """Fetches the objects; returns `output`, with `has_old_names` set if redline 0.1 wrote them."""
     store = store_of(url, "reading")
     try:
         output = msgspec.structs.replace(output, has_old_names=_has_old_names(url, store))
