@@ -94,7 +94,7 @@ def plan(job: Job) -> Plan:
 
     Sends and writes nothing. Raises ConfigError if the input or a ledger of shared limits cannot be
     used, for an async iterable, and for results made with other settings; JournalError if the
-    results cannot be read. What a run checks beyond that, such as the output's lock, is not checked.
+    results cannot be read. Does not check what a run checks besides, such as the output's lock.
     """
     if isinstance(job.rows, AsyncIterable):
         raise ConfigError("a dry run cannot read an async iterable", hint="pass a file")
