@@ -141,7 +141,11 @@ def _followed(rows: object) -> FollowedRows:
         is_stream = stream_of(rows) is not None
         raise ConfigError(
             f"{url.name} {'need ' if is_stream else 'can'}not be followed: "
-            + ("a stream has no end" if is_stream else "an object does not grow")
+            + (
+                "a stream has no end; leave out follow"
+                if is_stream
+                else "an object does not grow; leave out follow"
+            )
         )
     if not isinstance(rows, (str, os.PathLike)):
         raise ConfigError(
@@ -149,11 +153,16 @@ def _followed(rows: object) -> FollowedRows:
             hint="leave out follow: an iterable may wait for its next row itself",
         )
     if os.fspath(rows) == "-":
-        raise ConfigError("stdin is read until it ends, so it need not be followed")
+        raise ConfigError(
+            "stdin is read until it ends, so it need not be followed: leave out follow"
+        )
     path = local_path(rows)
     mode = _mode(path)
     if stat.S_ISFIFO(mode):
-        raise ConfigError(f"{path} is a pipe, which is read until it ends: it need not be followed")
+        raise ConfigError(
+            f"{path} is a pipe, which is read until it ends, so it need not be followed: leave "
+            "out follow"
+        )
     if not stat.S_ISREG(mode) or path.suffix.lower() not in _LINES:
         raise ConfigError(
             f"{path} cannot be followed: only files of JSON lines can",
@@ -165,7 +174,7 @@ def _followed(rows: object) -> FollowedRows:
     try:
         beginning.open()
         if stream.is_compressed:
-            raise ConfigError(f"{path} is compressed, so it cannot be followed")
+            raise ConfigError(f"{path} is compressed, so it cannot be followed: decompress it")
     finally:
         beginning.close()
     return FollowedRows(path)

@@ -202,7 +202,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1 row, not {self.limit}")
         if self.retry_failed and self.output is None:
-            raise ConfigError("there are no failed rows to retry without an output file")
+            raise ConfigError(
+                "there are no failed rows to retry without an output file: name it with -o"
+            )
         self._check_output()
         self._check_trace()
         self._check_continuous()
