@@ -59,7 +59,10 @@ class Run(View, frozen=True, kw_only=True):
     telemetry: Telemetry | None
 
     async def go(self) -> None:
-        """Processes the rows, live or in batches; then checks that the input has not changed."""
+        """Processes the rows, live or in batches.
+
+        Then checks that the input has not changed, unless the run is ending early.
+        """
         if self.batches is None:
             await self.runner.run()
         else:

@@ -224,7 +224,9 @@ class Journal:
     async def close(self) -> None:
         """Syncs and acknowledges all lines taken, then closes the files.
 
-        Raises JournalError if any write or sync has failed.
+        Before that, removes failures of rows that have succeeded since, and moves outdated lines to
+        another file, unless an error has occurred. Raises JournalError if any write or sync has
+        failed.
         """
         self._is_closing = True
         self._wake.set()

@@ -1,4 +1,4 @@
-"""Keeps the state of batches in a file that outlives the process: labels.redline/batches.jsonl.
+"""Keeps the state of batches for later runs: in batches.jsonl, in the state folder of the output.
 
 A part is a group of rows that are sent in one batch. The file has one note per line. Each note is
 written and synced before the next step is taken.

@@ -8,9 +8,10 @@ The states of a message in one process, which is one consumer of the group:
                      be written, and no other consumer claims it any more
   durable            the journal has synced its line: it is acknowledged
 
-If a process dies in any of these states, the message stays pending. Before the mark, another
-consumer claims it once it has been idle for long enough. After the mark, the next run with the same
-output gets it first; it finds the message's line in the file, or processes the message.
+If a process dies while it holds a message that is not acknowledged, the message stays pending.
+Before the mark, another consumer claims it once it has been idle for long enough. After the mark,
+the next run with the same output gets it first: that run finds the message's line in the file, or
+processes the message. With `orphans=claim`, other consumers also claim idle messages with a mark.
 """
 
 from __future__ import annotations
