@@ -141,7 +141,10 @@ class Journal:
         return lines_bytes + len(group.rows) * KEPT_ROW_BYTES >= MOST_UNSYNCED_BYTES
 
     def has_succeeded(self, key: int, mark: int = 0) -> bool:
-        """Whether the row with this key and this mark succeeded, in an earlier run or this one."""
+        """Whether the row with this key and this mark succeeded in an earlier run.
+
+        A success in this run counts only if the row had a line of an earlier run.
+        """
         if key in self._made_good:
             return True
         return key not in self._outdated and self.succeeded.matches(key, mark)
@@ -224,9 +227,9 @@ class Journal:
     async def close(self) -> None:
         """Syncs and acknowledges all lines taken, then closes the files.
 
-        Before that, removes failures of rows that have succeeded since, and moves outdated lines to
-        another file, unless an error has occurred. Raises JournalError if any write or sync has
-        failed.
+        Before it closes the files, unless an error has occurred, it removes failures of rows that
+        have succeeded since, and moves outdated lines to another file. Raises JournalError if any
+        write or sync has failed.
         """
         self._is_closing = True
         self._wake.set()

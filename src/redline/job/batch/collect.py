@@ -79,7 +79,7 @@ class Collector:
         self.is_leaving = True
 
     def has_result(self, key: int, mark: int) -> bool:
-        """Whether the row with this content succeeded, in an earlier run or this one.
+        """Whether the row with this content has succeeded, see `Journal.has_succeeded`.
 
         A failure does not count: the row may be in a batch because it was retried.
         """

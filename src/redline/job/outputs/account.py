@@ -34,7 +34,7 @@ class _Line(msgspec.Struct):
 
 
 class AccountFile:
-    """The spending file of one output; the caller holds the output's lock.
+    """The spending file of one output; the caller holds the output's lock, and closes the file.
 
     is_new: begin at zero, even if an earlier output has left a file. Raises JournalError if the
     file is damaged or cannot be opened: the amount spent is then unknown.
