@@ -58,7 +58,8 @@ def test_another_host_is_refused_before_anything_is_sent(cli: Cli, rows: Rows, h
     what, _, hint = told.err.splitlines()
     assert what == (
         f"error: the key in OPENAI_API_KEY is not sent to {host.strip('[]')}: it goes only to "
-        "OpenAI, this machine, and an OPENAI_BASE_URL set in the same place"
+        "OpenAI, this machine, and an OPENAI_BASE_URL from the same source (the environment or "
+        ".env)"
     )
     assert hint.startswith("hint: --api-key-env NAME sends the key")
     assert not Path("out.jsonl").exists()

@@ -501,7 +501,7 @@ def test_a_stream_is_not_planned(world: World) -> None:
     flags = ["--endpoint", "sim", "--dry-run", "-o", "a.jsonl"]
     told = command("run", world.url(), *flags, cwd=world.folder)
     assert told.returncode == 2
-    assert "is a stream, which only a run can read: a message goes to one run" in told.stderr
+    assert "which only a run can read, because each message goes to one run" in told.stderr
     assert world.redis.xinfo_groups("tickets") == []
 
 

@@ -84,8 +84,8 @@ def run_job(
     """Runs an existing job and returns its report, as `run` does.
 
     on_result, on_failure: called with the result of each row that has ended, and of each that has
-    failed. on_metrics: called with the URL of the metrics page; None to print the URL on stderr.
-    listeners: notified of the run's events.
+    failed; with on_result, the report has no outcomes. on_metrics: called with the URL of the
+    metrics page; None to print the URL on stderr. listeners: notified of the run's events.
     """
     interrupts = Interrupts()
     parts = Parts(

@@ -28,8 +28,8 @@ class Kept(msgspec.Struct, frozen=True):
     """The open files of a run with an output.
 
     before: see `View`. account: records the spending; None for a run without a budget. ledger:
-    records the batches; None for a run without the Batch API. held: the rows in batches of earlier
-    runs; None for a run that neither sends batches nor ends earlier ones.
+    records the batches; None if no run of the output has used the Batch API. held: the rows in
+    batches of earlier runs; None for a run that neither sends batches nor ends earlier ones.
     """
 
     journal: Journal
@@ -59,7 +59,10 @@ class Run(View, frozen=True, kw_only=True):
     telemetry: Telemetry | None
 
     async def go(self) -> None:
-        """Processes the rows, live or in batches; then checks that the input has not changed."""
+        """Processes the rows, live or in batches.
+
+        Then checks that the input has not changed, unless the run is ending early.
+        """
         if self.batches is None:
             await self.runner.run()
         else:

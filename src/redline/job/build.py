@@ -565,7 +565,7 @@ def _stores(job: Job) -> Stores:
 
 
 def _ledger(job: Job, output: Output, *, is_new: bool) -> Ledger | None:
-    """Returns the ledger of batches; None for a run without the Batch API. Blocks."""
+    """Returns the ledger of batches; None if no run of the output uses the Batch API. Blocks."""
     if job.via not in BATCHING and not (output.state_path / "batches.jsonl").exists():
         return None
     # Imported here, so that only runs with batches load the module.

@@ -92,8 +92,9 @@ class Plan(msgspec.Struct, kw_only=True):
 def plan(job: Job) -> Plan:
     """Forecasts a run from the whole input and the existing results. Blocks.
 
-    Sends and writes nothing. Raises ConfigError or JournalError if the run would, and ConfigError
-    for an async iterable.
+    Sends and writes nothing. Raises ConfigError if the input or a ledger of shared limits cannot be
+    used, for an async iterable, and for results made with other settings; JournalError if the
+    results cannot be read. Does not check what a run checks besides, such as the output's lock.
     """
     if isinstance(job.rows, AsyncIterable):
         raise ConfigError("a dry run cannot read an async iterable", hint="pass a file")
@@ -154,7 +155,8 @@ async def _survey(job: Job, source: Source, made: Plan) -> None:
 def _done(job: Job) -> tuple[KeySet, KeySet]:
     """Returns the keys of the rows that succeeded and of those that failed in earlier runs.
 
-    Raises ConfigError or JournalError if the run would refuse the output.
+    Raises ConfigError if the results were made with other settings, and JournalError if their
+    manifest is damaged, both unless `force` is set; also JournalError if a file cannot be read.
     """
     output = job.output
     if output is None or job.restart:

@@ -36,9 +36,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     on_result: called with the result of each row that has ended; if it returns an awaitable, the
     row's worker awaits it. on_saved: called with the number of rows that have just become durable;
     rows become durable in the order of on_result. on_failure: called with the result of each row
-    that has failed. before_restart: awaited before the files of an earlier run are renamed.
-    on_upload: called when the upload of the output begins, with a function that abandons the
-    upload. on_metrics: called with the URL of the metrics page.
+    that has failed. before_restart: awaited before a restart renames the files of an earlier run;
+    replaced for an output in a store. on_upload: called when the upload of the output begins, with
+    a function that abandons the upload. on_metrics: called with the URL of the metrics page.
     """
 
     backend: Backend | None = None

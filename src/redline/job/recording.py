@@ -38,7 +38,7 @@ def sampler_of(
     journal: Journal | None,
     metered: Metered | None,
 ) -> Sampler:
-    """Returns the run's sampler, which writes the timeline of the output if the job has one."""
+    """Returns the run's sampler, which writes the timeline if the job has an output."""
     job = runner.job
     is_found = any(one.rate == AUTO or one.is_adaptive for one in job.call_limits)
     return Sampler(

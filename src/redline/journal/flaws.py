@@ -113,7 +113,7 @@ def flaws_text(flaws: Mapping[str, int]) -> str:
 
 
 def all_flawed(answers: int, flaws: Mapping[str, int]) -> str | None:
-    """Returns a warning if every answer of the run so far is flawed; None otherwise."""
+    """Returns a warning if the run has ten answers or more and all are flawed; otherwise None."""
     if answers < _TELLING_ANSWERS or sum(flaws.values()) < answers:
         return None
     words = " or ".join(_WORDS[flaw] for flaw in flaws)

@@ -64,8 +64,9 @@ class _Group:
 class Journal:
     """The files of one output; the caller holds its lock.
 
-    The constructor blocks while it reads existing files, and needs no event loop; it raises
-    JournalError. acknowledge: called on the event loop with each group that has become durable.
+    The caller ends with `close`, or with `let_go` if the run has not begun. The constructor blocks
+    while it reads existing files, and needs no event loop; it raises JournalError. acknowledge:
+    called on the event loop with each group that has become durable.
     """
 
     def __init__(self, output: Output, acknowledge: Callable[[list[Brief]], None]) -> None:
@@ -140,7 +141,10 @@ class Journal:
         return lines_bytes + len(group.rows) * KEPT_ROW_BYTES >= MOST_UNSYNCED_BYTES
 
     def has_succeeded(self, key: int, mark: int = 0) -> bool:
-        """Whether the row with this key and this mark succeeded, in an earlier run or this one."""
+        """Whether the row with this key and this mark succeeded in an earlier run.
+
+        A success in this run counts only if the row had a line of an earlier run.
+        """
         if key in self._made_good:
             return True
         return key not in self._outdated and self.succeeded.matches(key, mark)
@@ -163,8 +167,9 @@ class Journal:
         """Takes one finished row.
 
         Its line is written by the next `flush`, at the latest in the next turn of the event loop; a
-        long line is written at once. Raises JournalError if an earlier write has failed; nothing is
-        acknowledged from then on.
+        long line is written at once. A success whose output cannot be written as JSON becomes a
+        failure. Raises JournalError if an earlier write has failed; nothing is acknowledged from
+        then on.
         """
         if self._error is not None:
             raise self._error
@@ -222,7 +227,9 @@ class Journal:
     async def close(self) -> None:
         """Syncs and acknowledges all lines taken, then closes the files.
 
-        Raises JournalError if any write or sync has failed.
+        Before it closes the files, unless an error has occurred, it removes failures of rows that
+        have succeeded since, and moves outdated lines to another file. Raises JournalError if any
+        write or sync has failed.
         """
         self._is_closing = True
         self._wake.set()

@@ -187,7 +187,7 @@ class ResultsFile:
                 place.parent.mkdir(parents=True, exist_ok=True)
             self._copy_to(place)
             where = self.path
-            error.hint = f"they were put back: {again}"
+            error.hint = f"the lines were put back: {again}"
         found = f"{count} in {where}"
         error.saved = f"{error.saved}; {found}" if error.saved else found
 
@@ -288,7 +288,8 @@ class ResultsFile:
     def _load(self, on_found: Callable[[Stretch], None]) -> array[int]:
         """Reads all lines; returns the bounds (begin, end, ...) of lines a power loss has damaged.
 
-        Sets `size_bytes` to the end of the last sound line.
+        Sets `size_bytes` to the end of the last sound line. Raises JournalError for a line with any
+        other damage.
         """
         lost = array("Q")
         number = 0

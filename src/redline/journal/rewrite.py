@@ -93,7 +93,10 @@ def put_in_order(path: Path, keys: array[int]) -> None:
     with closing(open_alone(path, os.O_RDONLY)) as file:
         for stretch in read_stretches(file.fd):
             if not stretch.keys:
-                raise JournalError(f"a line of {path} is damaged", where=f"byte {stretch.begin:,}")
+                raise JournalError(
+                    f"a line of {path} is damaged: `redline repair` moves it out",
+                    where=f"byte {stretch.begin:,}",
+                )
             rows.extend(places.get(key, len(keys)) for key in stretch.keys)
             ends.extend(islice(stretch.offsets(), 1, None))
         order = sorted(range(len(rows)), key=rows.__getitem__)

@@ -19,7 +19,10 @@ _BLOCK_BYTES = 1024 * 1024
 
 
 class CorruptInput(ConfigError):
-    """Raised if the input breaks off or is damaged; `where` says how many rows came before."""
+    """Raised if the input breaks off, is damaged, or was changed while it was read.
+
+    Errors of `batches` say in `where` how many rows came before.
+    """
 
 
 class Blocks:
@@ -98,8 +101,8 @@ class FileBlocks(Blocks):
     def read(self, most_bytes: int) -> bytes:
         """Returns the next bytes as soon as there are any; b"" at the end, or once closed.
 
-        Raises CorruptInput if the file was truncated or replaced since it was opened, or if its
-        bytes have changed when its end is reached.
+        Raises CorruptInput if the file cannot be read, if it was truncated or replaced since it was
+        opened, or, at its end, if the bytes already read have changed.
         """
         # A read of an idle pipe cannot be cancelled by another thread; a wait in steps can.
         while self._poll is not None and not self._is_closed and not self._poll.poll(_POLL_MS):

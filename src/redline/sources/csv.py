@@ -157,7 +157,7 @@ class CsvRows(StreamRows):
     def counts(self) -> Iterator[int]:
         """Yields numbers that add up to the input's number of rows. Call it instead of `batches`.
 
-        Raises ConfigError as `batches` does.
+        Raises ConfigError if the input or its header cannot be read.
         """
         try:
             feed = self._feed()

@@ -117,7 +117,7 @@ class LineRows(StreamRows):
     def counts(self) -> Iterator[int]:
         """Yields numbers that add up to the input's number of rows. Call it instead of `batches`.
 
-        Raises ConfigError as `batches` does.
+        Raises ConfigError if the input cannot be read.
         """
         begun = _PartialLine(self._max_row_bytes)
         try:

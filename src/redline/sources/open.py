@@ -54,7 +54,8 @@ def open_source(rows: object, *, is_followed: bool = False) -> Source | AsyncRow
             return LineRows(ByteStream(FileBlocks(None)))
         if (stream := stream_of(rows)) is not None:
             raise ConfigError(
-                f"{stream.name} is a stream, which only a run can read: a message goes to one run"
+                f"{stream.name} is a stream, which only a run can read, because each message goes "
+                "to one run"
             )
         url = url_of(rows)
         if url is not None:
@@ -97,9 +98,9 @@ def first_rows(path: str, most: int) -> Iterator[Iterator[Row]]:
 def row_counts(rows: object) -> Iterator[int] | None:
     """Returns an iterator of numbers that add up to a local text file's number of rows.
 
-    The iterator reads the file once more, and raises ConfigError as `open_source` does. None for
-    any other input, which knows its number of rows or can be read only once, and for a file that
-    cannot be opened.
+    The iterator reads the file once more, and raises ConfigError as `open_source` does. Returns
+    None for any other input, such as a Parquet file, a URL or a pipe, and for a file that cannot be
+    opened.
     """
     if not isinstance(rows, (str, os.PathLike)) or url_of(rows) is not None:
         return None
@@ -140,7 +141,11 @@ def _followed(rows: object) -> FollowedRows:
         is_stream = stream_of(rows) is not None
         raise ConfigError(
             f"{url.name} {'need ' if is_stream else 'can'}not be followed: "
-            + ("a stream has no end" if is_stream else "an object does not grow")
+            + (
+                "a stream has no end; leave out follow"
+                if is_stream
+                else "an object does not grow; leave out follow"
+            )
         )
     if not isinstance(rows, (str, os.PathLike)):
         raise ConfigError(
@@ -148,11 +153,16 @@ def _followed(rows: object) -> FollowedRows:
             hint="leave out follow: an iterable may wait for its next row itself",
         )
     if os.fspath(rows) == "-":
-        raise ConfigError("stdin is read until it ends, so it need not be followed")
+        raise ConfigError(
+            "stdin is read until it ends, so it need not be followed: leave out follow"
+        )
     path = local_path(rows)
     mode = _mode(path)
     if stat.S_ISFIFO(mode):
-        raise ConfigError(f"{path} is a pipe, which is read until it ends: it need not be followed")
+        raise ConfigError(
+            f"{path} is a pipe, which is read until it ends, so it need not be followed: leave "
+            "out follow"
+        )
     if not stat.S_ISREG(mode) or path.suffix.lower() not in _LINES:
         raise ConfigError(
             f"{path} cannot be followed: only files of JSON lines can",
@@ -164,7 +174,7 @@ def _followed(rows: object) -> FollowedRows:
     try:
         beginning.open()
         if stream.is_compressed:
-            raise ConfigError(f"{path} is compressed, so it cannot be followed")
+            raise ConfigError(f"{path} is compressed, so it cannot be followed: decompress it")
     finally:
         beginning.close()
     return FollowedRows(path)

@@ -21,7 +21,7 @@ def sampled(source: Source | AsyncRows, samples: int) -> Source | AsyncRows:
 
 
 class Repeated:
-    """A Source that yields each row of `source` `times` times.
+    """A Source that yields each row of `source` `times` times; its lists are that much longer.
 
     The copies of a row keep its number, which shows that they belong together. Copies of a row with
     a custom_id get `ID#1`, `ID#2`, ...; other copies are distinguished by their count.

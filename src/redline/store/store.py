@@ -123,7 +123,11 @@ class ObjectStore:
 
 
 class S3Store(ObjectStore):
-    """A store with S3's protocol, which itself refuses to replace any object but `seen`."""
+    """A store with S3's protocol.
+
+    If the store supports conditions, it checks itself, when an upload ends, that no other program
+    has changed the object in the meantime.
+    """
 
     _has_conditions = True  # until the store reports that it does not support them
 

@@ -102,7 +102,10 @@ class OpenedObject(msgspec.Struct, frozen=True):
 
 
 def url_of(place: object) -> ObjectUrl | None:
-    """Parses an object's URL; returns None for a local path, a `file://` URL or a non-string."""
+    """Returns the object's URL in `place`, a string or an OpenedObject; None for any other place.
+
+    A local path and a `file://` URL do not name an object.
+    """
     if isinstance(place, OpenedObject):
         return place.url
     if not isinstance(place, str):

@@ -79,7 +79,7 @@ class Collector:
         self.is_leaving = True
 
     def has_result(self, key: int, mark: int) -> bool:
-        """Whether the row with this content succeeded, in an earlier run or this one.
+        """Whether the row with this content has succeeded, see `Journal.has_succeeded`.
 
         A failure does not count: the row may be in a batch because it was retried.
         """
@@ -97,11 +97,11 @@ class Collector:
         """Saves the answers of the batch, and returns its rows without an outcome.
 
         in_time: the timeout of the downloads. may_wait: whether to wait for answers that cannot be
-        read yet; otherwise they count as missing. Returns None, having saved nothing, if there are
-        such answers, if the downloads time out, or if the provider does not respond; raises the
-        last error instead once the provider has not responded for an hour. If the provider does not
-        have one of the batch's two files, and the other one lacks lines, raises ConfigError, unless
-        `may_wait` or `is_leaving`.
+        read yet; otherwise they count as missing. Returns None, having saved nothing, if such
+        answers are awaited, if the downloads time out, or if the provider does not respond; raises
+        the last error instead once the provider has not responded for an hour. If the provider does
+        not have one of the batch's two files, and the other one lacks lines, raises ConfigError,
+        unless `may_wait` or `is_leaving`.
         """
         paths, lost = [], None
         results_paths = self._ledger.results_paths(part.number)

@@ -1,4 +1,4 @@
-"""Keeps the state of batches in a file that outlives the process: labels.redline/batches.jsonl.
+"""Keeps the state of batches for later runs: in batches.jsonl, in the state folder of the output.
 
 A part is a group of rows that are sent in one batch. The file has one note per line. Each note is
 written and synced before the next step is taken.
@@ -120,8 +120,10 @@ class Ledger:
     """Keeps the notes about an output's batches. The caller holds the output's lock.
 
     parts: the parts that are not done, by number. spent: the cost of those that are done. run,
-    place: the run's name and its provider, empty if not noted. The constructor reads the file and
-    creates nothing. Raises DamagedLedger, or JournalError if the file cannot be read.
+    place: the run's name and its provider, empty if not noted. pace: of rows that are sent live;
+    None if not noted. The constructor reads the file and creates nothing; it raises DamagedLedger,
+    or JournalError if the file cannot be read. `begin` opens the file for `write`; `close` ends
+    that.
     """
 
     def __init__(self, output: Output) -> None:

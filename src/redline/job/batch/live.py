@@ -64,11 +64,11 @@ class FirstRows(_Rows):
 
 
 class LeftRows(_Rows):
-    """Supplies the rows of the input, then the rows that batches have left without an outcome.
+    """Supplies the rows of the input, and the rows that batches have left without an outcome.
 
     The input comes first, because a row of a batch is skipped if the input now has it with other
-    content. An input of unknown length might never end, so it comes last. The rows of batches
-    already count as offered, so handing one out does not count it again.
+    content; but an input of unknown length comes last, because it might never end. The rows of
+    batches already count as offered, so handing one out does not count it again.
     """
 
     def __post_init__(self) -> None:

@@ -68,7 +68,7 @@ class PartStore:
     async def submit(self, part: Part) -> None:
         """Puts the part into a batch, continuing after the last noted step.
 
-        Raises CallError or NoEndpoint.
+        Raises CallError or NoEndpoint, and JournalError if the ledger cannot be written.
         """
         number = part.number
         was_uploaded = bool(part.file)

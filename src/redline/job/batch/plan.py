@@ -49,8 +49,9 @@ MOST_LOST_S = 30.0
 MOST_MAKING_S = 30.0
 # A provider that cannot be reached for this long ends the run; its batches continue.
 MOST_SILENCE_S = 3600.0
-# The number of rows that --via auto sends live first. They show the time and tokens that a row
-# takes, and reveal a wrong prompt before rows wait for hours.
+# The number of rows that --via auto sends live first, unless the ledger has the pace of an earlier
+# run. They show the time and tokens that a row takes, and reveal a wrong prompt before rows wait
+# for hours.
 PROBE_ROWS = 20
 # OpenAI lets a batch be `cancelling` for up to 10 minutes.
 CANCEL_S = 600.0

@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False, repr=False)
 class BatchRunner:
-    """Sends the rows of one run in batches. Call `prepare`, then `run`, each once."""
+    """Sends the rows of one run in batches. Call `prepare`, `run` and `aclose`, each once."""
 
     _world: World
     _ledger: Ledger

@@ -90,7 +90,10 @@ _KEPT = msgspec.json.Decoder(Kept)
 
 
 class PartWriter:
-    """Writes the file of a new part. Raises JournalError if the file cannot be written."""
+    """Writes the file of a new part; the caller ends with `finish` or `drop`.
+
+    The constructor, `add` and `finish` raise JournalError if the file cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -126,7 +129,10 @@ class PartWriter:
 
 
 class PartReader:
-    """Finds the rows of a part by key or line. The constructor reads the whole file, and blocks."""
+    """Finds the rows of a part by key or line. The caller closes it.
+
+    The constructor reads the whole file, and blocks. Raises JournalError if it cannot be opened.
+    """
 
     def __init__(self, path: Path) -> None:
         with telling(path):

@@ -121,7 +121,8 @@ class Figures:
     def as_fields(self) -> dict[str, Any]:
         """Returns the figures as JSON fields for programs; their names include the units.
 
-        The fields for the cache, batches, tasks and unreadable lines are left out if 0 or empty.
+        The fields for the cache, batches, tasks and unreadable lines are left out if 0 or empty;
+        `reasks` is left out only if no line records it.
         """
         cost, latency = self.cost, self.latencies.quantiles()
         latency_s = None

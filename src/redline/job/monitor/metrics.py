@@ -2,8 +2,8 @@
 
 Names and units follow Prometheus' rules: base units, and `_total` for metrics that only grow. Every
 label has few values: the names of endpoints and of the model come from the settings, the kinds of
-errors, tokens and rows from the code. Counters cover this process's run, but `redline_job_rows`
-covers the whole job.
+errors, tokens and rows from the code. Counters cover this process's run; `redline_job_rows` and
+`redline_budget_used_ratio` cover all runs of the job.
 https://prometheus.io/docs/practices/naming/
 """
 
@@ -33,7 +33,7 @@ Labels = Mapping[str, str]
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """A cumulative histogram of durations.
+    """A cumulative histogram of durations; above about 500 calls per second, an estimate.
 
     counts: the number of durations up to each bound of BOUNDS_S, then of all durations. sum_s: the
     sum of the durations in seconds, within 1 %.
@@ -192,13 +192,13 @@ def _about_load(seen: _Seen) -> Iterator[Family]:
     )
     yield gauge(
         "redline_parked_seconds",
-        "Seconds until an endpoint may be called again, if all endpoints asked redline to wait.",
+        "Seconds until a request may be sent if every endpoint asked redline to wait, otherwise 0.",
         [(of_job, last.parked_s)],
         "s",
     )
     yield gauge(
         "redline_endpoint_state",
-        "1 for the state of each of several endpoints, 0 for its other states.",
+        "1 for an endpoint's current state, 0 for its others; only with several endpoints.",
         [
             ({"endpoint": one.name, "kind": state}, float(one.state == state))
             for one in last.endpoints
@@ -224,7 +224,7 @@ def _about_rows(seen: _Seen) -> Iterator[Family]:
     tally, counts = seen.view.tally, seen.view.counts()
     yield counter(
         "redline_rows",
-        "Rows whose outcome is saved by this run.",
+        "Rows whose outcome this run has saved.",
         _kinds(seen.of_job, {"done": tally.succeeded, "failed": tally.failed}),
         "{row}",
     )
@@ -259,7 +259,7 @@ def _about_rows(seen: _Seen) -> Iterator[Family]:
     if tally.batches is not None:
         yield gauge(
             "redline_batch_rows",
-            "Rows at the Batch API.",
+            "Rows in open batches of the Batch API.",
             [({}, tally.batches.rows)],
             "{row}",
         )
@@ -283,7 +283,7 @@ def _about_cost(seen: _Seen) -> Iterator[Family]:
             used[kind] = value / of
     yield gauge(
         "redline_budget_used_ratio",
-        "Share of the budget that is spent.",
+        "Share of the budget that all runs have spent.",
         _kinds({}, used),
         "1",
     )

@@ -1,4 +1,4 @@
-"""Sends alerts to a webhook, one after another, each with retries for about a minute.
+"""Sends alerts to a webhook, one after another, each with up to six retries.
 
 A body is `{"event": "alert", "id": ..., "state": "firing" or "ended", "text": ..., ...}`. If the
 server accepts a notification but the response is lost, the same body is sent again, so receivers
@@ -31,7 +31,8 @@ _AGAIN = frozenset({408, 425, 429})
 class Webhook:
     """Sends alerts to a URL, from a task of its own: `put` neither waits nor fails.
 
-    waited_s: how many seconds the end of the job has waited for the webhook.
+    The caller ends with `aclose`. waited_s: how many seconds the end of the job has waited for the
+    webhook.
     """
 
     def __init__(self, url: str, clock: Clock = SYSTEM) -> None:

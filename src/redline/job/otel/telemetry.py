@@ -36,7 +36,7 @@ from redline.job.settings import Job, OtelSettings
 from redline.job.show import TELEMETRY
 from redline.process import DaemonThreads, counted
 
-# How long the end of a job waits for data in transit.
+# How many seconds the end of a job waits at most until the last data has been sent.
 LAST_S = 3.0
 # The seconds for which the progress shows that an outage is over, and the most outages it reports.
 _BACK_S = 30.0
@@ -153,8 +153,9 @@ class MetricExport:
 class Telemetry:
     """Measures a job's calls, and sends the measurements and the job's figures.
 
-    `note` neither waits nor fails; `failure` reports data that was not delivered. waited_s: the
-    seconds that `aclose` took, which are not part of the job's time.
+    `note` neither waits nor fails; the caller ends with `aclose`, after which `failure` reports the
+    data that was not delivered. waited_s: the seconds that `aclose` took, which are not part of the
+    job's time.
     """
 
     def __init__(self, job: Job, settings: OtelSettings, clock: Clock = SYSTEM) -> None:
@@ -227,7 +228,7 @@ class Telemetry:
         self._reach.look(now_s)
 
     async def aclose(self) -> None:
-        """Waits at most LAST_S seconds for data in transit, then abandons the rest."""
+        """Sends the remaining spans and metrics for at most LAST_S seconds; abandons the rest."""
         exports = [one for one in (self._span_export, self._metric_export) if one is not None]
         begun_s = self._clock.now_s()
         until_s = begun_s + LAST_S

@@ -34,7 +34,7 @@ class _Line(msgspec.Struct):
 
 
 class AccountFile:
-    """The spending file of one output; the caller holds the output's lock.
+    """The spending file of one output; the caller holds the output's lock, and closes the file.
 
     is_new: begin at zero, even if an earlier output has left a file. Raises JournalError if the
     file is damaged or cannot be opened: the amount spent is then unknown.
@@ -81,7 +81,7 @@ def path_of(output: Output) -> Path:
 
 
 def remove_account(output: Output) -> None:
-    """Removes what an earlier output has left. Raises JournalError."""
+    """Removes the file that an earlier output of this name has left. Raises JournalError."""
     with telling(path_of(output)):
         path_of(output).unlink(missing_ok=True)
 

@@ -1,8 +1,8 @@
 """Mirrors an output to an object store: uploads the run's local files when the run ends.
 
 A store has no append, no fsync and no lock. Therefore a run writes local files, as any run does,
-and each file is uploaded as a whole when the run ends, even if it ends early. Before a run, the
-files of results and failures are compared with their objects:
+and the results, the failures and the manifest are each uploaded as a whole when the run ends, even
+if it ends early. Before a run, the files of results and failures are compared with their objects:
 
   the file contains the object    the file stays, and is uploaded at the end
   the object contains the file    the object is fetched
@@ -89,7 +89,7 @@ class Mirror:
 
         restart: fetch nothing, because the run renames the files, and `put_aside` the objects.
         force: accept results without a manifest. Raises ConfigError if the store refuses access, or
-        holds objects that must not be replaced.
+        holds objects that must not be replaced; JournalError if `stop` interrupts it.
         """
         with self._telling():
             self._store.check_writable(self.url)
@@ -103,7 +103,7 @@ class Mirror:
                     self._reconcile_all(is_forced=force)
 
     def put_aside(self) -> None:
-        """Renames the objects of an earlier run to the first free `labels.old-N`.
+        """Renames the objects of an earlier run to the first free `labels.old-N.jsonl`.
 
         The caller holds the output's lock. Raises ConfigError if the store refuses.
         """
@@ -114,8 +114,8 @@ class Mirror:
         """Uploads the files that differ from their objects: the manifest first, failures last.
 
         In this order, a crash during the upload leaves no row without a line. Raises JournalError
-        if the store refuses access or holds content that the files lack; ConfigError if another run
-        has begun meanwhile.
+        if the store refuses access or holds content that the files lack, or if `stop` interrupts
+        the upload; ConfigError if another run has begun meanwhile.
         """
         output = self.output
         try:
@@ -353,7 +353,7 @@ def fetched(url: ObjectUrl) -> Generator[Output]:
 
 
 def _fetch_all(url: ObjectUrl, output: Output) -> Output:
-    """Fetches the objects; returns `output`, marked if redline 0.1 wrote them."""
+    """Fetches the objects; returns `output`, with `has_old_names` set if redline 0.1 wrote them."""
     store = store_of(url, "reading")
     try:
         output = msgspec.structs.replace(output, has_old_names=_has_old_names(url, store))

@@ -30,7 +30,8 @@ def open_journal(job: Job, output: Output, acknowledge: Acknowledge) -> tuple[Jo
     """Opens the journal of `output`; returns the journal and this run's manifest. Blocks.
 
     The caller holds the output's lock. acknowledge: see `Journal`. Raises ConfigError if redline
-    did not write the results, or wrote them with other settings; JournalError if they are damaged.
+    did not write the results, or, without `force`, if it wrote them with other settings;
+    JournalError if they are damaged.
     """
     if job.restart:
         _put_aside(output)
@@ -63,10 +64,11 @@ def open_journal(job: Job, output: Output, acknowledge: Acknowledge) -> tuple[Jo
 
 
 def _begun(job: Job, output: Output) -> Manifest | None:
-    """Returns the manifest of the existing results; None for a new or empty output.
+    """Returns the manifest of the existing results; None for a new output.
 
-    Raises ConfigError if the manifest is missing, JournalError if it is damaged; with `force`,
-    returns None instead.
+    Also returns None if the manifest is missing beside an empty results file. Otherwise, raises
+    ConfigError if the manifest is missing, JournalError if it is damaged; with `force`, returns
+    None instead.
     """
     if not output.path.exists() and not output.failed_path.exists():
         return None
@@ -93,8 +95,9 @@ def _begun(job: Job, output: Output) -> Manifest | None:
 def another_input(job: Job, output: Output) -> str | None:
     """Returns the input that the output was begun with, if this run's input is a different one.
 
-    Returns None otherwise. Blocks. Raises ConfigError if the output has rows but none of this run's
-    input: one of the two names is probably wrong, and the run would pay for every row.
+    Returns None otherwise. Blocks. Without `force` or `retry_failed`, raises ConfigError if the
+    output has rows but none of this run's input: one of the two names is probably wrong, and the
+    run would pay for every row.
     """
     if job.restart or not (output.path.exists() or output.failed_path.exists()):
         return None
@@ -149,7 +152,7 @@ def _size(path: Path) -> int:
 
 
 def _put_aside(output: Output) -> None:
-    """Renames the files of an earlier run to the first free `labels.old-N`.
+    """Renames the files of an earlier run to the first free `labels.old-N.jsonl`.
 
     If the results file is a link, its target is renamed and the link stays. The failures stay in
     their folder, under the name that goes with the new name of the results. Creates an empty

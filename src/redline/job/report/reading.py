@@ -37,9 +37,9 @@ class FailedKind(msgspec.Struct, kw_only=True):
 class JobFiles(msgspec.Struct, kw_only=True):
     """The contents of an output's files. name: as shown to the user.
 
-    timeline: has at least one run. is_running: whether a process holds the output. failed: the
-    failed rows by kind of error, the most frequent first. has_account: whether the output has a
-    budget's account. notes: sentences on what could not be read.
+    timeline: has at least one run. is_running: whether a process holds the output's lock.
+    failed: the failed rows by kind of error, the most frequent first. has_account: whether the
+    output has a budget's account. notes: sentences on what could not be read.
     """
 
     name: str

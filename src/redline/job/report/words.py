@@ -146,7 +146,7 @@ FACTS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 def facts_of(*figures: Figures) -> list[tuple[str, list[str]]]:
     """Returns the label of each fact, with a text for each of `figures`.
 
-    Facts that are unknown for all of `figures` are left out.
+    Facts whose text is `-` for all of `figures` are left out.
     """
     table = [(label, [text(one) for one in figures]) for label, text in FACTS]
     return [(label, values) for label, values in table if any(value != "-" for value in values)]

@@ -57,7 +57,7 @@ def default_key(key: str | None, base_url: str, headers: Iterable[str], hint: st
         return None
     raise ConfigError(
         f"the key in {KEY_VARIABLE} is not sent to {host}: it goes only to OpenAI, this machine, "
-        f"and an {URL_VARIABLE} set in the same place",
+        f"and an {URL_VARIABLE} from the same source (the environment or .env)",
         hint=hint,
     )
 

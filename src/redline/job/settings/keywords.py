@@ -40,7 +40,7 @@ class Keywords(TypedDict, total=False):
         params: Other fields of the request body, such as temperature and max_tokens.
         output_path: Where the output is in the answer, such as result.items.0.text. Default: where
             the API puts it, or the whole of a plain JSON answer.
-        constant_prompt: Allow a prompt that uses no column, so that every row sends the
+        constant_prompt: Allow a prompt or body that uses no column, so that every row sends the
             same request.
         call: A coroutine function that takes a row and returns the output, in place of an endpoint.
         endpoint: A URL, an Endpoint, "sim" (a built-in simulated server), a LocalEngine, or a list
@@ -61,7 +61,8 @@ class Keywords(TypedDict, total=False):
         rate: Which limits to keep: "stated" (the default: those that are set), or "auto" (which
             also finds limits that are not set, from the server's headers or by a search).
         cache: Cache answers, and reuse them for identical requests: True, a folder, or a Cache.
-            Default: no cache.
+            Only deterministic answers are cached, unless a Cache has includes_sampled. Default: no
+            cache.
         output: File or URL for the results; the same call continues an unfinished run.
         format: Format of the result lines: "redline" (the default), or "batch", as the OpenAI
             Batch API writes them.
@@ -79,15 +80,15 @@ class Keywords(TypedDict, total=False):
         prices: Prices by model, in dollars per million tokens: input, cached_input and output.
         timeout_s: Longest time for one attempt, in seconds. Default: 600.
         max_retries: Maximum attempts at a row after the first. Default: 8. Retries after HTTP 429
-            count separately, up to ten times as many.
+            count separately, up to ten times as many; failed attempts to connect do not count.
         row_deadline_s: Longest time for a row with all its retries, in seconds. Default: no limit.
-        deadline_s: End the run after this time, in seconds; the same call continues it. Default:
-            no limit.
+        deadline_s: End the run after this time, in seconds; with output, the same call continues
+            it. Default: no limit.
         limit: Send only the first N rows.
         via: How to send rows: "live" (which cancels open batches), "batch" (the Batch API), or
             "auto" (batches while deadline_s allows, the rest live). Default: live, but the run is
             refused while a batch is open.
-        follow: After the last row of a file, wait for rows that are appended to it.
+        follow: After the last row of a JSONL file, wait for rows that are appended to it.
         until_empty: End when all messages of a stream are acknowledged.
         fail_on: Kinds of answers that count as failures: length, empty, content_filter, refusal.
         strict: End the run at the first row that fails.

@@ -340,8 +340,8 @@ class Options:
     )
     budget: int | None = _flag(
         "MONEY",
-        "The most that all runs of this output together may spend, such as 5usd. Never exceeded "
-        "if --max-tokens bounds the answers.",
+        "The most that all runs of this output together may spend, such as 5usd. With "
+        "--max-tokens, no call is sent that could exceed it.",
         read=parse_money,
         section=_COST,
     )
@@ -367,7 +367,8 @@ class Options:
     )
     cache_dir: str | os.PathLike[str] | None = _flag(
         "DIR",
-        "Keep the cache in this folder instead of ~/.cache/redline/answers. Implies --cache.",
+        "Keep the cache in this folder. Default: redline/answers in $XDG_CACHE_HOME or ~/.cache. "
+        "Implies --cache.",
         read=values.local,
         python="cache",
     )
@@ -420,7 +421,7 @@ class Options:
     )
     max_retries: int | None = _whole(
         "Maximum attempts at a row after the first. Default: 8. Retries after HTTP 429 count "
-        "separately, up to ten times as many.",
+        "separately, up to ten times as many; failed attempts to connect do not count.",
         least=0,
         most=_MOST_RETRIES,
         section=_END,
@@ -446,7 +447,8 @@ class Options:
         "Longest time for a row with all its retries. Default: no limit."
     )
     deadline_s: float | None = _time(
-        "End the run after this time, such as 6h. The same command continues it. Default: no limit."
+        "End the run after this time, such as 6h. With an output file, the same command continues "
+        "it. Default: no limit."
     )
     limit: int | None = _whole("Send only the first N rows.")
     fail_on: Sequence[str] | None = _flag(
@@ -466,7 +468,7 @@ class Options:
     )
     longest_wait_s: float | None = _time(
         "End the run rather than wait longer than this, such as 10m, for a limit or a Retry-After. "
-        "The same command continues it. Default: no limit.",
+        "With an output file, the same command continues it. Default: no limit.",
     )
     follow: bool | None = _switch(
         "After the last row of a JSONL file, wait for more, as tail -F does. Ctrl-C ends the run.",

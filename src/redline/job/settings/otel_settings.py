@@ -25,7 +25,7 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
     variables that hold headers' values, by header. service_name: if empty, the name in the
     environment, otherwise `redline`. sample: the share of the calls that get a span, 0 to 1.
     every_s: seconds between two exports of metrics, 1 to 3,600. Raises ConfigError for an invalid
-    value.
+    endpoint, service_name or every_s; `parse_otel` checks the other values.
     """
 
     endpoint: str = ""

@@ -122,9 +122,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: the longest time for one attempt without an endpoint; an endpoint has its own
     timeouts. row_deadline_s: the longest time for a row with all its retries. deadline_s: the
     longest time for the run; rows unfinished by then are left for the next run. longest_wait_s: end
-    the run if no call can be sent for longer. stop_at_error_rate: end the run once at least this
-    share of the last 1,000 rows has failed; above 0, at most 1. strict: end the run at the first
-    row that fails. ends_if_hopeless: end the run if its first 100 rows all fail.
+    the run if no call is in flight and none can be sent for longer. stop_at_error_rate: end the run
+    once at least this share of the last 1,000 rows has failed, checked from row 100 on; above 0, at
+    most 1. strict: end the run at the first row that fails. ends_if_hopeless: end the run if its
+    first 100 rows all fail, except with retry_failed.
 
     retry_failed: process only the rows that failed in earlier runs; retries_failures: process these
     as well as new rows. restart: start the output over; its old files are renamed. force: continue
@@ -201,7 +202,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1 row, not {self.limit}")
         if self.retry_failed and self.output is None:
-            raise ConfigError("there are no failed rows to retry without an output file")
+            raise ConfigError(
+                "there are no failed rows to retry without an output file: name it with -o"
+            )
         self._check_output()
         self._check_trace()
         self._check_continuous()

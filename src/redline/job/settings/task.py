@@ -84,7 +84,8 @@ class Remembering(Protocol):
     def recall(self, results: Path, failures: Path) -> None:
         """Reads the files that earlier runs have written; `failures` need not exist.
 
-        Called once, in a thread, after the output is locked and repaired, and before the first row.
+        Called once, in a thread, before the first row; the output is then locked, and an unfinished
+        last line has been removed from its files.
         """
         ...
 

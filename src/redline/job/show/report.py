@@ -18,15 +18,21 @@ class Report(msgspec.Struct, kw_only=True):
 
     offered: the rows that this run took from the input; always succeeded + failed + unfinished.
     skipped: rows that an earlier run has done; failed_before: those of them that failed. untried:
+<<<<<<< HEAD
     rows without an outcome, which `retry_failed` leaves out. results: the number of successes of
     all runs of the output; flawed: how many of these answers are cut, empty, filtered or refused,
     by finish reason, a key of FAIL_ON. input: the counts of the whole input, or of its rows up to
+=======
+    rows without an outcome that `retry_failed` leaves out. results: the number of successes of all
+    runs of the output; flawed: how many of these answers are cut, empty, filtered or refused, by
+    finish reason, a key of FAIL_ON. input: the counts of the whole input, or of its rows up to
+>>>>>>> 495b689f992ad6ff4d2546bcfb73902bdc15e8d1
     the option `limit`, over all runs. is_input_done: whether the input was read to its end, or to
     `limit`. is_of_stream: whether the input is a stream, which delivers no failed row again.
     outcomes: in input order; empty for a run with an output, whose file has the results.
 
     stopped: the error that ended the run early, None if none did; interrupted: whether the user
-    ended it. abandoned: work that had not ended when the run was abandoned, one line per row.
+    ended the run. abandoned: work that had not ended when the run was abandoned, one line per row.
 
     attempts: the number of requests written; retries: how many of them were written again after a
     failure. rate_limited: attempts that ended with RateLimited. most_in_flight: the most calls in
@@ -35,8 +41,9 @@ class Report(msgspec.Struct, kw_only=True):
     repeated: requests written again on a new connection because a reused connection failed; the
     server may have processed both copies, which count as two requests, but not as a retry.
     errors_by_kind: failed attempts by kind of error, including those that were retried. outages:
-    when the endpoint accepted no connections; with several endpoints, the outages of the one that
-    was down longest. endpoints: the use of each of several endpoints; empty for a run with one.
+    when the endpoint accepted no connections; with several endpoints, those of the one that has
+    been down longest at the end or, if none is down then, of the one that was down for the most
+    seconds in total. endpoints: the use of each of several endpoints; empty for a run with one.
     found_limits: the limits that were searched for and found, such as `20/1s requests` or
     `45 in flight`. spent: the amounts that count against the budget, or the cost of the replies if
     prices are known. elapsed_s: the duration of the run in seconds.

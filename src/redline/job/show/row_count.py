@@ -54,9 +54,9 @@ class RowCount:
     """Counts the rows of an input in a thread of its own, while the run reads them.
 
     known_rows: the number of rows in the input's metadata; None if the rows have to be counted.
-    counts: yields the number of rows in each part of the input in turn; None for an input that can
-    be read only once. limit: the maximum number of rows that count. samples: how many times
-    each of these rows counts.
+    counts: yields the number of rows in each part of the input in turn; None for an input that is
+    not read a second time, such as a pipe. limit: the maximum number of rows that count. samples:
+    how many times each of these rows counts.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Bounds the rows and lines that a run holds: while a bound is reached, no rows are read.
 
   what                        counted from           until              bound
-  row of 64 KiB or more       a worker takes it      its line is taken  128 MiB in total
+  row of 64 KiB or more       a worker takes it      the row is done    128 MiB in total
   line that is not synced     the journal takes it   its fsync begins   set by the journal
 
 Backpressure: reading stops until enough of the rows that have been read are done.

@@ -187,7 +187,10 @@ class Feed:
         return None
 
     def close(self) -> None:
-        """Hands out no more rows; those read but not handed out are left for the next run."""
+        """Closes the source and hands out no more rows.
+
+        Rows that were read but not handed out are left for the next run.
+        """
         if self._is_let_go:
             return
         self._is_let_go = True

@@ -36,7 +36,7 @@ class BatchUse(msgspec.Struct):
     made: batches created in this run. running: batches that are at the provider now. rows: rows in
     the running batches. finished: how many of these rows have an answer or an error, according to
     the provider. states: the number of running batches in each state; "refused" counts the parts
-    for which the provider accepts no batch. answered: rows that got their result from a batch in
+    for which the provider accepts no batch. answered: rows that got their outcome from a batch in
     this run. again: rows that went into another batch.
     """
 
@@ -171,7 +171,7 @@ class Tally(Attempts):
 
     @property
     def rate_limited(self) -> int:
-        """The number of rate-limited attempts: HTTP 429, or 402 or 403 with a time to wait."""
+        """The number of attempts that ended with RateLimited, such as HTTP 429."""
         return self.errors["rate_limited"]
 
     @property

@@ -242,10 +242,10 @@ class Renderer:
 
 
 class _ArrowRenderer(Renderer):
-    """Renders rows of Parquet files and dataset folders; leaves out null keys of objects.
+    """Renders rows of Parquet files and dataset folders; sends no object keys whose value is null.
 
-    All objects in a column have the same keys there, so a key that one message has is null in all
-    others, and some servers refuse a message with `tool_calls: null`.
+    All objects in a column have the same keys there, so a key that only one message needs is null
+    in all others, and some servers refuse a message with `tool_calls: null`.
     """
 
     def _sent(self, row: Columns) -> Columns:
@@ -258,9 +258,9 @@ def renderer_of(prompting: Prompting, source: object) -> Renderer:
 
 
 def _known(value: Any) -> Any:
-    """Returns the value without null keys of objects, except the `content` of a message.
+    """Returns the value without those keys of objects whose value is null.
 
-    Some servers require that one.
+    The `content` of a message stays even if it is null, because some servers require it.
     """
     if isinstance(value, list):
         return list(map(_known, value))

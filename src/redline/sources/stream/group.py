@@ -5,7 +5,8 @@ The states of a message in Redis:
   new        no consumer of the group has it
   pending    it was delivered to a consumer, which keeps it from becoming idle while it is alive
   marked     pending, and its consumer has begun to write its outcome. No other consumer may claim
-             it: the outcome may be on that consumer's disk, and only the file there can show it
+             it, except with `orphans=claim`: the outcome may be on that consumer's disk, and only
+             the file there can show it
   gone       acknowledged: its outcome is durable
 
 A step, called a turn, is one call of a Lua script (group.lua), so no message changes its consumer
@@ -74,7 +75,7 @@ class Left(NamedTuple):
 
 
 class Group:
-    """Makes the turns of one consumer. Call `open` first.
+    """Makes the turns of one consumer. Call `open` first, and `aclose` last.
 
     Methods raise ConfigError if Redis refuses, or is unreachable for 60 s.
     """

@@ -8,9 +8,10 @@ The states of a message in one process, which is one consumer of the group:
                      be written, and no other consumer claims it any more
   durable            the journal has synced its line: it is acknowledged
 
-If a process dies in any of these states, the message stays pending. Before the mark, another
-consumer claims it once it has been idle for long enough. After the mark, the next run with the same
-output gets it first; it finds the message's line in the file, or processes the message.
+If a process dies while it holds a message that is not acknowledged, the message stays pending.
+Before the mark, another consumer claims it once it has been idle for long enough. After the mark,
+the next run with the same output gets it first: that run finds the message's line in the file, or
+processes the message. With `orphans=claim`, other consumers also claim idle messages with a mark.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class StreamRows(AsyncRows):
-    """The messages of a stream as rows.
+    """The messages of a stream as rows. Call `open` first, and `aclose` last.
 
     consumer_path: the file that stores the consumer's name. most: the maximum number of messages
     without an outcome at a time. limit: read at most this many messages. until_empty: end when the
@@ -101,7 +102,9 @@ class StreamRows(AsyncRows):
     async def batches(self) -> AsyncIterator[list[Row]]:
         """Yields lists of 1 to 256 rows; first those delivered to an earlier run of this output.
 
-        Ends at the limit and, with `until_empty`, when all messages are acknowledged.
+        Ends at the limit and, with `until_empty`, when all messages are acknowledged. Raises
+        ConfigError if Redis refuses, or is unreachable for 60 s, and, with `until_empty`, if only
+        orphans are left.
         """
         async for rows in self._own():
             yield rows
