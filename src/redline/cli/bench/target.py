@@ -46,8 +46,8 @@ _HELP = {
     "endpoint": "Another endpoint of the pool: a URL or a name, as in TARGET. Repeatable.",
     "balance": "Which endpoint of a pool gets a request: p2c (the default), least_tokens, room, "
     "prefix, cheapest, round_robin, weighted_score or normalized_score.",
-    "budget": "The most that this command may spend, such as 5usd. Never exceeded if --max-tokens "
-    "bounds the answers.",
+    "budget": "The most that this command may spend, such as 5usd. With --max-tokens, no "
+    "call is sent that could exceed it.",
     "budget_tokens": "The most input and output tokens that this command may use, such as 2m.",
 }
 

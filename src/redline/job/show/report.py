@@ -18,15 +18,9 @@ class Report(msgspec.Struct, kw_only=True):
 
     offered: the rows that this run took from the input; always succeeded + failed + unfinished.
     skipped: rows that an earlier run has done; failed_before: those of them that failed. untried:
-<<<<<<< HEAD
-    rows without an outcome, which `retry_failed` leaves out. results: the number of successes of
-    all runs of the output; flawed: how many of these answers are cut, empty, filtered or refused,
-    by finish reason, a key of FAIL_ON. input: the counts of the whole input, or of its rows up to
-=======
     rows without an outcome that `retry_failed` leaves out. results: the number of successes of all
     runs of the output; flawed: how many of these answers are cut, empty, filtered or refused, by
     finish reason, a key of FAIL_ON. input: the counts of the whole input, or of its rows up to
->>>>>>> 495b689f992ad6ff4d2546bcfb73902bdc15e8d1
     the option `limit`, over all runs. is_input_done: whether the input was read to its end, or to
     `limit`. is_of_stream: whether the input is a stream, which delivers no failed row again.
     outcomes: in input order; empty for a run with an output, whose file has the results.
