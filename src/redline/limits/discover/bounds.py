@@ -203,7 +203,10 @@ class Evidence:
 
 
 def likeliest(windows: list[Rate]) -> Rate:
-    """Returns the fastest rate, or a usual one that is nearly as fast, if possible a round one."""
+    """Returns the fastest rate, or one over a usual window that is at least 70 % as fast.
+
+    Of several such rates that are about equally fast, returns one with a round count if possible.
+    """
     fastest = max(rate.per_s for rate in windows)
     usual = [r for r in windows if r.window_s in USUAL_S and r.per_s >= _USUAL_SHARE * fastest]
     if not usual:

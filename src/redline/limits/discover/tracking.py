@@ -27,8 +27,8 @@ from redline.limits.rule import Rate
 # leaves most of a budget of 0.1 %.
 _PAUSE, _LONGEST_PAUSE = 3_000, 96_000
 # A newly found rate may be slightly too low, and after a gain, more may be possible. So the next
-# climb comes sooner after a gain, and for a new rate whose window is so small that a climb costs
-# little.
+# climb comes sooner after a gain, and for a new rate whose window has so few calls that a climb
+# costs little.
 _SOON, _SMALL = 100, 100
 # The highest level is 1.5 times the rate: above that, there are many refusals in one round trip.
 _HIGHEST = 0.5

@@ -91,9 +91,9 @@ def parse_count(text: str, what: str = "count") -> int:
 def rate_per(value: str | float, window_s: float, what: str = "rate") -> Rate:
     """Returns the Rate of a short form such as `--rpm 500`: `value` per `window_s`.
 
-    value: a number above 0, or text as for `parse_count`. A fraction is not rounded, but stretches
-    the window: 2.5 per second becomes 3 in 1.2 s. Raises ConfigError, which names `what`, for any
-    other value.
+    value: a number above 0, or text such as `500`, `200k` or `2.5`. A fraction is not rounded, but
+    stretches the window: 2.5 per second becomes 3 in 1.2 s. Raises ConfigError, which names `what`,
+    for any other value.
     """
     text = format(Decimal(repr(float(value))), "f") if isinstance(value, float) else str(value)
     amount = _amount(text)

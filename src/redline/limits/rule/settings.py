@@ -45,7 +45,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     rate: "stated" keeps to the rates above; "auto" also keeps to the limits in the server's
     headers, or searches for a request limit if they state none; without a `concurrency`, it
     searches for that as well.
-    profile: the server's algorithm; `any` is safe for all of them, see docs/limits.md.
+    profile: the server's algorithm, `fixed`, `moving`, `counter` or `bucket`; `any`, the default,
+    is safe for all of them (docs/limits.md).
     headroom: the share of each rate that may be used, above 0 and at most 1.
     guard_s: the seconds added to each window against jitter, 0 to 10; None to measure the jitter.
     charge: which tokens the provider counts against a token limit. `actual`: the usage in the
@@ -142,9 +143,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def ahead(self, found: Iterable[Rate] = (), lead_s: float = 1.0) -> int:
         """Returns the most calls that may hold a connection while they wait for their grant.
 
-        This is as many as may be sent in lead_s, or in a burst. With more, connections would be
-        opened long before they are used, opening them at once would keep the event loop from
-        sending in time, and the calls could not go to another endpoint that is free sooner.
+        This is as many as may be sent in lead_s, or in a burst; without a request limit, `slots()`.
+        With more, connections would be opened long before they are used, opening them at once would
+        keep the event loop from sending in time, and the calls could not go to another endpoint
+        that is free sooner.
         found: request limits that apply in addition to the configured ones. lead_s: how early calls
         get ready for their grant.
         """

@@ -111,7 +111,10 @@ def read_number(text: str | None) -> float | None:
 
 @lru_cache(maxsize=256)  # a limit rarely changes between replies
 def read_limit(text: str | None) -> int | None:
-    """Returns a count of 1 to 10^12; None for 0, by which some gateways mean "not enforced"."""
+    """Returns a count of 1 to 10^12; None for anything else.
+
+    0 is no limit: by 0, some gateways mean "not enforced".
+    """
     return read_count(text) or None
 
 

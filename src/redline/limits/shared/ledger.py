@@ -54,7 +54,10 @@ def open_ledger(target: str, limits: Limits, name: str, clock: Clock = SYSTEM) -
 
 
 def check_ledger(limits: Limits) -> None:
-    """Raises ConfigError if `limits` cannot be shared; makes no connection and creates no file."""
+    """Raises ConfigError if `limits` certainly cannot be shared.
+
+    Makes no connection, creates no file, and does not read an existing one.
+    """
     limits.check_shared()
     if "://" in limits.share:
         _check_url(limits.share)

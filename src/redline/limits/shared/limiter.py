@@ -194,7 +194,7 @@ class SharedLimiter(RateLimiter):
     def answered(self, now_s: float, *, is_limited: bool) -> None:
         """Counts an answer. A 429 causes a short pause of all processes, at most once per window.
 
-        If 429s recur but are few, this process's guard is doubled, once.
+        If 429s recur but are few, this process's guard, unless it is configured, is doubled, once.
         """
         if self.rules.lines:
             self._pressure.answered(now_s, is_limited=is_limited, is_alone=True)

@@ -101,6 +101,7 @@ class Limiter(RateLimiter):
     def room_for_s(self, calls: int, amounts: Mapping[Kind, float], now_s: float) -> float:
         """Returns the seconds until the last of `calls` calls could be granted.
 
+        Of more calls than a window holds, only a full window counts, so the result is too low.
         amounts: the tokens that each call takes from the limits, by kind.
         """
         return self.rules.room_for_s(calls, amounts, now_s)
