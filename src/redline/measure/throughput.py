@@ -168,7 +168,9 @@ def checked_plan(plan: Plan) -> Plan:
     """Returns the plan unchanged. Raises ConfigError if it is invalid."""
     duration_s, warm_up_s = plan.duration_s, plan.warm_up_s
     if not 0 < duration_s <= _LONGEST_S:
-        raise ConfigError(f"the duration must be above 0 s, at most 31 days, not {duration_s:g} s")
+        raise ConfigError(
+            f"the duration must be above 0 s and at most 31 days, not {duration_s:g} s"
+        )
     if warm_up_s < 0:
         raise ConfigError(f"the warm-up must be 0 s or more, not {warm_up_s:g} s")
     if warm_up_s >= duration_s:

@@ -1,4 +1,4 @@
-"""Finds what binds in each window of a run: the first rule that matches.
+"""Finds what binds in each window of a run, by the first rule that matches.
 
 Samples record what held the next call back (`timeline.window`). If all slots are in use, that alone
 does not show what binds: more calls in flight may bring more answers, or only queue at the

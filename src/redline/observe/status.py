@@ -33,7 +33,8 @@ State = Literal["running", "finished", "interrupted", "stopped", "dead"]
 class LimitStatus(msgspec.Struct, frozen=True):
     """The use of one rate limit.
 
-    used: how much of `count` was used in the last `window_s`. binds: it is holding calls back.
+    used: how much of `count` was used in the last `window_s`. binds: whether it held calls back in
+    at least half of the samples.
     """
 
     name: str

@@ -190,8 +190,9 @@ def make_like(path: Path, model: Path) -> None:
 
 
 def copy_mode(source: int | Path, target: int | Path) -> None:
-    """Copies the permissions of a file, if the system allows it. Raises OSError.
+    """Copies the permissions of a file; does nothing if the system does not permit that.
 
+    Raises OSError for any other failure.
     source, target: paths or descriptors.
     """
     try:

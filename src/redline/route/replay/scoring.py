@@ -132,7 +132,7 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
     if trace.is_cut:
         notes.append("its last record was cut off")
     if trace.damaged:
-        notes.append(f"{counted(trace.damaged, 'line is', 'lines are')} not a record")
+        notes.append(f"{counted(trace.damaged, 'line is', 'lines are')} not readable as a record")
     if dropped := sum(run.dropped for run in trace.runs):
         were = counted(dropped, "call was", "calls were")
         notes.append(f"{were} not recorded, because the disk did not keep up")
@@ -164,7 +164,10 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
 
 
 def _in_a_row(runs: Sequence[RecordedRun]) -> list[CallEnded]:
-    """Returns the calls of all runs by arrival, with each run moved to the end of the last one."""
+    """Returns the calls of all runs by arrival, with each run moved to the end of the previous one.
+
+    Times are in seconds from the first arrival.
+    """
     found, offset_s = list[CallEnded](), 0.0
     for run in runs:
         if not run.calls:
