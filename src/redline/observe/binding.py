@@ -94,7 +94,7 @@ _HELD: dict[str, Found] = {
     "budget": (
         Cause.LIMIT,
         "the budget",
-        "calls wait for a part of the budget that others have reserved",
+        "calls wait for a part of the budget that other calls have reserved",
     ),
     "slots": (Cause.CONCURRENCY, "the concurrency", "all slots are in use"),
     "parked": (

@@ -49,9 +49,9 @@ _LOST, _LOST_UNPROVEN = 3, 2
 # different one.
 _FORGOTTEN_BLOCK = 100
 _LEAST_TRIM, _MOST_TRIM = 0.0025, 0.2
-# If refusals far apart continue, more than half as often as before, although the rate has been
-# trimmed below the first share, other clients of the key cause them: the trims are taken back, and
-# up to three times as many refusals are tolerated.
+# If refusals far apart continue more than half as often as before, although the rate has been
+# trimmed to less than 90 % of what it was, other clients of the key cause them: the trims are taken
+# back, and up to three times as many refusals are tolerated.
 _LEAST_SHARE, _AS_MANY = 0.9, 0.5
 # Refusals more than this many calls apart are independent.
 _FORGOTTEN = 1_000

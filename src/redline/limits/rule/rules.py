@@ -289,7 +289,7 @@ class Rules:
         self._reshape()
 
     def drop(self, lines: Sequence[LimitLine]) -> None:
-        """Removes limits; their sends must count in the remaining limits too."""
+        """Removes limits; call only if their sends also count in the remaining limits."""
         self.lines = [line for line in self.lines if line not in lines]
         if self._recent is not None:
             for line in lines:

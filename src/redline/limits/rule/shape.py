@@ -20,8 +20,8 @@ from typing import NamedTuple
 from redline.limits.rule.cost import Kind
 from redline.limits.rule.rate import Rate
 
-# A burst of requests is spread over this share of a window. The same share of a token limit may be
-# caught up if another limit has held its calls back.
+# A burst of requests is spread over at most this share of a window. The same share of a token limit
+# may be caught up if another limit has held its calls back.
 BURST_SHARE = 1 / 20
 
 

@@ -387,10 +387,11 @@ class _Refill(msgspec.Struct):
 def window_s_of(one: Stated) -> float:
     """Returns the window of a limit: the stated one, or a guess from the limit's reset.
 
-    A bucket is full again after (limit - remaining) x W / limit seconds, a window at its end at the
-    latest. A usual W for which a bucket explains the reset is returned if it is at most a minute,
-    or if no usual window has just begun; otherwise the shortest usual window that explains the
-    reset: if that is too short, calls are sent too fast, and the reset soon grows.
+    A bucket is full again after (limit - remaining) x W / limit seconds; a window is full again at
+    its end at the latest. A usual W for which a bucket explains the reset is returned if it is at
+    most a minute, or if no usual window has just begun; otherwise the shortest usual window that
+    explains the reset: if that is too short, calls are sent too fast, and the reset soon grows.
+    Without a reset, or if nothing is used, the guess is a minute.
     """
     if one.window_s is not None:
         return one.window_s

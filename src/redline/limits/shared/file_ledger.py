@@ -37,7 +37,8 @@ _HEADER = struct.Struct("<QII")  # turn, length, checksum
 _PLACE_BYTES = 1 << 20
 _MOST_BYTES = _PLACE_BYTES - _HEADER.size
 _FIRST_PLACE = 4096
-# Seconds between attempts to lock, and in all. A turn holds the lock for much less than 1 ms.
+# The first and the longest pause between attempts to lock, and the longest wait for the lock, in
+# seconds. A turn holds the lock for much less than 1 ms.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _MOST_WAIT_S = 0.0005, 0.02, 1.0
 # The most endpoints in a file; a new one replaces the one that has been unused for longest.
 _MOST_STATES = 64

@@ -77,5 +77,5 @@ def _check_url(url: str) -> None:
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise ConfigError(
             f"{what}: an @ after the host",
-            hint="in a password write / as %2F, ? as %3F, # as %23 and @ as %40",
+            hint="in a password, write / as %2F, ? as %3F, # as %23 and @ as %40",
         )

@@ -56,7 +56,7 @@ _FIRST_BACK_OFF_S, _MOST_BACK_OFF_S = 0.05, 2.0
 GIVE_UP_S = 30.0
 # A 429 despite the limits means that another client uses them as well, or that the guard was too
 # short; the share of 429s shows which. In both cases, all processes pause for a tenth of the
-# shortest window, at most once per window.
+# shortest window, at most 1 s; each process causes at most one such pause per window.
 _PAUSE_SHARE, _MOST_PAUSE_S = 0.1, 1.0
 _CLOSE_WITHIN_S = 1.0
 _NOTHING = Cost()

@@ -1,4 +1,4 @@
-"""Books send times ahead for several processes under one set of limits. Synchronous and pure.
+"""Books send times ahead for several processes under one set of limits. Synchronous, without I/O.
 
 A ledger (a file, or a key in Redis) keeps one `State`. Each process brings a `LeaseRequest`: how
 its last slots were used, and what its first callers want. `transact` books a send time for each

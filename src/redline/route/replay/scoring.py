@@ -99,7 +99,7 @@ def replay(
     off = again.mean("mean_s") / own.mean_s - 1
     if abs(off) > MOST_OFF:
         notes.append(
-            f"the model does not fit the servers: replayed as recorded, the mean latency is "
+            f"the model does not fit the servers: replayed as recorded, calls have a mean latency "
             f"{abs(off):.0%} {'longer' if off > 0 else 'less'} than in the trace"
         )
     return Replay(
