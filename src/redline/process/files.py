@@ -167,7 +167,10 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def drop_unfinished(path: Path) -> None:
-    """Removes the file that a crash in `replace_file` left beside `path`. Raises JournalError."""
+    """Removes the file, if any, that a crash in `replace_file` left beside `path`.
+
+    Raises JournalError if the file cannot be removed.
+    """
     with telling(path):
         _beside(path).unlink(missing_ok=True)
 

@@ -98,7 +98,10 @@ class Evidence:
             del self._refused[_MOST_REFUSALS // 2]
 
     def restart(self, window_s: float) -> None:
-        """Keeps only the last refusals: the limit, whose window was `window_s`, has changed."""
+        """Keeps only the refusals of the last two windows, because the limit has changed.
+
+        window_s: the length of a window of the limit before the change.
+        """
         self._longest_s = 1.1 * window_s
         since_s = self._refused[-1] - 2 * window_s
         self._refused = [at for at in self._refused if at >= since_s]

@@ -5,7 +5,8 @@ write of a request to the first byte of its answer. If a reply took t, its reque
 server at most t - m later than the fastest request would have, wherever the time was spent. So, for
 a window W:
 
-  a send counts for W + (t - m) once it has its reply, and until then for W + guard;
+  a send counts for W + (t - m) once it has its reply, and until then for W plus the largest
+  lateness that is assumed (`unproven_s`);
   the prior is the jitter that is assumed before any measurement: if nearly all replies exceed the
   time of the fastest one by at most the prior, their spread bounds the jitter, and the guard
   follows it; otherwise the time went into generating the replies, which says nothing about the

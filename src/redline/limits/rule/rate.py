@@ -106,7 +106,7 @@ def rate_per(value: str | float, window_s: float, what: str = "rate") -> Rate:
 
 
 def _amount(text: str) -> Decimal | None:
-    """Returns the number in a text such as `1.5m`; None if the text is no such number."""
+    """Returns the number in a text such as `1.5m`; None if the text is not such a number."""
     match = _COUNT.fullmatch(text.strip())
     # Decimal, because 8.2m and 1.001k are whole numbers, but their float products are not.
     return Decimal(match[1]) * _FACTOR[match[2].lower()] if match else None

@@ -43,8 +43,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     for the server; None means 64, or up to 1,000 if the request rate needs more when answers take
     30 s.
     rate: "stated" keeps to the rates above; "auto" also keeps to the limits in the server's
-    headers, or searches for a request limit if they state none; without a `concurrency`, it
-    searches for that as well.
+    headers, or searches for a request limit if they state none; without a `concurrency`, "auto"
+    searches for the concurrency as well.
     profile: the server's algorithm, `fixed`, `moving`, `counter` or `bucket`; `any`, the default,
     is safe for all of them (docs/limits.md).
     headroom: the share of each rate that may be used, above 0 and at most 1.
@@ -52,8 +52,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     charge: which tokens the provider counts against a token limit. `actual`: the usage in the
     reply. `reserved`: prompt + max_tokens at admission, never refunded. `auto`: `reserved` for
     hosts known to charge that way, otherwise `actual`.
-    share: the path of a file, or a redis:// URL, through which processes share these limits; "" for
-    limits of this process alone.
+    share: the path of a file, or a redis:// or rediss:// URL, through which processes share these
+    limits; "" for limits of this process alone.
     Raises ConfigError for an invalid value, and for `share` together with a `rate` of "auto".
     """
 

@@ -76,7 +76,10 @@ _UNLIKE = _Likeness(has_count=False, has_name=False)
 
 
 class Feedback:
-    """Adjusts limits to an endpoint's answers. Methods return whether the limits have changed."""
+    """Adjusts limits to an endpoint's answers.
+
+    `heard` and `answered` return whether the limits have changed.
+    """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules

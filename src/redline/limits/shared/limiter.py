@@ -6,7 +6,8 @@ slot of the lease, and reports with the next request how the slots were used.
 
 A slot that is due goes to the first caller in line that it fits. If it fits none of those at the
 front, it goes to the caller for which it was booked. So callers of one priority are served in
-order, and a slot is lost only if it fits no caller at the front and its own caller is gone.
+order as far as slots fit them, and a slot is lost only if it fits no caller at the front and its
+own caller is gone.
 """
 
 from __future__ import annotations
@@ -207,8 +208,8 @@ class SharedLimiter(RateLimiter):
         """Waits for a grant for one request of `cost`, in turn, and returns it.
 
         cost: a number means tokens, input and output together. priority: lower goes first.
-        Raises OverLimit at once if the request could never be granted, and NoEndpoint if the ledger
-        has not answered for GIVE_UP_S seconds.
+        Raises OverLimit at once if the request could never be granted, and NoEndpoint if, for
+        GIVE_UP_S seconds, the ledger has not answered or other processes have had other limits.
         """
         cost = cost if isinstance(cost, Cost) else Cost(cost)
         self.check(cost)

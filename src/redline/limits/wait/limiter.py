@@ -1,8 +1,8 @@
 """Applies all rate limits of one endpoint, with one queue and one timer.
 
 A grant books all windows together or none. Calls of one priority are granted in order of arrival:
-the head of the queue is never overtaken while it waits for all that it needs, so that small
-requests do not starve a large one.
+no later one overtakes the first while that waits for all that it needs, so that small requests do
+not starve a large one.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ class Limiter(RateLimiter):
         """Waits for a grant for one request of `cost`, in turn, and returns it.
 
         cost: a number means tokens, input and output together. priority: lower goes first.
-        Raises OverLimit at once if the request could never be granted.
+        Raises OverLimit if the request could never be granted: at once, or when new limits apply
+        while it waits.
         """
         cost = cost if isinstance(cost, Cost) else Cost(cost)
         if cost is not _NOTHING:

@@ -129,7 +129,8 @@ class RateLimiter(ABC):
         """Waits for a grant for one request of `cost`, in turn, and returns it.
 
         cost: a number means tokens, input and output together. priority: lower goes first.
-        Raises OverLimit at once if the request could never be granted.
+        Raises OverLimit if the request could never be granted: at once, or when new limits apply
+        while it waits.
         """
 
     def park(self, until_s: float) -> bool:

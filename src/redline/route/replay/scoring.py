@@ -2,7 +2,7 @@
 
 The pool, its strategies, its breakers and the retries are redline's own; servers are simulated, see
 `service`. In a closed loop, workers make the recorded calls in order; a worker makes its next call
-when its last one has ended. In an open loop, calls arrive at their recorded times. Each seed
+when its previous one has ended. In an open loop, calls arrive at their recorded times. Each seed
 redraws the variation in work that tokens do not explain, equally for all strategies.
 """
 
