@@ -93,6 +93,7 @@ if hasattr(os, "register_at_fork"):
 def open_alone(path: Path, flags: int) -> LockedFile:
     """Opens and locks the file at `path`, so that no other redline process writes to it.
 
+    On a file system without locks, only opens it.
     The output's own lock does not detect two names of one file, such as a link and its target, or
     a folder that was moved and replaced by a new one. flags: as for `os.open`. Raises JournalError
     if the file cannot be opened or another process holds it.

@@ -39,9 +39,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     requests, tokens, input_tokens, output_tokens: rates such as `Rate(500, 60.0)`, or text such as
     "500/60s"; one rate or a sequence of rates. `tokens` counts input and output together.
-    concurrency: the most calls in flight, 1 to 100,000; "auto" searches for the number that is best
-    for the server; None means 64, or up to 1,000 if the request rate needs more when answers take
-    30 s.
+    concurrency: the most calls in flight, 1 to 100,000; "auto" searches for the number, at most
+    1,000, that is best for the server; None means 64, or up to 1,000 if the request rate needs more
+    when answers take 30 s.
     rate: "stated" keeps to the rates above; "auto" also keeps to the limits in the server's
     headers, or searches for a request limit if they state none; without a `concurrency`, "auto"
     searches for the concurrency as well.

@@ -78,7 +78,7 @@ _UNLIKE = _Likeness(has_count=False, has_name=False)
 class Feedback:
     """Adjusts limits to an endpoint's answers.
 
-    `heard` and `answered` return whether the limits have changed.
+    The methods that adjust limits return whether the limits have changed.
     """
 
     def __init__(self, rules: Rules) -> None:
