@@ -248,9 +248,9 @@ class Pool:
         return (now_s - ticket.since_s for ticket in self._queue.tickets)
 
     def move(self) -> None:
-        """Ends with Withdrawn every waiting call, and calls in flight that would wait again.
+        """Ends waiting calls with Withdrawn, and later each call in flight that would wait again.
 
-        Called when the pool's endpoints change. A call that its endpoint answers is not affected.
+        For use when the pool's endpoints change. A call that its endpoint answers is not affected.
         """
         self.moves += 1
         for ticket in self._queue.take_all():

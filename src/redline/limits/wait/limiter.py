@@ -138,7 +138,10 @@ class Limiter(RateLimiter):
         return super().park(until_s)
 
     def acquire_now(self, cost: Cost) -> Grant | None:
-        """Returns a grant if the queue is empty and a checked `cost` may be sent at once."""
+        """Returns a grant if the queue is empty and `cost` may be sent at once; otherwise None.
+
+        cost: must have passed `check`.
+        """
         if self._free is not None:
             return self._free
         if self._queue.waiting:

@@ -121,7 +121,10 @@ class RateLimiter(ABC):
         return max(self._parked_until_s, due_s)
 
     def acquire_now(self, cost: Cost) -> Grant | None:
-        """Returns a grant if `cost`, which must have been checked, may be sent at once."""
+        """Returns a grant if the queue is empty and `cost` may be sent at once; otherwise None.
+
+        cost: must have passed `check`. Shared limits never grant a call at once.
+        """
         return None
 
     @abstractmethod
