@@ -53,9 +53,9 @@ def _notes(figures: Figures) -> Iterator[str]:
         yield f"this client is the bottleneck: {client}"
     if figures.unsent:
         yield (
-            f"{counted(figures.unsent, 'request')} of {figures.scheduled:,} were not sent in "
-            "time: the target does not keep up with this rate, and latencies grow with the "
-            "duration"
+            f"{counted(figures.unsent, 'request')} of {figures.scheduled:,} not sent in time: "
+            "the target does not keep up with this rate at this concurrency, and latencies grow "
+            "with the duration"
         )
     waited = figures.waited
     latency_s = 0.0 if figures.latency is None else figures.latency.p50_s
