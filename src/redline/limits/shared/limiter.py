@@ -40,7 +40,8 @@ from redline.limits.wait import Grant, RateLimiter, Waiter, WaitQueue
 
 # The slack: a call leaves at most this long after its planned time. It is the guard, or 2 % of the
 # shortest window if that is more, from 5 to 50 ms, and at least twice the uncertainty of ledger
-# times. If the event loop is so busy that slots pass unused, the slack doubles until they are used.
+# times. If the event loop is so busy that slots pass unused, the slack doubles, up to 2 s, until
+# they are used.
 _SLACK_SHARE, _LEAST_SLACK_S, _MOST_SLACK_S = 0.02, 0.005, 0.05
 _MOST_BUSY_SLACK_S, _CALMER = 2.0, 0.8
 # One lease has at most this share of a limit, or what its duration allows if that is more. Calls of
@@ -373,7 +374,11 @@ class SharedLimiter(RateLimiter):
         self._changed[slot] = None
 
     def _note(self, slot: Slot) -> None:
-        """Marks a used slot to be reported: with the next request, or soon if none is due."""
+        """Marks a used slot to be reported with the next request.
+
+        That is made after a quarter of the shortest window, or one lease if that is longer, at the
+        latest.
+        """
         self._changed[slot] = None
         if self._flush_s == math.inf:
             self._flush_s = self._clock.now_s() + max(self._lease_s, self._shortest_s / 4)
