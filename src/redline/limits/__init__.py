@@ -1,4 +1,4 @@
-"""Enforces rate limits and concurrency: pure functions decide, and only the outer layer waits."""
+"""Enforces rate limits and concurrency: `rule` decides without waiting, and `wait` waits."""
 
 from redline.limits.open import open_limiter
 from redline.limits.rule import (

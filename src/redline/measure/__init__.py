@@ -1,4 +1,4 @@
-"""Measures the throughput of a target under load, and finds the concurrency that it needs."""
+"""Measures the throughput of a target under load, and finds the concurrency that is enough."""
 
 from redline.measure.callers import Answer, Caller, caller_of, takes_requests
 from redline.measure.figures import Figures

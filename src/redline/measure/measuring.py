@@ -161,7 +161,7 @@ def nothing_measured(figures: Figures) -> RedlineError | None:
         )
     if figures.warm_up:
         return RedlineError(
-            f"no request was measured: all {figures.warm_up:,} were part of the warm-up",
+            f"no request was measured: {figures.warm_up:,} in the warm-up, none after it",
             hint="make the duration longer, or the warm-up shorter",
         )
     return RedlineError(

@@ -155,7 +155,7 @@ class Tally:
     def window_s(self, ended: Ended) -> tuple[float, float]:
         """Returns the beginning and the end of the measured window, in seconds since the start.
 
-        The window ends when the load was no longer at its full level. If it would then be shorter
+        The window ends when the load is no longer at its full level. If it would then be shorter
         than a typical call, as with a limit of a few requests, it ends with the last answer.
         """
         end_s, calls = ended.full_s, self._from_send.quantiles()

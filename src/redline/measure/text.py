@@ -53,9 +53,9 @@ def _notes(figures: Figures) -> Iterator[str]:
         yield f"this client is the bottleneck: {client}"
     if figures.unsent:
         yield (
-            f"{counted(figures.unsent, 'request')} of {figures.scheduled:,} were not sent in "
-            "time: the target does not keep up with this rate, and latencies grow with the "
-            "duration"
+            f"{counted(figures.unsent, 'request')} of {figures.scheduled:,} not sent in time: "
+            "the target does not keep up with this rate at this concurrency, and latencies grow "
+            "with the duration"
         )
     waited = figures.waited
     latency_s = 0.0 if figures.latency is None else figures.latency.p50_s
@@ -67,7 +67,7 @@ def _notes(figures: Figures) -> Iterator[str]:
             "the throughput"
         )
     if figures.is_token_count_estimated:
-        yield "answers without usage are counted as one token per chunk"
+        yield "each chunk of an answer without usage is counted as one token"
     spreads = (figures.latency, figures.ttft, figures.inter_token, figures.tpot)
     if error := max((one.error for one in spreads if one is not None), default=0.0):
         yield f"quantiles are within {error:.0%} of the exact ones"

@@ -43,11 +43,12 @@ class LoadOptions(TypedDict, total=False):
     lists; with a rate, maximum calls in flight, by default 1,000. rate_per_s: the rate at which
     requests are due, regardless of earlier requests, above 0 and at most 1,000,000; a list is due
     with its last request. arrivals: "constant" (the default) or "poisson"; needs a rate. seed: the
-    seed of the arrivals, 0 by default. warm_up_s: the first part of the duration, in seconds, which
-    is not measured, 0 by default. limit: maximum requests. batch_size: maximum requests in a list,
-    for a handler that takes lists. stream: False requests whole answers from an endpoint.
-    slo: objectives such as "ttft<500ms,latency<3s". think_time_s: a user's pause between two
-    requests, for `concurrent_users` only, 0 by default.
+    seed of Poisson arrivals, 0 by default. warm_up_s: the first part of the duration, in seconds,
+    which is not measured; 0 by default, and below the duration. limit: maximum requests, at least
+    1; by default, only the duration limits them. batch_size: maximum requests in a list, for a
+    handler that takes lists. stream: True (the default) requests streams from an endpoint whose API
+    has them, False whole answers. slo: objectives such as "ttft<500ms,latency<3s". think_time_s: a
+    user's pause in seconds between two requests, for `concurrent_users` only, 0 by default.
     """
 
     concurrency: int
@@ -168,7 +169,9 @@ def checked_plan(plan: Plan) -> Plan:
     """Returns the plan unchanged. Raises ConfigError if it is invalid."""
     duration_s, warm_up_s = plan.duration_s, plan.warm_up_s
     if not 0 < duration_s <= _LONGEST_S:
-        raise ConfigError(f"the duration must be above 0 s, at most 31 days, not {duration_s:g} s")
+        raise ConfigError(
+            f"the duration must be above 0 s and at most 31 days, not {duration_s:g} s"
+        )
     if warm_up_s < 0:
         raise ConfigError(f"the warm-up must be 0 s or more, not {warm_up_s:g} s")
     if warm_up_s >= duration_s:

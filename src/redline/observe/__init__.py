@@ -1,4 +1,4 @@
-"""Finds what holds a job back, from the windows of its timeline; pure functions without a clock."""
+"""Finds what holds a job back, from the windows of its timeline alone, without a clock."""
 
 from redline.observe.alert_rules import (
     BUILT_IN,

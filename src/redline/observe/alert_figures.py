@@ -78,7 +78,8 @@ def gpu_utilization(seen: Seen, span_s: float) -> float | None:
 def queue_growth(seen: Seen, span_s: float) -> float | None:
     """Returns the calls waiting for a limit or a retry, divided by their number 30 s earlier.
 
-    The comparison is always with 30 s earlier, regardless of `span_s`.
+    Both are means over 30 s, regardless of `span_s`: of the last 30 s, and of the 30 s before them.
+    None if fewer than 10 calls wait.
     """
     now = _lately(seen.windows, _QUEUE_S)
     before = _lately(seen.windows, _QUEUE_S, _QUEUE_S)

@@ -114,11 +114,11 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 _BY_CAUSE = {
     Cause.INPUT: "a faster source of rows",
-    Cause.CLIENT: "a free CPU, or several processes that share the limits (--share)",
+    Cause.CLIENT: "a CPU that is less busy, or several processes that share the limits (--share)",
     Cause.LIMIT: "a higher limit, or another key or endpoint",
     Cause.CONCURRENCY: "more calls in flight (-c)",
     Cause.ENDPOINT: "another endpoint or replica; more calls in flight would only wait there",
-    Cause.DOWN: "waiting for the endpoint, or an additional one",
+    Cause.DOWN: "waiting for the endpoint, or an additional endpoint",
     Cause.WRITER: "a faster disk, or a faster reader of the results",
 }
 _BY_ERROR = {

@@ -1,4 +1,4 @@
-"""Finds what binds in each window of a run: the first rule that matches.
+"""Finds what binds in each window of a run, by the first rule that matches.
 
 Samples record what held the next call back (`timeline.window`). If all slots are in use, that alone
 does not show what binds: more calls in flight may bring more answers, or only queue at the
@@ -94,7 +94,7 @@ _HELD: dict[str, Found] = {
     "budget": (
         Cause.LIMIT,
         "the budget",
-        "calls wait for a part of the budget that others have reserved",
+        "calls wait for a part of the budget that other calls have reserved",
     ),
     "slots": (Cause.CONCURRENCY, "the concurrency", "all slots are in use"),
     "parked": (

@@ -21,7 +21,7 @@ import msgspec
 
 
 class Cause(Enum):
-    """The causes of the table above."""
+    """The causes of the module's table."""
 
     INPUT = "input"
     CLIENT = "client"

@@ -40,8 +40,9 @@ _ROUNDING = 1.1
 _LATELY_S, _LEAST_S = 60.0, 3.0
 # Quantiles of a prediction: the interval should contain the rate in 19 of 20 cases.
 _LOW, _MIDDLE, _HIGH = 0.025, 0.5, 0.975
-# Standard errors of the logarithms of rates: allowed by a binding cause, by a limit that does not
-# bind, and by the client if it does not bind; and measured in the later run.
+# Standard errors of the logarithms of rates: of the rate that a binding cause allows, of that which
+# another limit allows, of that which the client allows if it does not bind, and of the rate that is
+# measured in the later run.
 _BINDING_ERROR, _SPARE_ERROR, _CLIENT_ERROR, _LATER_ERROR = 0.015, 0.03, 0.1, 0.02
 # The event loop binds once it is busy for this share of the time. Below the second share, the
 # client is assumed to allow any rate.

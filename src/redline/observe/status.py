@@ -33,7 +33,8 @@ State = Literal["running", "finished", "interrupted", "stopped", "dead"]
 class LimitStatus(msgspec.Struct, frozen=True):
     """The use of one rate limit.
 
-    used: how much of `count` was used in the last `window_s`. binds: it is holding calls back.
+    used: how much of `count` was used in the last `window_s`. binds: whether it held calls back in
+    at least half of the samples.
     """
 
     name: str
@@ -55,11 +56,12 @@ class BindingStatus(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a job.
 
-    Of the latest run: state; begun and seen (when it began, and its last sign of life, both in
-    seconds since 1970-01-01 UTC); elapsed_s; pid; host; has_budget (whether it has a budget in
-    money, which all runs share; None if unknown); stopped (what ended it early, in words); errors
-    (counts by kind); error (the last one in words); binding; bound (each constraint's share of the
-    time); sentence (describes the largest share); phases (see `time_by_phase`).
+    Of the latest run: state (`dead` if it was killed); begun and seen (when it began, and its last
+    sign of life, both in seconds since 1970-01-01 UTC); elapsed_s; pid; host; has_budget (whether
+    it has a budget in money, which all runs share; None if unknown); stopped (what ended it early,
+    in words); errors (counts by kind); error (the last one in words); binding; bound (each
+    constraint's share of the time); sentence (describes the largest share); phases (see
+    `time_by_phase`).
     runs: the number of known runs. totals: the rows of the whole input, and the attempts and tokens
     of the latest run; the number of rows is a lower bound unless `totals.is_exact`. left: the rows
     still to be processed.

@@ -25,7 +25,7 @@ _OPTIONS = [
 
 
 def keep_alive(connected: socket.socket | TransportSocket | None) -> None:
-    """Makes the system probe a TCP connection every minute while nothing is sent on it.
+    """Makes the system probe a TCP connection every minute while the connection is idle.
 
     An answer may take many minutes, but NATs and firewalls forget a silent connection, some after
     four minutes: the answer would be billed and never arrive. connected: the connection's socket;

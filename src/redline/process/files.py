@@ -93,6 +93,7 @@ if hasattr(os, "register_at_fork"):
 def open_alone(path: Path, flags: int) -> LockedFile:
     """Opens and locks the file at `path`, so that no other redline process writes to it.
 
+    On a file system without locks, only opens it.
     The output's own lock does not detect two names of one file, such as a link and its target, or
     a folder that was moved and replaced by a new one. flags: as for `os.open`. Raises JournalError
     if the file cannot be opened or another process holds it.
@@ -167,7 +168,10 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def drop_unfinished(path: Path) -> None:
-    """Removes the file that a crash in `replace_file` left beside `path`. Raises JournalError."""
+    """Removes the file, if any, that a crash in `replace_file` left beside `path`.
+
+    Raises JournalError if the file cannot be removed.
+    """
     with telling(path):
         _beside(path).unlink(missing_ok=True)
 
@@ -190,8 +194,9 @@ def make_like(path: Path, model: Path) -> None:
 
 
 def copy_mode(source: int | Path, target: int | Path) -> None:
-    """Copies the permissions of a file, if the system allows it. Raises OSError.
+    """Copies the permissions of a file; does nothing if the system does not permit that.
 
+    Raises OSError for any other failure.
     source, target: paths or descriptors.
     """
     try:

@@ -16,6 +16,7 @@ _LONGEST_LINE = 100
 def load_object(name: str, hint: str = "") -> Any:
     """Loads the object `module:name` from a module in the working folder or an installed module.
 
+    Adds the working folder to `sys.path`, and runs the module's code if it is not imported yet.
     name: may contain dots on both sides of the colon. hint: added to the error if the module does
     not exist. Raises ConfigError, with the failing line of the user's own code, if the object
     cannot be loaded.

@@ -43,7 +43,10 @@ def _open_files() -> int:
 
 
 def raise_limit_fully() -> None:
-    """Raises the soft limit on open files to the hard limit, for a server's connections."""
+    """Raises the soft limit on open files to the hard limit, for a server's connections.
+
+    Raises it to at most 1,048,576 files.
+    """
     _raise(0)
 
 

@@ -1,7 +1,7 @@
 """Formats and prints text for people; a failure to print affects neither work nor exit status.
 
-Text from outside is made safe to print: it can neither move the cursor nor change the direction of
-the text.
+`printable` makes text from outside safe to print: the text can then neither move the cursor nor
+change the direction of other text.
 """
 
 from __future__ import annotations

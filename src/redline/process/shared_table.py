@@ -35,7 +35,7 @@ _HEAD_WORDS = 4
 
 
 class Kind(IntEnum):
-    """The kinds of regions, which differ in what happens when a process is lost: see above."""
+    """The kinds of regions; the module's table says what happens when a process is lost."""
 
     PLAIN = 0
     COUNTS = 1

@@ -35,7 +35,7 @@ def first_of(error: BaseException) -> BaseException:
 
 
 def on_signals(told: Callable[[int], object]) -> None:
-    """Makes the running event loop call `told` with the number of each Ctrl-C or SIGTERM."""
+    """Makes the running event loop call `told` with the signal number at each Ctrl-C or SIGTERM."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         if sys.platform == "win32":
@@ -45,7 +45,7 @@ def on_signals(told: Callable[[int], object]) -> None:
 
 
 def end_at_once(number: int) -> None:
-    """Exits with the usual status for this signal, without waiting for threads."""
+    """Exits with the status 128 + `number`, without waiting for threads. number: the signal's."""
     os._exit(128 + number)
 
 

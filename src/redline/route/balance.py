@@ -1,4 +1,4 @@
-"""Decides which endpoint of a pool gets a call, with plain functions of the endpoints' figures.
+"""Decides which endpoint of a pool gets a call, from the endpoints' figures.
 
 strategy          chooses the endpoint
 p2c               of eight drawn at random, the one with the shortest expected time to answer: the

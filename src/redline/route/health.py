@@ -6,6 +6,7 @@ starting  no calls                               ready, when its first health pa
                                                  that were sent regardless fail
 ready     all calls                              degraded, when it fails more than the others do,
                                                  or its health page has failed BAD_PAGES times
+                                                 in a row
 degraded  one call at the end of each pause, at  warming, after a success
           most MOST_TRIES at once; pauses double
 warming   twice as many calls at once after      ready, after WARM_CALLS successes; degraded, on
@@ -17,14 +18,14 @@ endpoint back: a call must succeed. If every endpoint is degraded, calls are sen
 one succeeds, a page that stays unhealthy does not degrade the endpoint again.
 
 A failure is a response of HTTP 500 or above, a timeout, a lost connection or an unreadable answer;
-a 4xx is never a failure. A call that ends at its own deadline is a failure if it was written and
-has waited, without a byte, for as long as an answer takes on average; otherwise it does not count.
-A call that ends unwritten does not count either, nor does a call that its caller cancels, unless
-that call waited several times as long and the endpoint answered no other call meanwhile. The
-expected failure rate is that of the other endpoints: an endpoint is degraded when it fails
-significantly more often, by a CUSUM test (Page, Continuous Inspection Schemes, Biometrika 41, 1954)
-of Bernoulli trials. So neither a rare failure nor an outage of the whole provider degrades an
-endpoint.
+a 4xx is never a failure. If no connection can be made, the endpoint is degraded at once. A call
+that ends at its own deadline is a failure if it was written and has waited, without a byte, for as
+long as an answer takes on average; otherwise it does not count. A call that ends unwritten does not
+count either, nor does a call that its caller cancels, unless that call waited several times as long
+and the endpoint answered no other call meanwhile. The expected failure rate is that of the other
+endpoints, but at least 2 %: an endpoint is degraded when it fails significantly more often, by a
+CUSUM test (Page, Continuous Inspection Schemes, Biometrika 41, 1954) of Bernoulli trials. So
+neither a rare failure nor an outage of the whole provider degrades an endpoint.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ MEMORY = 64
 
 
 class Breaker:
-    """The state of one endpoint, according to the table above. All times are monotonic.
+    """The state of one endpoint, according to the module's table. All times are monotonic.
 
     usual: returns, for this breaker, the recent share of calls that fail at other endpoints.
     is_probed: whether the endpoint has a health page that is read. calls, failures: the number of

@@ -139,7 +139,8 @@ class PoolMember(Figures):
 
         Also counts a call that was rejected for its model or key, if none has been answered yet.
         Until the endpoint answers a call that was sent later, it gets no more calls at once than it
-        has; if it has none, it gets one at the end of a pause. Pauses double, as after a failure.
+        has now; if it has none, it gets one at the end of a pause. Pauses double, as after a
+        failure.
         """
         self._most = self.in_flight - 1
         if now_s >= self._again_s:

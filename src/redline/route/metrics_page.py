@@ -6,8 +6,9 @@ vLLM      vllm:num_requests_running   vllm:num_requests_waiting   vllm:kv_cache_
 SGLang    sglang:num_running_reqs     sglang:num_queue_reqs       sglang:token_usage
 redline   redline_requests_running    redline_requests_waiting    redline_cache_used_ratio
 
-`redline engine` uses vLLM's names. Only these lines are parsed, so a page of megabytes takes a few
-milliseconds; a parser of the whole format, such as prometheus_client's, would parse every line.
+`redline engine` uses vLLM's names, and `redline sim` those in the last row. Only these lines are
+parsed, so a page of megabytes takes a few milliseconds; a parser of the whole format, such as
+prometheus_client's, would parse every line.
 Format: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
 """
 

@@ -43,7 +43,10 @@ class Pages:
             return None
 
     async def is_well(self) -> bool:
-        """Returns whether the server responds with a status below 500. Raises nothing."""
+        """Returns whether the server responds with a status below 500. Raises nothing.
+
+        If the usual health page does not exist, the page MODELS is read from then on.
+        """
         try:
             await self._health.read()
         except (CallError, NoEndpoint) as error:

@@ -73,8 +73,9 @@ _ASKED = Asked()
 MOVED = "the endpoints have changed"
 # A call that its caller cancels counts as a failure after this multiple of the mean latency.
 _LONG_WAIT = 3.0
-# After a 429 or its first other failure, a call waits this long for another endpoint. Then its own
-# may take it again, if that answers other calls. After the next failure it waits 5 s, then 50 s.
+# After a 429 or its first other failure, a call waits this long for another endpoint. Then an
+# endpoint that failed it may take it again, if that endpoint has answered other calls meanwhile.
+# After its second failure, the call waits 5 s; after each later one, 50 s.
 _PATIENCE_S = 0.5
 # The statuses with which an endpoint rejects a request because of its contents.
 _OF_THE_ROW = (400, 413, 422)
@@ -247,9 +248,9 @@ class Pool:
         return (now_s - ticket.since_s for ticket in self._queue.tickets)
 
     def move(self) -> None:
-        """Ends with Withdrawn every waiting call, and calls in flight that would wait again.
+        """Ends waiting calls with Withdrawn, and later each call in flight that would wait again.
 
-        Called when the pool's endpoints change. A call that its endpoint answers is not affected.
+        For use when the pool's endpoints change. A call that its endpoint answers is not affected.
         """
         self.moves += 1
         for ticket in self._queue.take_all():

@@ -68,7 +68,7 @@ def stream_of(place: object) -> StreamUrl | None:
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise ConfigError(
             "the URL of the stream is not valid: it has an @ after the host",
-            hint="in a password write / as %2F, ? as %3F, # as %23 and @ as %40",
+            hint="in a password, write / as %2F, ? as %3F, # as %23 and @ as %40",
         )
     try:
         port = parts.port

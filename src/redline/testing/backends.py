@@ -31,6 +31,8 @@ class Send(msgspec.Struct, frozen=True):
 class ScriptedBackend:
     """A backend that ends each send as the script says, and records it in `sends`.
 
+    in_flight, most_in_flight, cancelled: the number of sends now in progress, its maximum so far,
+    and the number of sends that were cancelled. is_closed: whether `aclose` was called.
     script: the steps for send 1, 2, ... (the last step is repeated), or a function that returns the
     step for a Send. A step that is a Reply succeeds, an error fails, and an Outcome is returned as
     a copy. latency_s: how long a send takes in the loop's time, 0 or more seconds; or a function

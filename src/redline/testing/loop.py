@@ -4,9 +4,11 @@ When nothing is ready, the loop does not wait for its next timer but advances it
 timer. Work outside the loop still takes real time:
 
   outside work                 what the loop does when nothing else is ready
-  executor work                waits for it in real time, up to `THREAD_GRACE_S`; work that takes
-                               longer counts as stuck, and timers fire while it is running
-  a registered socket          gives the kernel `SETTLE_S` to deliver, then moves on to the timer
+  executor work                waits for it in real time; if a timer is set, up to
+                               `THREAD_GRACE_S`: work that takes longer counts as stuck, and timers
+                               fire while it is running
+  a registered socket          gives the kernel `SETTLE_S` to deliver, then moves on to the timer;
+                               without any timer, raises Deadlock after `THREAD_GRACE_S`
   none, with a timer set       moves on to the timer
   none, without any timer      raises Deadlock, which names the tasks and where each of them waits
 

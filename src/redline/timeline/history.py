@@ -104,8 +104,9 @@ class RunHistory(msgspec.Struct, kw_only=True):
 
 
 class Timeline(msgspec.Struct):
-    """The recorded runs of a job. runs: oldest first. damaged: lines that are not valid records.
+    """The recorded runs of a job.
 
+    runs: oldest first. damaged: the number of lines that are not valid records.
     is_cut: whether the last record is incomplete. written: when the file was last written, in
     seconds since 1970-01-01 UTC.
     """

@@ -78,8 +78,8 @@ class CallEnded(
     arrived_s: when the call was made. done_s: when it ended. outcome: `succeeded`, the kind of its
     error, or `cancelled`. priority: calls with a lower number were sent first. input_tokens,
     output_tokens: from the answer's usage; None if unknown.
-    blocks: hashes of the prefixes of its prompt, see `prefixes_of`. tried: its attempts, oldest
-    first, at most 32.
+    blocks: hashes of the prefixes of its prompt, see `prefixes_of`. tried: at most its 32 latest
+    attempts, oldest first; empty if it was cancelled.
     """
 
     arrived_s: float

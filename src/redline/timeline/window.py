@@ -51,13 +51,14 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     A call passes through the phases in turn. client_s: the client's own work before the first
     attempt (the `before` function, the template, the cache) and after the last one (`after`, until
     the outcome is taken). In each attempt: queue_s, the wait for room in the budget or for one of
-    several endpoints; slot_s, the wait for a slot; connect_s; grant_s, the wait for the limits'
-    grant, including the wait to become one of the few calls that may get ready for one; send_s,
-    from the grant to the write, which comes at the end of the event loop's turn, after results are
-    written; first_byte_s; first_token_s, for a streamed answer; answer_s, until the answer is read
-    and parsed. Between attempts: backoff_s. unattributed_s: the time from the call's beginning to
-    its outcome that belongs to no other phase. After the outcome: durable_s, until the row's line
-    is on disk.
+    several endpoints; slot_s, the wait for a slot; connect_s, the wait for a connection; grant_s,
+    the wait for the limits' grant, including the wait to become one of the few calls that may get
+    ready for one; send_s, from the grant to the write, which comes at the end of the event loop's
+    turn, after results are written; first_byte_s, from the write to the first byte of the response;
+    first_token_s, from there to the first token of a streamed answer; answer_s, until the answer is
+    read and parsed. Between attempts: backoff_s. unattributed_s: the time from the call's beginning
+    to its outcome that belongs to no other phase. After the outcome: durable_s, until the row's
+    line is on disk.
     """
 
     client_s: float = ZERO

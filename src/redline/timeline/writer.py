@@ -22,6 +22,7 @@ _END_BYTES = 64 * 1024
 class TraceFile:
     """An open trace file, locked for this process until it is closed.
 
+    On a file system without locks, it is not locked.
     An incomplete last record, as a killed process may leave behind, is removed. Raises ConfigError
     for a file that cannot be written, is not a trace, or is being written by another process.
     """

@@ -327,9 +327,9 @@ def test_the_simple_formula_changes_the_fleet_all_the_time_at_a_steady_load() ->
         ({"min_replicas": 0, "max_replicas": 0}, "max_replicas must be at least 1, not 0"),
         ({"target_utilization": 0.0}, "target_utilization must be above 0 and at most 1, not 0"),
         ({"tolerance": 1.0}, "the tolerance must be at least 0 and below 1, not 1"),
-        ({"capacity": -1.0}, "the capacity of a replica must be at least 0, not -1"),
-        ({"warm_up_s": float("nan")}, "warm_up_s must be at least 0, not nan"),
-        ({"idle_s": 0.0}, "idle_s must be above 0, not 0"),
+        ({"capacity": -1.0}, "the capacity of a replica must be at least 0 and finite, not -1"),
+        ({"warm_up_s": float("nan")}, "warm_up_s must be at least 0 and finite, not nan"),
+        ({"idle_s": 0.0}, "idle_s must be above 0 and finite, not 0"),
         ({"tick_s": 7.0}, "tick_s must be at most a tenth of panic_window_s, not 7"),
     ],
 )

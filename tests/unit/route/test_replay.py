@@ -260,7 +260,7 @@ def test_what_is_missing_is_noted(tmp_path: Path) -> None:
     path.write_bytes(data + b"oops\n" + data[-20:-1])
     notes = " ".join(replayed(path).notes)
     assert "its last record was cut off" in notes
-    assert "1 line is not a record" in notes
+    assert "1 line is not readable as a record" in notes
     assert "1 of its 2 runs had other endpoints" in notes
 
 

@@ -98,7 +98,10 @@ class Evidence:
             del self._refused[_MOST_REFUSALS // 2]
 
     def restart(self, window_s: float) -> None:
-        """Keeps only the last refusals: the limit, whose window was `window_s`, has changed."""
+        """Keeps only the refusals of the last two windows, because the limit has changed.
+
+        window_s: the length of a window of the limit before the change.
+        """
         self._longest_s = 1.1 * window_s
         since_s = self._refused[-1] - 2 * window_s
         self._refused = [at for at in self._refused if at >= since_s]
@@ -203,7 +206,10 @@ class Evidence:
 
 
 def likeliest(windows: list[Rate]) -> Rate:
-    """Returns the fastest rate, or a usual one that is nearly as fast, if possible a round one."""
+    """Returns the fastest rate, or one over a usual window that is at least 70 % as fast.
+
+    Of several such rates that are about equally fast, returns one with a round count if possible.
+    """
     fastest = max(rate.per_s for rate in windows)
     usual = [r for r in windows if r.window_s in USUAL_S and r.per_s >= _USUAL_SHARE * fastest]
     if not usual:

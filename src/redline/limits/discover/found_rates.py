@@ -2,7 +2,8 @@
 
 They are in a JSON file with the newest entries last. The file is replaced as a whole, so a reader
 sees the old or the new content; if two processes write at once, one of them wins. The file contains
-no API key: only the scheme, host, port and path of an endpoint's URL, and a digest of the key.
+no API key: of a key, it has only a digest, and of an endpoint's URL, only the scheme, host, port
+and path.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@
 
 Verdicts on calls that were sent before the last change of the rate say nothing about the new rate.
 They cause no reaction, so there is at most one reaction per round trip, but they count as evidence.
-Without a refusal, the rate grows as long as the caller uses it up.
+Without a refusal, the rate grows as long as the caller uses it up. If it must grow again after a
+refusal, each round is 1.25 times as fast as the one before.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from redline.limits.rule import Rate
 # leaves most of a budget of 0.1 %.
 _PAUSE, _LONGEST_PAUSE = 3_000, 96_000
 # A newly found rate may be slightly too low, and after a gain, more may be possible. So the next
-# climb comes sooner after a gain, and for a new rate whose window is so small that a climb costs
-# little.
+# climb comes sooner after a gain, and for a new rate whose window has so few calls that a climb
+# costs little.
 _SOON, _SMALL = 100, 100
 # The highest level is 1.5 times the rate: above that, there are many refusals in one round trip.
 _HIGHEST = 0.5
@@ -49,9 +49,9 @@ _LOST, _LOST_UNPROVEN = 3, 2
 # different one.
 _FORGOTTEN_BLOCK = 100
 _LEAST_TRIM, _MOST_TRIM = 0.0025, 0.2
-# If refusals far apart continue, more than half as often as before, although the rate has been
-# trimmed below the first share, other clients of the key cause them: the trims are taken back, and
-# up to three times as many refusals are tolerated.
+# If refusals far apart continue more than half as often as before, although the rate has been
+# trimmed to less than 90 % of what it was, other clients of the key cause them: the trims are taken
+# back, and up to three times as many refusals are tolerated.
 _LEAST_SHARE, _AS_MANY = 0.9, 0.5
 # Refusals more than this many calls apart are independent.
 _FORGOTTEN = 1_000

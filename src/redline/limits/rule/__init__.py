@@ -1,4 +1,4 @@
-"""Decides rate limits in pure functions of the time `now_s`: windows, guard, bookings."""
+"""Decides when rate limits allow a send, at a time that the caller passes; never waits."""
 
 from redline.limits.rule.bucket import BucketLevel
 from redline.limits.rule.cost import CERTAIN, KINDS, Cost, Kind, Spread, stated_cost

@@ -32,7 +32,7 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     """The expected use of a call: one request and these tokens, each 0 or more.
 
     output_tokens: a mean, if it is learned from earlier calls. spread: the uncertainty of
-    output_tokens. is_bound: whether input_tokens is an upper bound rather than an estimate, which
+    output_tokens. is_bound: whether input_tokens is an upper bound rather than an estimate; a bound
     is enough while the limits have ample room.
     """
 
@@ -55,7 +55,11 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 
 
 def stated_cost(tokens: int, output_tokens: int) -> Cost:
-    """Returns the cost that a caller states. Raises ConfigError unless both numbers are finite."""
+    """Returns the cost that a caller states. Raises ConfigError unless both numbers are finite.
+
+    tokens: of the input, or of input and output together. output_tokens: of the output alone; 0 if
+    included in `tokens`.
+    """
     check_number("tokens", tokens)
     check_number("output_tokens", output_tokens)
     return Cost(tokens, output_tokens)

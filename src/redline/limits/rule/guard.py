@@ -5,18 +5,20 @@ write of a request to the first byte of its answer. If a reply took t, its reque
 server at most t - m later than the fastest request would have, wherever the time was spent. So, for
 a window W:
 
-  a send counts for W + (t - m) once it has its reply, and until then for W + guard;
-  if nearly all replies take at most the prior longer than the fastest one, their spread bounds the
-  jitter, and the guard follows it; otherwise the time went into generating the replies, which says
-  nothing about the network, and the guard stays at the prior;
+  a send counts for W + (t - m) once it has its reply, and until then for W plus the largest
+  lateness that is assumed (`unproven_s`);
+  the prior is the jitter that is assumed before any measurement: if nearly all replies exceed the
+  time of the fastest one by at most the prior, their spread bounds the jitter, and the guard
+  follows it; otherwise the time went into generating the replies, which says nothing about the
+  network, and the guard stays at the prior;
   handshakes, and replies whose processing time the server reports, show the network's delay alone;
   timers that fire late show the lag of the event loop. This is jitter too, but a send may make up
   for the lateness of the previous send, so the lag adds to the guard without slowing the pace.
 
 The minimum of n samples is above the true minimum by about spread / n, or by spread / sqrt(n) if
-the time is a sum of several times; so the larger of 4 spread / n and spread / sqrt(n) is added. A
-burst can be late as a whole, so the samples must come from more than one moment. Once the server
-has shown that the guard was too short, replies are no longer used as proof.
+the time is a sum of several times; so the larger of 4 spread / n and spread / sqrt(n) is added to
+the measured spread. A burst can be late as a whole, so the samples must come from more than one
+moment. Once the server has shown that the guard was too short, replies are no longer used as proof.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writes sends to files, so that a run that is killed and restarted exceeds no limit.
 
 Each window has a small file with its pace, a claim, and a ring of its records, each (wall time,
-amount). The file is in the page cache, which survives the death of the process, but not of the
-machine; a machine takes longer to boot than most windows last. Nothing is synced.
+amount). The file is in the page cache, which survives the death of the process, but not a reboot of
+the machine, which takes longer than most windows last. Nothing is synced.
 
 Writing each send would be one of the most expensive steps of a call. So the claim covers the sends
 that are not in the ring yet: until the next write, at most the claimed amount may change, and only

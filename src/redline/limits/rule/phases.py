@@ -83,7 +83,8 @@ class Phases:
         self.needed_until_s = -math.inf
         self._group_s = window_s / _GROUPS
         self._step_s = self._group_s / _STEPS
-        # The number of the current group; at first, below all: the clock may have begun at 0 since.
+        # The number of the current group; at first, below all others. Sends from before a reboot
+        # have negative times, because the clock has begun at 0 since.
         self._at = -sys.maxsize
         self._unused = 0.0  # D at the beginning of the current group
         self._sent = 0.0  # the amount in all groups

@@ -91,9 +91,9 @@ def parse_count(text: str, what: str = "count") -> int:
 def rate_per(value: str | float, window_s: float, what: str = "rate") -> Rate:
     """Returns the Rate of a short form such as `--rpm 500`: `value` per `window_s`.
 
-    value: a number above 0, or text as for `parse_count`. A fraction is not rounded, but stretches
-    the window: 2.5 per second becomes 3 in 1.2 s. Raises ConfigError, which names `what`, for any
-    other value.
+    value: a number above 0, or text such as `500`, `200k` or `2.5`. A fraction is not rounded, but
+    stretches the window: 2.5 per second becomes 3 in 1.2 s. Raises ConfigError, which names `what`,
+    for any other value.
     """
     text = format(Decimal(repr(float(value))), "f") if isinstance(value, float) else str(value)
     amount = _amount(text)
@@ -106,7 +106,7 @@ def rate_per(value: str | float, window_s: float, what: str = "rate") -> Rate:
 
 
 def _amount(text: str) -> Decimal | None:
-    """Returns the number in a text such as `1.5m`; None if the text is no such number."""
+    """Returns the number in a text such as `1.5m`; None if the text is not such a number."""
     match = _COUNT.fullmatch(text.strip())
     # Decimal, because 8.2m and 1.001k are whole numbers, but their float products are not.
     return Decimal(match[1]) * _FACTOR[match[2].lower()] if match else None

@@ -121,7 +121,10 @@ class Rules:
         return min(counts, default=math.inf)
 
     def check(self, cost: Cost) -> None:
-        """Raises OverLimit if `cost` could never be granted, ConfigError if it is not an amount."""
+        """Raises OverLimit if `cost` could never be granted, ConfigError if it is below 0 or NaN.
+
+        Only the amounts that a token limit counts are checked.
+        """
         # One request fits into every request limit.
         for line, amount_of, most in self._tokens:
             if (amount := amount_of(cost)) > most:
@@ -180,7 +183,11 @@ class Rules:
         return wait_s
 
     def room_for_s(self, calls: int, amounts: Mapping[Kind, float], now_s: float) -> float:
-        """Returns the seconds until the last of `calls` could be sent. amounts: tokens per call."""
+        """Returns the seconds until the last of `calls` could be sent.
+
+        Of more calls than a window holds, only a full window counts, so the result is too low.
+        amounts: tokens per call.
+        """
         wait_s = 0.0
         for line in self.lines:
             window = line.window
@@ -282,7 +289,7 @@ class Rules:
         self._reshape()
 
     def drop(self, lines: Sequence[LimitLine]) -> None:
-        """Removes limits; their sends must count in the remaining limits too."""
+        """Removes limits; call only if their sends also count in the remaining limits."""
         self.lines = [line for line in self.lines if line not in lines]
         if self._recent is not None:
             for line in lines:

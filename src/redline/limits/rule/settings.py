@@ -39,20 +39,21 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     requests, tokens, input_tokens, output_tokens: rates such as `Rate(500, 60.0)`, or text such as
     "500/60s"; one rate or a sequence of rates. `tokens` counts input and output together.
-    concurrency: the most calls in flight, 1 to 100,000; "auto" searches for the number that is best
-    for the server; None means 64, or up to 1,000 if the request rate needs more when answers take
-    30 s.
+    concurrency: the most calls in flight, 1 to 100,000; "auto" searches for the number, at most
+    1,000, that is best for the server; None means 64, or up to 1,000 if the request rate needs more
+    when answers take 30 s.
     rate: "stated" keeps to the rates above; "auto" also keeps to the limits in the server's
-    headers, or searches for a request limit if they state none; without a `concurrency`, it
-    searches for that as well.
-    profile: the server's algorithm; `any` is safe for all of them, see docs/limits.md.
+    headers, or searches for a request limit if they state none; without a `concurrency`, "auto"
+    searches for the concurrency as well.
+    profile: the server's algorithm, `fixed`, `moving`, `counter` or `bucket`; `any`, the default,
+    is safe for all of them (docs/limits.md).
     headroom: the share of each rate that may be used, above 0 and at most 1.
     guard_s: the seconds added to each window against jitter, 0 to 10; None to measure the jitter.
     charge: which tokens the provider counts against a token limit. `actual`: the usage in the
     reply. `reserved`: prompt + max_tokens at admission, never refunded. `auto`: `reserved` for
     hosts known to charge that way, otherwise `actual`.
-    share: the path of a file, or a redis:// URL, through which processes share these limits; "" for
-    limits of this process alone.
+    share: the path of a file, or a redis:// or rediss:// URL, through which processes share these
+    limits; "" for limits of this process alone.
     Raises ConfigError for an invalid value, and for `share` together with a `rate` of "auto".
     """
 
@@ -142,9 +143,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def ahead(self, found: Iterable[Rate] = (), lead_s: float = 1.0) -> int:
         """Returns the most calls that may hold a connection while they wait for their grant.
 
-        This is as many as may be sent in lead_s, or in a burst. With more, connections would be
-        opened long before they are used, opening them at once would keep the event loop from
-        sending in time, and the calls could not go to another endpoint that is free sooner.
+        This is as many as may be sent in lead_s, or in a burst; without a request limit, `slots()`.
+        With more, connections would be opened long before they are used, opening them at once would
+        keep the event loop from sending in time, and the calls could not go to another endpoint
+        that is free sooner.
         found: request limits that apply in addition to the configured ones. lead_s: how early calls
         get ready for their grant.
         """

@@ -7,9 +7,9 @@ For N requests or tokens per window W, with the guard g, the pace has a burst b 
   fixed, moving    N            yes         (W + g) / N
   bucket           N (1 - g/W)  no          W / N: the guard is kept free in the capacity
 
-The pace pays for one unit per T. It admits an amount once it has paid for all earlier units but b.
-A bucket that is too small to keep the guard free in its capacity is treated as `any`. window.py
-describes the hard rule.
+The pace pays for one unit per T. It admits an amount A once at most b - A earlier units are unpaid;
+if A exceeds b, once none is unpaid, in a bucket (A - b) T later. A bucket that is too small to keep
+the guard free in its capacity is treated as `any`. window.py describes the hard rule.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import NamedTuple
 from redline.limits.rule.cost import Kind
 from redline.limits.rule.rate import Rate
 
-# A burst of requests is spread over this share of a window. The same share of a token limit may be
-# caught up if another limit has held its calls back.
+# A burst of requests is spread over at most this share of a window. The same share of a token limit
+# may be caught up if another limit has held its calls back.
 BURST_SHARE = 1 / 20
 
 

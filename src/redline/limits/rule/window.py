@@ -5,10 +5,10 @@ Two rules apply (docs/architecture.md, Limits):
   soft  sends are paced at T with a burst of b (GCRA, ITU-T I.371). With b = N, the hard rule
         implies the soft one; with a bucket, there is no hard rule. shape.py has b and T.
 
-In the hard rule, a send counts for W + u, where u is the guard without any measurement. Once its
-reply has proved how late the send can have reached the server (guard.py), the send counts for W
-plus that lateness. A record stores how long its replies took; the lateness is computed only when
-the record is to leave the window, from what is known then.
+In the hard rule, a send counts for W + u, where u (`unproven_s`) is the largest lateness of a send
+without a reply. Once its reply has proved how late the send can have reached the server (guard.py),
+the send counts for W plus that lateness. A record stores how long its replies took; the lateness is
+computed only when the record is to leave the window, from what is known then.
 
 The requests of a burst are not sent at once but W / (20 N) apart, at most 5 ms: a server that gets
 six hundred requests at once makes the last of them wait for seconds, and counts them that much
@@ -504,8 +504,8 @@ class Window:
         """Adds sends from before this window existed: (time, amount), oldest first.
 
         Those of the last two windows are added: a sliding-window counter counts that many. They are
-        taken to be all sends since the first of them and of the last window; earlier ones are
-        unknown.
+        taken to be all sends since the first of them, or since a window ago if that is earlier;
+        earlier sends are unknown.
         """
         sends = [send for send in sends if send[0] > now_s - 2 * self._span_s]
         if sends and self._calm < math.inf:

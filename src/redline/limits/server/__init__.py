@@ -1,4 +1,4 @@
-"""Reads what a server states about its limits: headers, Retry-After, bodies of 429 responses."""
+"""Reads what a server states about its limits (headers, 429 responses), and adjusts to it."""
 
 from redline.limits.server.feedback import Feedback, Pressure
 from redline.limits.server.headers import HeaderReader, processing_s

@@ -5,10 +5,11 @@ headers state a limit for the first time            it is adopted, if `rate` is 
 headers state a different limit than before         it takes effect, but never above the user's own
 headers state less remaining than this process      other clients use the key: a window is shared
 alone would have left                               with them (_Crowd); what they use of a bucket,
-                                                    beyond half of it, counts as used here
+                                                    beyond what `_spare` leaves them, counts as used
+                                                    here
 429s are clearly above 1 % of the answers           if they are few and no other client is seen, the
-                                                    guard is doubled once; otherwise less is sent
-                                                    (Pressure)
+                                                    guard, unless the user set it, is doubled once;
+                                                    otherwise less is sent (Pressure)
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _MOST_WAIT_S = 60.0
 # counts that differ by less than this share of the limit agree.
 _NOISE = 0.01
 # The belief, 0 to 1, that a limit refills steadily: above the first, it counts as a bucket. An
-# observation that fits raises the belief by the second share; another lowers it by three times that
-# share.
+# observation that fits moves the belief towards 1 by the second share of the distance; any other
+# moves it towards 0 by three times that share.
 _STEADY = 0.8
 _STEADY_RATE = 0.2
 # A fixed window looks like a bucket for a moment: observations that fit a bucket count at most this
@@ -75,7 +76,10 @@ _UNLIKE = _Likeness(has_count=False, has_name=False)
 
 
 class Feedback:
-    """Adjusts limits to an endpoint's answers. Methods return whether the limits have changed."""
+    """Adjusts limits to an endpoint's answers.
+
+    The methods that adjust limits return whether the limits have changed.
+    """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -378,7 +382,7 @@ class _Crowd:
 class Pressure:
     """Finds the share of the limits at which a server rejects hardly any call.
 
-    It judges window by window, or at once when 30 % are rejected:
+    It judges window by window, or at once when 30 % are rejected while the share is still 1:
 
     429s among the answers            reaction
     hardly any                        1 % more is sent; the step grows by 1 % with each further
@@ -387,7 +391,7 @@ class Pressure:
     again within eight windows, or    the pressure is certain until eight windows have been quiet:
     15 % and more                     any share above 1 % counts
     certain, below 15 %, no other     the guard, which may be too short for the network, is doubled,
-    client seen                       once
+    client seen                       once; a guard that the user set stays as it is
     certain                           less is sent: by 4 x the share above 1 %, but at most by the
                                       rejected share + 5 %
     80 % and more, if the pressure    a block: the first quiet window after it restores the share

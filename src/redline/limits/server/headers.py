@@ -8,7 +8,7 @@
 | `x-ratelimitbysize-{limit,remaining}-WINDOW` | Mistral, and Kong's limits by size: tokens    |
 | `x-tokenlimit-{limit,remaining}`             | Together: tokens a second                     |
 | `X-RateLimit-*`, `RateLimit-*`, `RateLimit`  | gateways and frameworks: see policies.py      |
-| any of these after `llm_provider-`           | LiteLLM's proxy, passing on what it received |
+| any of these after `llm_provider-`           | LiteLLM's proxy, which passes on what it got  |
 """
 
 from __future__ import annotations
@@ -235,7 +235,10 @@ class HeaderReader:
 
 
 def processing_s(headers: Mapping[str, str]) -> float | None:
-    """Returns the seconds that the server itself spent on the call; None if it does not say."""
+    """Returns the seconds that the server itself spent on the call.
+
+    None if the server does not state them, or states more than a day.
+    """
     first, second = _PROCESSING
     text = headers.get(first) or headers.get(second)
     if text is None:

@@ -111,7 +111,10 @@ def read_number(text: str | None) -> float | None:
 
 @lru_cache(maxsize=256)  # a limit rarely changes between replies
 def read_limit(text: str | None) -> int | None:
-    """Returns a count of 1 to 10^12; None for 0, by which some gateways mean "not enforced"."""
+    """Returns a count of 1 to 10^12; None for anything else.
+
+    0 is no limit: by 0, some gateways mean "not enforced".
+    """
     return read_count(text) or None
 
 
@@ -384,10 +387,11 @@ class _Refill(msgspec.Struct):
 def window_s_of(one: Stated) -> float:
     """Returns the window of a limit: the stated one, or a guess from the limit's reset.
 
-    A bucket is full again after (limit - remaining) x W / limit seconds, a window at its end at the
-    latest. A usual W for which a bucket explains the reset is returned if it is at most a minute,
-    or if no usual window has just begun; otherwise the shortest usual window that explains the
-    reset: if that is too short, calls are sent too fast, and the reset soon grows.
+    A bucket is full again after (limit - remaining) x W / limit seconds; a window is full again at
+    its end at the latest. A usual W for which a bucket explains the reset is returned if it is at
+    most a minute, or if no usual window has just begun; otherwise the shortest usual window that
+    explains the reset: if that is too short, calls are sent too fast, and the reset soon grows.
+    Without a reset, or if nothing is used, the guess is a minute.
     """
     if one.window_s is not None:
         return one.window_s

@@ -1,4 +1,4 @@
-"""Shares limits between processes, which book send times ahead in a file or in Redis."""
+"""Shares rates between processes through a file or Redis, and slots through shared memory."""
 
 from redline.limits.shared.file_ledger import FileLedger
 from redline.limits.shared.flights import Flights, OwnFlights, SharedFlights

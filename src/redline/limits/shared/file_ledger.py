@@ -1,11 +1,12 @@
 """Keeps a ledger in a file, for the processes of one machine.
 
-A turn is: lock the file (flock, exclusive), read, `transact`, write, unlock; about 100 us. If the
-process that holds the lock dies in any way, the system releases the lock.
+A turn locks the file (flock, exclusive), reads the state, calls `transact`, writes the new state,
+and unlocks the file; this takes about 100 us. If the process that holds the lock dies in any way,
+the system releases the lock.
 
 The file has a magic line, then two places for the state, each with a turn number and a checksum. A
 turn writes to the older place, so a writer that is killed half-way leaves the state from before its
-turn. That state is still true: no process was given slots in the unfinished turn. If both places
+turn. That state is still valid: no process was given slots in the unfinished turn. If both places
 are damaged, every window counts as full. A file without the magic line is not a ledger and is never
 written.
 
@@ -36,7 +37,8 @@ _HEADER = struct.Struct("<QII")  # turn, length, checksum
 _PLACE_BYTES = 1 << 20
 _MOST_BYTES = _PLACE_BYTES - _HEADER.size
 _FIRST_PLACE = 4096
-# Seconds between attempts to lock, and in all. A turn holds the lock for much less than 1 ms.
+# The first and the longest pause between attempts to lock, and the longest wait for the lock, in
+# seconds. A turn holds the lock for much less than 1 ms.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _MOST_WAIT_S = 0.0005, 0.02, 1.0
 # The most endpoints in a file; a new one replaces the one that has been unused for longest.
 _MOST_STATES = 64
@@ -58,7 +60,10 @@ _DECODER = msgspec.msgpack.Decoder(_Content)
 
 
 def check_path(path: Path) -> None:
-    """Raises ConfigError if no ledger can be kept at `path`; creates nothing."""
+    """Raises ConfigError if no file can be opened or created at `path`; creates nothing.
+
+    Does not check the content of an existing file.
+    """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError as error:

@@ -54,7 +54,10 @@ def open_ledger(target: str, limits: Limits, name: str, clock: Clock = SYSTEM) -
 
 
 def check_ledger(limits: Limits) -> None:
-    """Raises ConfigError if `limits` cannot be shared; makes no connection and creates no file."""
+    """Raises ConfigError if `limits` certainly cannot be shared.
+
+    Makes no connection, creates no file, and does not read an existing one.
+    """
     limits.check_shared()
     if "://" in limits.share:
         _check_url(limits.share)
@@ -74,5 +77,5 @@ def _check_url(url: str) -> None:
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise ConfigError(
             f"{what}: an @ after the host",
-            hint="in a password write / as %2F, ? as %3F, # as %23 and @ as %40",
+            hint="in a password, write / as %2F, ? as %3F, # as %23 and @ as %40",
         )

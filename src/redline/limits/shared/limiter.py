@@ -6,7 +6,8 @@ slot of the lease, and reports with the next request how the slots were used.
 
 A slot that is due goes to the first caller in line that it fits. If it fits none of those at the
 front, it goes to the caller for which it was booked. So callers of one priority are served in
-order, and a slot is lost only if it fits no caller at the front and its own caller is gone.
+order as far as slots fit them, and a slot is lost only if it fits no caller at the front and its
+own caller is gone.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from redline.limits.wait import Grant, RateLimiter, Waiter, WaitQueue
 
 # The slack: a call leaves at most this long after its planned time. It is the guard, or 2 % of the
 # shortest window if that is more, from 5 to 50 ms, and at least twice the uncertainty of ledger
-# times. If the event loop is so busy that slots pass unused, the slack doubles until they are used.
+# times. If the event loop is so busy that slots pass unused, the slack doubles, up to 2 s, until
+# they are used.
 _SLACK_SHARE, _LEAST_SLACK_S, _MOST_SLACK_S = 0.02, 0.005, 0.05
 _MOST_BUSY_SLACK_S, _CALMER = 2.0, 0.8
 # One lease has at most this share of a limit, or what its duration allows if that is more. Calls of
@@ -56,7 +58,7 @@ _FIRST_BACK_OFF_S, _MOST_BACK_OFF_S = 0.05, 2.0
 GIVE_UP_S = 30.0
 # A 429 despite the limits means that another client uses them as well, or that the guard was too
 # short; the share of 429s shows which. In both cases, all processes pause for a tenth of the
-# shortest window, at most once per window.
+# shortest window, at most 1 s; each process causes at most one such pause per window.
 _PAUSE_SHARE, _MOST_PAUSE_S = 0.1, 1.0
 _CLOSE_WITHIN_S = 1.0
 _NOTHING = Cost()
@@ -194,7 +196,7 @@ class SharedLimiter(RateLimiter):
     def answered(self, now_s: float, *, is_limited: bool) -> None:
         """Counts an answer. A 429 causes a short pause of all processes, at most once per window.
 
-        If 429s recur but are few, this process's guard is doubled, once.
+        If 429s recur but are few, this process's guard, unless it is configured, is doubled, once.
         """
         if self.rules.lines:
             self._pressure.answered(now_s, is_limited=is_limited, is_alone=True)
@@ -207,8 +209,8 @@ class SharedLimiter(RateLimiter):
         """Waits for a grant for one request of `cost`, in turn, and returns it.
 
         cost: a number means tokens, input and output together. priority: lower goes first.
-        Raises OverLimit at once if the request could never be granted, and NoEndpoint if the ledger
-        has not answered for GIVE_UP_S seconds.
+        Raises OverLimit at once if the request could never be granted, and NoEndpoint if, for
+        GIVE_UP_S seconds, the ledger has not answered or other processes have had other limits.
         """
         cost = cost if isinstance(cost, Cost) else Cost(cost)
         self.check(cost)
@@ -372,7 +374,11 @@ class SharedLimiter(RateLimiter):
         self._changed[slot] = None
 
     def _note(self, slot: Slot) -> None:
-        """Marks a used slot to be reported: with the next request, or soon if none is due."""
+        """Marks a used slot to be reported with the next request.
+
+        That is made after a quarter of the shortest window, or one lease if that is longer, at the
+        latest.
+        """
         self._changed[slot] = None
         if self._flush_s == math.inf:
             self._flush_s = self._clock.now_s() + max(self._lease_s, self._shortest_s / 4)

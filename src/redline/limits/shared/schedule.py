@@ -1,4 +1,4 @@
-"""Books send times ahead for several processes under one set of limits. Synchronous and pure.
+"""Books send times ahead for several processes under one set of limits. Synchronous, without I/O.
 
 A ledger (a file, or a key in Redis) keeps one `State`. Each process brings a `LeaseRequest`: how
 its last slots were used, and what its first callers want. `transact` books a send time for each
@@ -101,12 +101,12 @@ class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
     """One process's turn at the ledger.
 
     owner: identifies the process. limits: the shared limits in words, the same in all processes.
-    wants: for each of its first callers, the amount by rule. changes: how its earlier slots were
-    used. guard_s: how late a send without a reply may reach the server. slack_s: by how much a send
-    may leave later than planned. lead_s: the time until the process has the answer. lease_s: how
-    far ahead send times are booked. seen_s: the latest send time that it was ever given; 0 if none.
-    park_s: no send is planned before this time; 0 for none. busy_s: how long it has had callers in
-    line without a break.
+    wants: for each of its first callers, its amount under each rule. changes: how its earlier slots
+    were used. guard_s: how late a send without a reply may reach the server. slack_s: by how much a
+    send may leave later than planned. lead_s: the time until the process has the answer. lease_s:
+    how far ahead send times are booked. seen_s: the latest send time that it was ever given; 0 if
+    none. park_s: no send is planned before this time; 0 for none. busy_s: how long it has had
+    callers in line without a break.
     """
 
     owner: str

@@ -20,9 +20,10 @@ _Ticket = tuple[int, int, threading.Event]
 class SyncLimiter:
     """Applies the rates of `limits` to any number of threads of one process.
 
-    limits: a Limits, whose concurrency and `share` do not apply, or request limits alone, such as
-    "2/1s". Threads of equal priority wait in order of arrival, regardless of the size of their
-    calls. Raises ConfigError for a text that is not a rate.
+    limits: a Limits, of which only the request and token limits, `headroom`, `profile` and
+    `guard_s` apply, or request limits alone, such as "2/1s". Threads of equal priority wait in
+    order of arrival, regardless of the size of their calls. Raises ConfigError for a text that is
+    not a rate.
 
         with limiter(tokens=900) as grant:
             reply = call()

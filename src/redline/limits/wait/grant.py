@@ -52,8 +52,8 @@ class Grant(msgspec.Struct, eq=False, gc=False):
     def settle(self, used: Cost | int) -> None:
         """Replaces the call's estimate with its usage: a Cost, or the sum of its tokens.
 
-        Does nothing before `sent`; a later value replaces an earlier one. Raises ConfigError for
-        anything else, and if a number is below 0.
+        Does nothing before `sent`; a later value replaces an earlier one. Raises ConfigError if
+        `used` is neither a Cost nor a finite number, or if a number of tokens is below 0.
         """
         if self.sent_s is None:
             return

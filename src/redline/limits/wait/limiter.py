@@ -1,8 +1,8 @@
 """Applies all rate limits of one endpoint, with one queue and one timer.
 
 A grant books all windows together or none. Calls of one priority are granted in order of arrival:
-the head of the queue is never overtaken while it waits for all that it needs, so that small
-requests do not starve a large one.
+no later one overtakes the first while that waits for all that it needs, so that small requests do
+not starve a large one.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class Limiter(RateLimiter):
     def room_for_s(self, calls: int, amounts: Mapping[Kind, float], now_s: float) -> float:
         """Returns the seconds until the last of `calls` calls could be granted.
 
+        Of more calls than a window holds, only a full window counts, so the result is too low.
         amounts: the tokens that each call takes from the limits, by kind.
         """
         return self.rules.room_for_s(calls, amounts, now_s)
@@ -137,7 +138,10 @@ class Limiter(RateLimiter):
         return super().park(until_s)
 
     def acquire_now(self, cost: Cost) -> Grant | None:
-        """Returns a grant if the queue is empty and a checked `cost` may be sent at once."""
+        """Returns a grant if the queue is empty and `cost` may be sent at once; otherwise None.
+
+        cost: must have passed `check`.
+        """
         if self._free is not None:
             return self._free
         if self._queue.waiting:
@@ -157,7 +161,8 @@ class Limiter(RateLimiter):
         """Waits for a grant for one request of `cost`, in turn, and returns it.
 
         cost: a number means tokens, input and output together. priority: lower goes first.
-        Raises OverLimit at once if the request could never be granted.
+        Raises OverLimit if the request could never be granted: at once, or when new limits apply
+        while it waits.
         """
         cost = cost if isinstance(cost, Cost) else Cost(cost)
         if cost is not _NOTHING:

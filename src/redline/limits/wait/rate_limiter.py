@@ -25,7 +25,7 @@ class RateLimiter(ABC):
     `Limiter` applies the limits of this process: headers and 429s change them, and a search finds
     them. `SharedLimiter` applies limits that several processes share: it ignores what headers state
     about them. Methods that only a `Limiter` supports do nothing here. Each limiter has one timer,
-    which is reset again and again.
+    which is set again whenever the time of the next grant changes.
 
     is_unlimited: no limit is set, and no answer can set one: answers need not be reported.
     is_shared: other processes share the limits, so their calls may park this limiter.
@@ -60,8 +60,8 @@ class RateLimiter(ABC):
     def easy_tokens(self) -> int:
         """A call of at most this many tokens needs only a bound (`Cost.is_bound`), no estimate.
 
-        0 if every call needs an estimate. If the limits are not free, `acquire_now` grants nothing
-        for a bound: estimate the call then.
+        0 if every call needs an estimate. While the limits have no ample room, `acquire_now` grants
+        nothing for a bound: estimate the call then.
         """
         return 0
 
@@ -80,6 +80,7 @@ class RateLimiter(ABC):
     def room_for_s(self, calls: int, amounts: Mapping[Kind, float], now_s: float) -> float:
         """Returns the seconds until the last of `calls` calls could be granted; 0 if unknown.
 
+        Of more calls than a window holds, only a full window counts, so the result is too low.
         amounts: the tokens that each call takes from the limits, by kind.
         """
         return 0.0
@@ -120,7 +121,10 @@ class RateLimiter(ABC):
         return max(self._parked_until_s, due_s)
 
     def acquire_now(self, cost: Cost) -> Grant | None:
-        """Returns a grant if `cost`, which must have been checked, may be sent at once."""
+        """Returns a grant if the queue is empty and `cost` may be sent at once; otherwise None.
+
+        cost: must have passed `check`. Shared limits never grant a call at once.
+        """
         return None
 
     @abstractmethod
@@ -128,7 +132,8 @@ class RateLimiter(ABC):
         """Waits for a grant for one request of `cost`, in turn, and returns it.
 
         cost: a number means tokens, input and output together. priority: lower goes first.
-        Raises OverLimit at once if the request could never be granted.
+        Raises OverLimit if the request could never be granted: at once, or when new limits apply
+        while it waits.
         """
 
     def park(self, until_s: float) -> bool:

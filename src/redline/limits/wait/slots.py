@@ -9,7 +9,7 @@ from redline.limits.wait.queue import WaitQueue
 
 
 class Slots:
-    """Hands out `count` slots. Unlike with a semaphore, a freed slot goes to the first waiter."""
+    """Hands out `count` slots; a released slot goes to the first waiter in the queue."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -2,7 +2,7 @@
 
 The pool, its strategies, its breakers and the retries are redline's own; servers are simulated, see
 `service`. In a closed loop, workers make the recorded calls in order; a worker makes its next call
-when its last one has ended. In an open loop, calls arrive at their recorded times. Each seed
+when its previous one has ended. In an open loop, calls arrive at their recorded times. Each seed
 redraws the variation in work that tokens do not explain, equally for all strategies.
 """
 
@@ -99,7 +99,7 @@ def replay(
     off = again.mean("mean_s") / own.mean_s - 1
     if abs(off) > MOST_OFF:
         notes.append(
-            f"the model does not fit the servers: replayed as recorded, the mean latency is "
+            f"the model does not fit the servers: replayed as recorded, calls have a mean latency "
             f"{abs(off):.0%} {'longer' if off > 0 else 'less'} than in the trace"
         )
     return Replay(
@@ -132,7 +132,7 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
     if trace.is_cut:
         notes.append("its last record was cut off")
     if trace.damaged:
-        notes.append(f"{counted(trace.damaged, 'line is', 'lines are')} not a record")
+        notes.append(f"{counted(trace.damaged, 'line is', 'lines are')} not readable as a record")
     if dropped := sum(run.dropped for run in trace.runs):
         were = counted(dropped, "call was", "calls were")
         notes.append(f"{were} not recorded, because the disk did not keep up")
@@ -164,7 +164,10 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
 
 
 def _in_a_row(runs: Sequence[RecordedRun]) -> list[CallEnded]:
-    """Returns the calls of all runs by arrival, with each run moved to the end of the last one."""
+    """Returns the calls of all runs by arrival, with each run moved to the end of the previous one.
+
+    Times are in seconds from the first arrival.
+    """
     found, offset_s = list[CallEnded](), 0.0
     for run in runs:
         if not run.calls:

@@ -128,7 +128,8 @@ def fitted(attempts: Sequence[Served]) -> Service | None:
 def guessed(attempts: Sequence[Served], usual: Service) -> Service:
     """Returns a service for a server with too few answers, fitted as if tokens did not matter.
 
-    usual: another service, whose spread is used; if there is no answer at all, all of its values.
+    usual: another service, whose `spread` and `off` are used; if there is no answer at all, all of
+    its values.
     """
     if not any(one.is_answer for one in attempts):
         return replace(usual, calls=0, is_own=False)

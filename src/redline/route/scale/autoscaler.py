@@ -305,10 +305,11 @@ def replay(samples: Iterable[Sample], settings: ScaleSettings) -> Sequence[Decis
 class Capacity:
     """Measures how much one replica carries at once while the SLO of the queue wait holds.
 
-    calls: at first the configured number; then the most calls in flight per replica that were seen
-    while the SLO held. While the SLO is broken and calls wait, it moves towards the calls in flight
-    per replica: more do not fit. While the SLO holds, it slowly returns to the configured number.
-    It never exceeds a replica's slots. tokens: likewise for tokens, without a configured number.
+    calls: at first the configured number or, without one, a replica's slots, but at least 1; then
+    the most calls in flight per replica that were seen while the SLO held. While the SLO is broken
+    and calls wait, it moves towards the calls in flight per replica: more do not fit. While the SLO
+    holds, a lower number slowly returns to the first one. It never exceeds a replica's slots.
+    tokens: likewise for tokens, but it begins at 0 and does not return.
     """
 
     def __init__(self, settings: ScaleSettings) -> None:

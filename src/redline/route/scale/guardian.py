@@ -9,9 +9,11 @@ ending   stdin has ended, PARENT is no longer the parent, or SIGTERM, SIGINT or 
 over     the command has ended: processes that it leaves behind get SIGKILL
 
 The exit status is that of the command; 128 plus the number of the signal, if a signal ended the
-command. On Linux the guardian is a subreaper (prctl(2)): processes that leave their group or
-session, or whose parents die, remain below the guardian, which signals only processes below it.
-On other systems it signals the command's process group.
+command; 127 if the command does not exist, 126 if it cannot be run for another reason; 0 if PARENT
+was gone before the command began, or if the command could not be ended. On Linux the guardian is a
+subreaper (prctl(2)): processes that leave their group or session, or whose parents die, remain
+below the guardian, which signals only processes below it. On other systems it signals the command's
+process group.
 
 The module imports only a few modules of the standard library: each replica has a guardian, which
 must stay small.

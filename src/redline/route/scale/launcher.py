@@ -94,7 +94,7 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("command has no {port}", hint=_EXAMPLE)
         check_known("trial", self.trial, TRIALS)
         if not 0 < self.start_s <= 86_400:
-            raise ConfigError(f"start_s must be above 0 and at most 86,400, not {self.start_s:g}")
+            raise ConfigError(f"start_s must be above 0 and at most 86,400 s, not {self.start_s:g}")
         if not self.cwd.is_dir():
             raise ConfigError(
                 f"cwd is not a folder: {self.cwd}", hint="choose a folder for the command to run in"
@@ -187,7 +187,7 @@ class LocalLauncher:
         except OSError as error:
             raise RedlineError(
                 f"its log folder {folder} cannot be created: {error.strerror}",
-                hint="set another folder: logs",
+                hint="choose another folder with the setting logs",
             ) from error
         path = folder / f"{name}.log"
         self._logs.pop(path, None)

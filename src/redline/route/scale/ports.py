@@ -24,8 +24,9 @@ _DRAWS = random.SystemRandom()
 def free_port(taken: Collection[int] = ()) -> int:
     """Returns a free port that is not in `taken`. Raises RedlineError if none is found.
 
-    The port is outside the range from which the system assigns ports to outgoing connections
-    (ip(7), ip_local_port_range): a connection might take such a port before the replica does.
+    The port is 10,000 or above, and outside the range from which the system assigns ports to
+    outgoing connections (ip(7), ip_local_port_range), unless that range covers nearly all ports: a
+    connection might take such a port before the replica does.
     """
     first, last = _given_to_connections()
     for _ in range(_TRIES):

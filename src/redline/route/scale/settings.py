@@ -21,7 +21,8 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
     queue_wait_slo_s: the target for the p95 of the time that calls wait for a replica.
     capacity: calls that one replica carries at once, until measured; 0 for the number that its
         endpoint takes at once, or 1 if that is unknown.
-    tolerance: a demand that differs from the fleet's size by less than this share changes nothing.
+    tolerance: a demand that differs from the fleet's size by less than this share changes nothing,
+        unless the queue wait exceeds its SLO.
     panic_window_s: a fleet whose queue wait exceeds its SLO grows at once to drain its queue in
         half of this time, and does not shrink for this time.
     scale_down_window_s: a fleet shrinks to the highest demand of this window.
@@ -75,12 +76,12 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not 0 <= self.capacity < math.inf:
             raise ConfigError(
-                f"the capacity of a replica must be at least 0, not {self.capacity:g}",
+                f"the capacity of a replica must be at least 0 and finite, not {self.capacity:g}",
                 hint="0 uses the capacity that its endpoint states",
             )
         if not 0 <= self.warm_up_s < math.inf:
             raise ConfigError(
-                f"warm_up_s must be at least 0, not {self.warm_up_s:g}",
+                f"warm_up_s must be at least 0 and finite, not {self.warm_up_s:g}",
                 hint="60 is usual for a server that loads a model",
             )
         for name in ("queue_wait_slo_s", "panic_window_s", "scale_down_window_s", "idle_s"):
@@ -95,4 +96,6 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
     def _check_time(self, name: str) -> None:
         value = getattr(self, name)
         if not 0 < value < math.inf:
-            raise ConfigError(f"{name} must be above 0, not {value:g}", hint="it is in seconds")
+            raise ConfigError(
+                f"{name} must be above 0 and finite, not {value:g}", hint="it is in seconds"
+            )

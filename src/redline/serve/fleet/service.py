@@ -258,7 +258,8 @@ def _lock(logs: Path) -> LockedFile:
         is_alone = lock.try_lock()
     except OSError as error:
         raise ConfigError(
-            f"logs cannot be written in {logs}: {error.strerror}", hint="set another folder: logs"
+            f"logs cannot be written in {logs}: {error.strerror}",
+            hint="choose another folder with the setting logs",
         ) from error
     if not is_alone:
         lock.close()
