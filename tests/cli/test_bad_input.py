@@ -164,12 +164,13 @@ def test_lines_that_the_system_cannot_read_are_no_defect(cli: Cli, rows: Rows) -
 def test_an_output_that_is_somebody_elses_file_is_left_alone(cli: Cli, rows: Rows) -> None:
     name = rows({"text": "a"})
     Path("notes.jsonl").write_text('{"mine": 1}\n')
-    told = cli("run", name, *SIM, "-o", "notes.jsonl")
-    assert told.status == 2
-    assert told.err == (
-        "error: notes.jsonl exists and is not a results file of redline\n\n"
-        "hint: choose another -o, or rename that file with --restart\n"
-    )
+    for flags in ((), ("--dry-run",)):
+        told = cli("run", name, *SIM, "-o", "notes.jsonl", *flags)
+        assert told.status == 2
+        assert told.err == (
+            "error: notes.jsonl exists and is not a results file of redline\n\n"
+            "hint: choose another -o, or rename that file with --restart\n"
+        )
     assert Path("notes.jsonl").read_text() == '{"mine": 1}\n'
 
 

@@ -19,7 +19,7 @@ Cli = Callable[..., Any]
 SECRET = re.compile(r"rl-[A-Za-z0-9_-]{43}")
 ADDED = re.compile(
     r"key (k-[0-9a-f]{8}) of tenant team-a, until (\d{4}-\d\d-\d\d \d\d:\d\d) UTC: "
-    r"copy it now, because keys\.jsonl keeps only its hash\n"
+    r"copy it now, because keys\.jsonl does not contain it\n"
 )
 
 

@@ -104,12 +104,12 @@ def test_texts_have_no_input_to_verify(cli: Cli) -> None:
 
 def test_columns_of_a_file_and_lines_of_a_file(cli: Cli, rows: Rows) -> None:
     name = rows({"custom_id": "a", "hero": "Ada"}, {"custom_id": "b", "hero": "Bo"})
-    Path("places.txt").write_text("the sea, at night\n\na town\n", "utf-8-sig")
+    Path("places.txt").write_text("the sea,\x0cat night\r\n\na town\n", "utf-8-sig")
     told = cli(*SIM, *OUT, "--count", "3", "--rows-from", name, "--vary", "place=@places.txt",
                "--prompt", "{{ n }}: what {{ hero }} did {{ place }}")  # fmt: skip
     assert told.status == 0, told.err
     assert [(line["custom_id"], line["output"]) for line in lines()] == [
-        ("a#1", "You said: 1: what Ada did the sea, at night"),
+        ("a#1", "You said: 1: what Ada did the sea,\x0cat night"),
         ("b#1", "You said: 2: what Bo did a town"),
         ("a#2", "You said: 3: what Ada did a town"),
     ]

@@ -330,6 +330,9 @@ def test_gemini_tells_the_wait_in_the_body() -> None:
             assert reply["error"]["status"] == "RESOURCE_EXHAUSTED"
             assert reply["error"]["details"][0]["retryDelay"] == "60s"
             assert "retry-after" not in headers
+            await with_key(sim, session, "a", "/sim/faults", {"park_s": 100})
+            status, reply, _ = await with_key(sim, session, "a")
+            assert (status, reply["error"]["details"][0]["retryDelay"]) == (429, "100s")
 
     run(main())
 

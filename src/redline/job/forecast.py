@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from redline.calls import Request, TokenEstimator
-from redline.errors import BadRow, ConfigError, JournalError, OverLimit, Rejected
-from redline.job.outputs import fetched
+from redline.errors import BadRow, ConfigError, OverLimit, Rejected
+from redline.job.outputs import fetched, manifest_of
 from redline.job.settings import BATCHING, Following, Job, first_request
 from redline.job.work import fate, renderer_of
 from redline.journal import KeySet, Output, keyed_rows, mark_of, read_keys
@@ -93,8 +93,9 @@ def plan(job: Job) -> Plan:
     """Forecasts a run from the whole input and the existing results. Blocks.
 
     Sends and writes nothing. Raises ConfigError if the input or a ledger of shared limits cannot be
-    used, for an async iterable, and for results made with other settings; JournalError if the
-    results cannot be read. Does not check what a run checks besides, such as the output's lock.
+    used, for an async iterable, and for an output of other settings, or not of redline;
+    JournalError if its files cannot be read. Does not check what a run checks besides, such as the
+    output's lock.
     """
     if isinstance(job.rows, AsyncIterable):
         raise ConfigError("a dry run cannot read an async iterable", hint="pass a file")
@@ -155,8 +156,9 @@ async def _survey(job: Job, source: Source, made: Plan) -> None:
 def _done(job: Job) -> tuple[KeySet, KeySet]:
     """Returns the keys of the rows that succeeded and of those that failed in earlier runs.
 
-    Raises ConfigError if the results were made with other settings, and JournalError if their
-    manifest is damaged, both unless `force` is set; also JournalError if a file cannot be read.
+    Raises ConfigError if the results were made with other settings, or not by redline, and
+    JournalError if their manifest is damaged, all unless `force` is set; also JournalError if a
+    file cannot be read.
     """
     output = job.output
     if output is None or job.restart:
@@ -168,13 +170,7 @@ def _done(job: Job) -> tuple[KeySet, KeySet]:
 
 
 def _done_in(job: Job, output: Output) -> tuple[KeySet, KeySet]:
-    try:
-        old = manifests.load(output)
-    except JournalError:
-        # As in a run, a damaged manifest is ignored with --force.
-        if not job.force:
-            raise
-        old = None
+    old = manifest_of(job, output)
     succeeded, new = read_keys(output.path), job.manifest()
     if old is not None and len(succeeded) and not job.force:
         manifests.check(old, new, output)

@@ -16,7 +16,7 @@ from redline.calls import Backend, Call, Chunk, Client, Outcome, Reply, Request,
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, RateLimited, RedlineError
 from redline.process import DaemonThreads, RaisedStop, counted
-from redline.waist import is_backend
+from redline.waist import Attempt, is_backend
 
 # The shortest pause of a simulated user after a failure, and after a 429.
 _FAILED_S, _LIMITED_S = 0.1, 1.0
@@ -27,11 +27,11 @@ class Answer(msgspec.Struct, kw_only=True):
     """The result of one call, with times in seconds of the monotonic clock.
 
     weight: the number of requests in the call. sent_s: when the call was written; None if it was
-    not. held_s: how long its last attempt waited for a slot and, once it had a connection, for this
-    client's limits. first_s: when the first chunk of a stream arrived. texts_s: when each chunk
-    with text arrived. kind, example: the kind and the text of the error, without its hint, which
-    may name a flag of `redline run`; "" for a success. error: the error, if it is one of redline's.
-    input_tokens, output_tokens: of all requests in the call; None if unknown.
+    not. held_s: how long its last attempt waited for a slot and for this client's limits. first_s:
+    when the first chunk of a stream arrived. texts_s: when each chunk with text arrived. kind,
+    example: the kind and the text of the error, without its hint, which may name a flag of
+    `redline run`; "" for a success. error: the error, if it is one of redline's. input_tokens,
+    output_tokens: of all requests in the call; None if unknown.
     """
 
     weight: int = 1
@@ -163,13 +163,7 @@ def _answered(outcome: Outcome) -> Answer:
     answer = Answer(endpoint=outcome.endpoint, reply=outcome.reply)
     if outcome.tried:
         tried = outcome.tried[-1]
-        answer.sent_s = tried.sent_s
-        for begin_s, end_s in (
-            (tried.eligible_s, tried.slot_s),
-            (tried.connected_s, tried.granted_s),
-        ):
-            if begin_s is not None and end_s is not None:
-                answer.held_s += end_s - begin_s
+        answer.sent_s, answer.held_s = tried.sent_s, _held_s(tried)
     if outcome.error is not None:
         answer.kind, answer.example = outcome.error.kind, _shown(outcome.error)
         answer.error = outcome.error
@@ -177,6 +171,17 @@ def _answered(outcome: Outcome) -> Answer:
         answer.input_tokens = outcome.reply.input_tokens
         answer.output_tokens = outcome.reply.output_tokens
     return answer
+
+
+def _held_s(tried: Attempt) -> float:
+    """Returns how long an attempt waited for a slot and for limits, but not for a connection."""
+    marks = [at_s for at_s in (tried.eligible_s, tried.slot_s, tried.ahead_s) if at_s is not None]
+    if not marks:
+        return 0.0
+    held_s = marks[-1] - marks[0]
+    if tried.granted_s is not None:
+        held_s += tried.granted_s - (tried.connected_s or marks[-1])
+    return held_s
 
 
 class FunctionCaller:

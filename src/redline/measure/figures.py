@@ -65,7 +65,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     from_send: from the write of the request to the end of the answer. ttft: from the scheduled time
     to the first text of a stream, or to its first chunk if no chunk has text. inter_token: between
     two pieces of text. tpot: the time per token of an answer, after its first. waited: the wait for
-    a slot and, with a connection, for this client's limits. batch_efficiency: the used share of the
+    a slot and for this client's limits. batch_efficiency: the used share of the
     places in lists of requests, or, without lists, of the places for calls in flight, 0 to 1; None
     for single requests on a schedule. gpu_utilization: the share of time in which this machine's
     GPUs were busy, 0 to 1; None without NVML or a GPU. concurrent_users: the number of users that

@@ -42,7 +42,8 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("an endpoint of a pool needs a name")
         if not 0 < self.weight < math.inf:
             raise ConfigError(
-                f"the weight of endpoint {self.name} must be above 0, not {self.weight:g}",
+                f"the weight of endpoint {self.name} must be above 0 and finite, "
+                f"not {self.weight:g}",
                 hint="leave the endpoint out of the pool to send nothing to it",
             )
 

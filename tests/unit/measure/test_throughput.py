@@ -20,6 +20,7 @@ from redline.measure.figures import ClientUse
 from redline.measure.resources import bottleneck, gpu_reader
 from redline.testing import ScriptedBackend
 from redline.timeline import Quantiles
+from redline.waist import Attempt
 
 BACKEND = ScriptedBackend([redline.Reply(output="yes", input_tokens=3, output_tokens=5)])
 USAGE = {"usage": {"prompt_tokens": 3, "completion_tokens": 5}}
@@ -154,6 +155,18 @@ def test_the_input_of_answers_without_a_usage_is_unknown_and_not_zero() -> None:
     assert metrics.tokens_per_s == metrics.output_tokens_per_s
     (line,) = (line for line in figures_lines(metrics) if line.startswith("tokens"))
     assert line.endswith(" output tokens/s")
+
+
+def test_waited_is_the_time_for_a_slot_and_for_limits_without_that_for_a_connection() -> None:
+    steps = {"eligible_s": 1.0, "slot_s": 3.0, "ahead_s": 7.0, "connected_s": 8.0}
+    ends = {"granted_s": 16.0, "sent_s": None, "first_byte_s": None, "complete_s": 20.0}
+    attempt = Attempt(endpoint="e", error=None, **steps, **ends)
+    outcome = redline.Outcome(
+        status="succeeded", reply=redline.Reply(output="yes"), tried=(attempt,)
+    )
+    figures = redline.ThroughputMetrics.measure(ScriptedBackend([outcome]), ["a"], limit=3)
+    assert figures.waited is not None
+    assert figures.waited.p50_s == 2 + 4 + 8
 
 
 async def test_in_a_running_loop_it_is_awaited() -> None:

@@ -191,7 +191,7 @@ def _varied(text: str) -> tuple[str, list[Any]]:
 
 def _lines(path: str) -> list[str]:
     try:
-        return Path(path).read_text("utf-8-sig").splitlines()
+        return Path(path).read_text("utf-8-sig").split("\n")
     except (OSError, ValueError) as error:
         what = f"--vary cannot read {path}: {reason_of(error)}"
         raise ConfigError(what, hint="NAME=@FILE") from error

@@ -46,5 +46,5 @@ def add_key(ctx: Context, tenant: str) -> None:
     key, secret = keys.add_key(path, tenant, lasts_s=lasts_s, note=note)
     until = f", until {key.expires:%Y-%m-%d %H:%M} UTC" if key.expires is not None else ""
     what = f"key {key.id} of tenant {key.tenant}{until}"
-    tell(f"{what}: copy it now, because {path} keeps only its hash\n")
+    tell(f"{what}: copy it now, because {path} does not contain it\n")
     say(f"{secret}\n")

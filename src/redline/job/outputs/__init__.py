@@ -4,5 +4,5 @@ from redline.job.outputs.account import AccountFile, path_of, read_spent, remove
 from redline.job.outputs.checking import check_written
 from redline.job.outputs.mirror import Mirror, fetched
 from redline.job.outputs.repairing import Repair, repair
-from redline.job.outputs.resume import another_input, near, open_journal
+from redline.job.outputs.resume import another_input, manifest_of, near, open_journal
 from redline.job.outputs.verification import Verification, verify

@@ -36,7 +36,7 @@ def open_journal(job: Job, output: Output, acknowledge: Acknowledge) -> tuple[Jo
     if job.restart:
         _put_aside(output)
     new = job.manifest()
-    old = None if job.restart else _begun(job, output)
+    old = None if job.restart else manifest_of(job, output)
     if old is not None:
         another_input(job, output)
         if _size(output.path):
@@ -63,7 +63,7 @@ def open_journal(job: Job, output: Output, acknowledge: Acknowledge) -> tuple[Jo
     return journal, new
 
 
-def _begun(job: Job, output: Output) -> Manifest | None:
+def manifest_of(job: Job, output: Output) -> Manifest | None:
     """Returns the manifest of the existing results; None for a new output.
 
     Also returns None if the manifest is missing beside an empty results file. Otherwise, raises

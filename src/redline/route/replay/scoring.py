@@ -100,7 +100,7 @@ def replay(
     if abs(off) > MOST_OFF:
         notes.append(
             f"the model does not fit the servers: replayed as recorded, calls have a mean latency "
-            f"{abs(off):.0%} {'longer' if off > 0 else 'less'} than in the trace"
+            f"{abs(off):.0%} {'longer' if off > 0 else 'shorter'} than in the trace"
         )
     return Replay(
         trace=str(path),

@@ -201,8 +201,7 @@ class Provider:
             if now_s < account.parked_until_s:
                 wait_s = account.parked_until_s - now_s
                 message = f"This key must wait. Please try again in {wait_s:.3f}s."
-                headers = retry_headers(self._settings.headers, wait_s)
-                wait = _over(message, "requests", headers)
+                wait = self._over(message, "requests", wait_s, {})
                 self._reply(exchange, ticket, wait, "rejected", "parked")
                 return None
             if (rejection := account.ask(self._charge(draft), now_s)) is not None:
@@ -338,14 +337,19 @@ class Provider:
             message = f"Request too large on {asked} It can never be admitted; make it smaller."
         else:
             message = f"Rate limit reached on {asked} Please try again in {rejection.wait_s:.3f}s."
+        limits = self._limit_headers(account, now_s)
+        return self._over(message, rejection.what, rejection.wait_s, limits)
+
+    def _over(self, message: str, kind: str, wait_s: float, headers: Mapping[str, str]) -> Reply:
+        """Returns the reply to a request over a limit, with the wait in the style of `headers`."""
         style = self._settings.headers
-        headers = {**self._limit_headers(account, now_s), **retry_headers(style, rejection.wait_s)}
-        if details := retry_details(style, rejection.wait_s):
+        headers = {**headers, **retry_headers(style, wait_s)}
+        if details := retry_details(style, wait_s):
             status = "RESOURCE_EXHAUSTED"
             error = {"code": 429, "message": message, "status": status, "details": details}
             body = msgspec.json.encode({"error": error})
             return Reply(429, body, JSON + header_lines(headers))
-        return _over(message, rejection.what, headers)
+        return _over(message, kind, headers)
 
     def _limit_headers(self, account: Admission, now_s: float) -> dict[str, str]:
         style = self._settings.headers
