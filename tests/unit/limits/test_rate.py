@@ -51,7 +51,10 @@ def test_a_window_has_bounds(text: str) -> None:
 def test_a_fraction_of_a_request_is_no_count() -> None:
     with pytest.raises(ConfigError, match=r"whole requests or tokens, not 2\.5") as caught:
         Rate(2.5, 1.0)  # type: ignore[arg-type]
-    assert caught.value.hint == "widen the window: Rate(5, 2.0) is 2.5 a second"
+    assert (
+        caught.value.hint
+        == "pass an int; for a fraction, widen the window: Rate(5, 2.0) is 2.5 a second"
+    )
 
 
 @pytest.mark.parametrize("count", [0, -1, MAX_COUNT + 1])

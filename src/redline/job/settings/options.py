@@ -253,8 +253,8 @@ class Options:
     base_url: str | None = _of_each(
         "URL",
         "URL of the server, usually ending in /v1, as in the openai SDK. Default: "
-        "$OPENAI_BASE_URL, to which OPENAI_API_KEY is sent if both are set in the environment or "
-        "both in .env; otherwise OpenAI.",
+        "$OPENAI_BASE_URL or, if that is not set, OpenAI. OPENAI_API_KEY is sent to "
+        "$OPENAI_BASE_URL if both are set in the environment or both in .env.",
         python="endpoint",
     )
     api_key: str | None = _of_each(
@@ -362,9 +362,7 @@ class Options:
         "deterministic answers are cached: those with --temperature 0 or a seed, and embeddings.",
         section=_CACHE,
     )
-    no_cache: bool | None = _switch(
-        "Send every row, even if redline.toml sets a cache.", python="cache"
-    )
+    no_cache: bool | None = _switch("Use no cache, even if redline.toml sets one.", python="cache")
     cache_dir: str | os.PathLike[str] | None = _flag(
         "DIR",
         "Keep the cache in this folder. Default: redline/answers in $XDG_CACHE_HOME or ~/.cache. "

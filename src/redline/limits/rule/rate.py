@@ -46,7 +46,7 @@ class Rate(msgspec.Struct, frozen=True):
         if isinstance(self.count, float):
             raise ConfigError(
                 f"a rate counts whole requests or tokens, not {self.count}",
-                hint="widen the window: Rate(5, 2.0) is 2.5 a second",
+                hint="pass an int; for a fraction, widen the window: Rate(5, 2.0) is 2.5 a second",
             )
         check_types(self)
         if not 1 <= self.count <= MAX_COUNT:

@@ -102,7 +102,10 @@ def _joined(parts: Iterable[Sequence[V]], join: Callable[[V, V], V]) -> list[V]:
 
 
 def _endpoint(one: EndpointView, other: EndpointView) -> EndpointView:
-    """Adds two views of an endpoint. The state is from the worker that reports a reason for it."""
+    """Adds two views of an endpoint as `_summed` does; latency_s is the mean of those above 0.
+
+    The state is that of the first view with a reason, if any has one.
+    """
     if other.reason and not one.reason:
         one, other = other, one
     latencies = [each.latency_s for each in (one, other) if each.latency_s]
