@@ -73,9 +73,9 @@ _ASKED = Asked()
 MOVED = "the endpoints have changed"
 # A call that its caller cancels counts as a failure after this multiple of the mean latency.
 _LONG_WAIT = 3.0
-# After a 429 or its first other failure, a call waits this long for another endpoint. Then an
-# endpoint that failed it may take it again, if that endpoint has answered other calls meanwhile.
-# After its second failure, the call waits 5 s; after each later one, 50 s.
+# A failed call waits this long for another endpoint. Then an endpoint that failed it may take it
+# again, if that endpoint has answered other calls meanwhile. From its second failure on, 429s not
+# counted, the call waits 5 s; from its third on, 50 s.
 _PATIENCE_S = 0.5
 # The statuses with which an endpoint rejects a request because of its contents.
 _OF_THE_ROW = (400, 413, 422)
