@@ -75,7 +75,7 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
 
     Each answer gets one line in the results, with the fields correct, strict, extracted and
     verdict. Without -o, the results are in NAME.results.jsonl. If the evaluation is interrupted,
-    the same command continues it, and the score is the same as without the interruption.
+    the same command continues it, and each question counts once.
 
         redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
 
