@@ -75,7 +75,7 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
 
     Each answer gets one line in the results, with the fields correct, strict, extracted and
     verdict. Without -o, the results are in NAME.results.jsonl. If the evaluation is interrupted,
-    the same command continues it, and each question counts once.
+    the same command continues it, and no answer counts twice.
 
         redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
 
