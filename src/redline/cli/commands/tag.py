@@ -74,8 +74,8 @@ PARAMS = (
         "INPUT",
         "Rows as for `redline run`. Without --prompt, the first row of a file decides: if it has "
         "messages, prompt or input, rows are sent as by `redline run`; otherwise, the column named "
-        "text is tagged, or the only column besides custom_id and the gold column. Of a pipe, "
-        "the column named text is tagged.",
+        "text is tagged, or the only column besides custom_id and the gold column. Of stdin or "
+        "another pipe, the column named text is tagged.",
     ),
     *_OWN,
     # Tagging sets the other flags itself, or does not use them.
