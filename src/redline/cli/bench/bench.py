@@ -62,7 +62,7 @@ _OWN = (
     switch(
         "find_concurrency",
         "Try 1, 2, 4, ... users, at most -c N (default 256), while throughput rises; report the "
-        "smallest number that reaches 95 % of the best throughput.",
+        "smallest of these that reaches 95 % of the best throughput.",
     ),
     flag(
         "slo",
@@ -117,8 +117,8 @@ PARAMS = (
 def bench(ctx: Context, targets: list[str] | None) -> int:
     r"""Measure the throughput and latency of a target under a load that you choose.
 
-    By default, 16 users (-c N) each send a request when their previous answer is complete. Answers
-    are streamed, which shows the times to the first token and between tokens. Nothing is retried,
+    By default, each of -c N users sends a request when its previous answer is complete. Answers are
+    streamed, which shows the times to the first token and between tokens. Nothing is retried,
     and limits and budgets apply. Requests may cost money, so a summary of them is printed first,
     except with -q.
 

@@ -51,7 +51,8 @@ def engine(ctx: Context, model: str) -> int:
 
     Continuous batching: a request can join or leave the batch at any token. The base URL is the
     first line on stdout. Ctrl-C ends the server. GET /metrics shows its state, under vLLM's
-    metric names. The extra `engine` is required: make install-engine.
+    metric names. Except with --launcher vllm, the extra
+    `engine` is required: make install-engine.
 
         redline engine models/tiny --draft-model models/tiny-draft --port 8000
 

@@ -74,8 +74,8 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
     r"""Ask a model every question of a test set, and report how many answers are right.
 
     Each answer gets one line in the results, with the fields correct, strict, extracted and
-    verdict. Without -o, the results are in NAME.results.jsonl. If the evaluation is interrupted,
-    the same command continues it, and the score is the same as without the interruption.
+    verdict. Without -o or output in redline.toml, the results are in NAME.results.jsonl. If the
+    evaluation is interrupted, the same command continues it, and no answer counts twice.
 
         redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
 

@@ -27,9 +27,10 @@ def fleet_up(ctx: Context, file: str) -> int:
     """Start a fleet of model servers, and serve it behind one URL.
 
     The URL is the first line on stdout. Replicas are started and stopped as the load requires;
-    calls wait while no replica is running. Each change is shown on stderr with its reason. Ctrl-C
-    or SIGTERM lets the calls in flight finish within 60 s, or the file's drain_s, and then stops
-    the replicas; a second signal stops everything immediately.
+    calls wait while no replica is running, unless three starts in a row have failed. Each change is
+    shown on stderr with its reason. Ctrl-C or SIGTERM lets the calls in flight finish within 60 s,
+    or the file's drain_s, and then stops the replicas; a second signal stops everything
+    immediately.
 
     With the file
 

@@ -134,9 +134,10 @@ def serve(ctx: Context) -> int:
     r"""Serve many endpoints behind one OpenAI-compatible address.
 
     By default, each call goes to the endpoint that should answer it first, within each endpoint's
-    limits. If a server dies, calls that it had not begun to answer are sent to another. The base
-    URL is the first line on stdout. Ctrl-C or SIGTERM lets the calls in flight finish within
-    --drain, and a second signal stops everything immediately; SIGHUP reads the settings again.
+    limits. If a server dies, calls that it had not begun to answer are sent to another with
+    the same model, if there is one. The base URL is the first line on stdout. Ctrl-C or SIGTERM
+    lets the calls in flight finish within --drain, and a second signal stops everything
+    immediately; SIGHUP reads the settings again.
 
         redline serve --endpoint http://10.0.0.5:8000/v1 \
             --endpoint http://10.0.0.6:8000/v1

@@ -69,7 +69,7 @@ PARAMS = (
         "reserved (prompt and max_tokens, on arrival, without a refund; without max_tokens, like "
         "actual), or answered (the prompt on arrival, the answer when it ends).",
     ),
-    whole("concurrency", "Maximum requests served at once; others wait. Default: no limit."),
+    whole("concurrency", "Requests served at once; up to 4,096 others wait. Default: no limit."),
     choice(
         "headers",
         HEADER_STYLES,
@@ -92,7 +92,7 @@ PARAMS = (
     flag(
         "faults",
         "SHARE",
-        "Share of requests that go wrong: 0.05 for all kinds together, or by kind, "
+        "Share of the admitted requests that go wrong: 0.05 for all kinds together, or by kind, "
         "such as 429=0.02. Kinds: 429, 500, 503, reset, half, notjson, stall. Repeatable. Default: "
         "0.",
         read=_parsed(parse_faults),

@@ -45,7 +45,7 @@ _OWN = (
         "vary",
         "NAME=A,B,C",
         "Values of a column for the prompt, or of temperature or top_p. NAME=@FILE takes "
-        "a file's lines. Repeatable: all combinations occur.",
+        "a file's lines. Repeatable: each combination occurs once before any occurs again.",
         kind=Kind.LIST,
     ),
     flag(

@@ -38,7 +38,7 @@ PARAMS = (
     Word(
         "results",
         "OUT...",
-        "Results files of runs, or their URLs; several are compared.",
+        "Results files of runs, or their URLs; several, at most 7, are compared.",
         is_many=True,
     ),
     flag(

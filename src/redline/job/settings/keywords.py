@@ -30,13 +30,13 @@ class Keywords(TypedDict, total=False):
     """The keyword arguments, all optional; each means the same as the flag of that name, if any.
 
     Options:
-        prompt: Jinja template of the user message, filled from the row's columns.
+        prompt: Jinja template of the prompt, filled from the row's columns.
         system: Template of the system message.
         body: Template of the JSON body, in place of a prompt; model and params are added if it
             lacks them.
         url: Path to call, such as /v1/embeddings; may be a template.
         method: HTTP method: GET, HEAD, POST, PUT, PATCH or DELETE. Default: POST.
-        model: The model to ask, for rows that do not set one.
+        model: The model for requests that do not name one.
         params: Other fields of the request body, such as temperature and max_tokens.
         output_path: Where the output is in the answer, such as result.items.0.text. Default: where
             the API puts it, or the whole of a plain JSON answer.
@@ -93,7 +93,8 @@ class Keywords(TypedDict, total=False):
         fail_on: Kinds of answers that count as failures: length, empty, content_filter, refusal.
         strict: End the run at the first row that fails.
         stop_at_error_rate: End the run once this share of the last 1,000 rows has failed, such as
-            "20%"; checked from row 100 on. Default: only if the first 100 rows all fail.
+            "20%"; checked from row 100 on. Default: only if the first 100 rows all fail, except
+            with retry_failed.
         longest_wait_s: End the run rather than wait longer than this, in seconds, for a limit
             or a Retry-After. Default: no limit.
         retry_failed: Send only the rows that failed before.

@@ -186,8 +186,8 @@ class Options:
 
     prompt: str | None = _flag(
         "TEMPLATE",
-        "Jinja template of the user message, filled from the row's columns: 'Classify: "
-        "{{ text }}'. @FILE reads it from a file.",
+        "Jinja template of the prompt, such as 'Classify: {{ text }}', filled from the row's "
+        "columns. @FILE reads it from a file.",
         read=values.text_or_file,
         section=_PROMPT,
     )
@@ -196,7 +196,7 @@ class Options:
         "Template of the system message, for rows without one of their own.",
         read=values.text_or_file,
     )
-    model: str | None = _of_each("NAME", "The model to ask if the row names none.")
+    model: str | None = _of_each("NAME", "The model for requests that do not name one.")
     temperature: float | None = _flag(
         "T", "Sampling temperature.", read=values.number, python="params"
     )
@@ -238,8 +238,8 @@ class Options:
     endpoint: Endpoint | Embedded | str | Sequence[Endpoint | str] | None = _flag(
         "NAME",
         "A URL, a name from redline.toml, sim (a built-in simulated server, for testing), or "
-        "engine:MODEL (a built-in local model). Repeatable: with several URLs or names, each "
-        "row goes to one of them.",
+        "engine:MODEL (a built-in local model). Repeatable: several URLs or names share the "
+        "rows.",
         read=values.one_or_more,
         kind=Kind.LIST,
         section=_ENDPOINT,
@@ -306,7 +306,7 @@ class Options:
     )
     profile: str | None = _choice(
         PROFILES,
-        "How the server counts: any (the default, safe for every algorithm), fixed or moving "
+        "How the server counts: any (the default, safe for all of these), fixed or moving "
         "(windows), counter (sliding-window counter), or bucket (token bucket).",
         of_endpoint=True,
         python="limits",
@@ -334,7 +334,8 @@ class Options:
     )
     share: str | None = _of_each(
         "FILE|URL",
-        "Share the limits with all processes that use the same file or redis:// server.",
+        "Share the rate limits of each endpoint and key, but not -c, with all processes that use "
+        "the same file or redis:// server.",
         read=lambda text, flag: os.path.expanduser(text),
         python="limits",
     )
@@ -359,7 +360,7 @@ class Options:
     )
     cache: bool | None = _switch(
         "Cache answers, and reuse them for identical requests, in this run and in later ones. Only "
-        "deterministic answers are cached: those with --temperature 0 or a seed, and embeddings.",
+        "deterministic answers are cached: those with temperature 0 or a seed, and embeddings.",
         section=_CACHE,
     )
     no_cache: bool | None = _switch("Use no cache, even if redline.toml sets one.", python="cache")
@@ -382,8 +383,8 @@ class Options:
     )
     output: str | os.PathLike[str] | None = _flag(
         "FILE",
-        "Results file: one JSON line per row. The same command continues it. With a URL such as "
-        "s3://bucket/labels.jsonl, the results are written to s3.redline/ and uploaded when "
+        "Results file: one JSON line per success. The same command continues it. With a URL such "
+        "as s3://bucket/labels.jsonl, the results are written to s3.redline/ and uploaded when "
         "the run ends. Without -o, they go to stdout, and the run cannot be continued.",
         read=values.place,
         short="-o",
@@ -406,8 +407,8 @@ class Options:
     )
     metrics_port: tuple[str, int] | None = _flag(
         "[HOST:]PORT",
-        "Serve the job's metrics to Prometheus at http://127.0.0.1:PORT/metrics while it runs; "
-        "0 picks a free port and prints it.",
+        "Serve the job's metrics to Prometheus at http://HOST:PORT/metrics while it runs. Default "
+        "HOST: 127.0.0.1. Port 0 picks a free one and prints it.",
         read=values.address,
     )
     retry_failed: bool | None = _switch("Send only the rows that failed before.", section=_AGAIN)
@@ -461,7 +462,7 @@ class Options:
     stop_at_error_rate: float | None = _flag(
         "SHARE",
         "End the run once this share of the last 1,000 rows has failed, such as 20%; checked from "
-        "row 100 on. Default: only if the first 100 rows all fail.",
+        "row 100 on. Default: only if the first 100 rows all fail, except with --retry-failed.",
         read=values.part,
     )
     longest_wait_s: float | None = _time(
