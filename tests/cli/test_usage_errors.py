@@ -132,7 +132,7 @@ MISTAKES = [
      "leave one out"),
     (["--body", "{}"], "a body template and a prompt cannot be combined", "",
      "put the prompt into the body template"),
-    (["--api-key-env", "NOPE"], "--api-key-env names NOPE, which is not set", "",
+    (["--api-key-env", "NOPE"], "--api-key-env names NOPE, which is empty or not set", "",
      "export NOPE=..., or write it into a .env file"),
     # The key itself, which is not repeated.
     (["--api-key-env", "gsk_7f3aVq"],
@@ -314,7 +314,7 @@ def test_a_want_of_memory_or_threads_is_no_defect(
         "the operating system refuses this process more memory or threads",
         "",
         "lower --concurrency, or raise the limit: `ulimit -v`, `ulimit -u` or the container's; "
-        "results on disk are safe, and the same command resumes the run",
+        "results on disk are safe; with -o, the same command resumes the run",
     )
     assert told.status == 2
 

@@ -1,4 +1,4 @@
-"""Handles SIGINT and SIGTERM: the first signal drains a run, the second ends it within a second.
+"""Handles SIGINT and SIGTERM: the first drains a begun run, the second ends it within a second.
 
 What may delay the abort of a run, and how it is handled:
 

@@ -79,7 +79,7 @@ class Session:
         return _status(report)
 
     def _name_other_input(self, job: Job) -> None:
-        """Reports, before anything is sent, that the output was begun with another input.
+        """Reports, before anything is sent, that the output's last run had another input.
 
         Raises ConfigError if that looks like a mistake.
         """

@@ -254,7 +254,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.price_table().at(endpoint.label, self.prompting.model)
 
     def manifest(self) -> Manifest:
-        """Returns the manifest to save beside the results: the settings on which they depend."""
+        """Returns the manifest to save beside the results: settings that later runs must share."""
         assert self.output is not None
         call = getattr(self.call, "__qualname__", type(self.call).__name__) if self.call else None
         settings = {
@@ -271,7 +271,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return manifests.make(self.rows, settings)
 
     def _check_budget(self) -> None:
-        """Refuses a budget that could not be enforced."""
+        """Refuses a budget for a function, and one in dollars if the job's model has no price."""
         if self.allowance is None:
             return
         if self.call is not None:
