@@ -84,7 +84,7 @@ class Session:
         Raises ConfigError if that looks like a mistake.
         """
         if job.output is not None and (earlier := another_input(job, job.output)) is not None:
-            what = f"{job.output.name} was begun with another input: {earlier}"
+            what = f"the last run of {job.output.name} had another input: {earlier}"
             self._notes.tell("note", f"note: {what}", text=what)
 
 
