@@ -10,7 +10,7 @@ from redline.journal import Output, is_held
 from redline.store import url_of
 from redline.timeline import NAME, Timeline, read_timeline
 
-_HINT = "pass the file that the run was given with -o"
+_HINT = "pass what the run was given with -o, in the folder where it ran"
 
 
 def read_recorded(output: Output) -> tuple[Timeline, bool]:

@@ -47,7 +47,7 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that decide how a row becomes a request.
 
     prompt, system, body, url: Jinja templates, filled from the row's columns; `body` renders the
-    whole JSON body. params: fields merged into every body; a row's own fields override them.
+    whole JSON body. params: fields added to every body that lacks them.
     output_path: dotted keys and indices that lead to the output in the answer, such as
     `result.items.0.text`. shots: pairs of a question and its answer, put before each row's prompt
     as examples for the model. constant_prompt: allows a prompt or body that is the same for every
@@ -79,7 +79,7 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
                 if getattr(self, name):
                     raise ConfigError(
                         f"a {method} request has no body, so {name} would not be sent",
-                        hint="put columns into the path: --url '/chat?q={{ text | urlencode }}'",
+                        hint="leave it out; put columns into --url '/chat?q={{ text | urlencode }}'",
                     )
         if self.url is not None and not self.url.startswith(("/", "{")):
             raise ConfigError(
