@@ -242,7 +242,7 @@ def test_what_a_request_without_a_body_cannot_carry_is_refused(
     assert told.err == error_of(
         f"a {method.upper()} request has no body, so prompt would not be sent",
         "",
-        "leave it out; put columns into --url '/chat?q={{ text | urlencode }}'",
+        "leave it out; put columns in --url '/chat?q={{ text | urlencode }}'",
     )
     for flags, what in (("--param", "seed=1"), "params"), (("--model", "m"), "model"):
         assert f"so {what} would not be sent" in cli(*common, *flags).err

@@ -1,4 +1,6 @@
-"""Handles SIGINT and SIGTERM: the first drains a begun run, the second ends it within a second.
+"""Handles SIGINT and SIGTERM: the first signal drains a run, the second ends it within a second.
+
+A signal that comes before the run has begun cancels the run.
 
 What may delay the abort of a run, and how it is handled:
 

@@ -79,7 +79,7 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
                 if getattr(self, name):
                     raise ConfigError(
                         f"a {method} request has no body, so {name} would not be sent",
-                        hint="leave it out; put columns into --url '/chat?q={{ text | urlencode }}'",
+                        hint="leave it out; put columns in --url '/chat?q={{ text | urlencode }}'",
                     )
         if self.url is not None and not self.url.startswith(("/", "{")):
             raise ConfigError(
