@@ -12,7 +12,7 @@ import redline
 
 Cli = Callable[..., Any]
 
-CONTINUES = "no flag is needed to continue: the same command sends the remaining rows"
+CONTINUES = "no flag is needed to continue an output: the same command sends the remaining rows"
 
 
 def hint(told: Any) -> str:

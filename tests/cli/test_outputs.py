@@ -234,7 +234,7 @@ def test_an_input_that_has_nothing_to_do_with_an_existing_output_is_refused(
     told = cli("run", two, *flags, "--force")
     assert told.status == 0
     assert told.err.startswith(
-        "note: out.jsonl was begun with another input: one.jsonl\n2 rows = 2 succeeded"
+        "note: the last run of out.jsonl had another input: one.jsonl\n2 rows = 2 succeeded"
     )
     assert cli("run", two, *flags).err.startswith("Nothing to do: 2 done\n")
 
@@ -248,12 +248,12 @@ def test_an_input_with_rows_of_an_existing_output_is_named_and_continues_it(
     two = rows({"prompt": "new"}, {"prompt": "hi"}, name="two.jsonl")
     told = cli("run", two, *flags)
     assert told.err.startswith(
-        "note: out.jsonl was begun with another input: one.jsonl\n1 row = 1 succeeded"
+        "note: the last run of out.jsonl had another input: one.jsonl\n1 row = 1 succeeded"
     )
     told = cli("run", one, *flags, "--log", "json")
     assert json.loads(told.err.splitlines()[0]) == {
         "event": "note",
-        "text": "out.jsonl was begun with another input: two.jsonl",
+        "text": "the last run of out.jsonl had another input: two.jsonl",
     }
 
 

@@ -236,7 +236,7 @@ def test_it_is_readable_on_60_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch)
         (
             {"out.jsonl": "{}"},
             "out.jsonl is not the output of a run",
-            "pass the file that the run was given with -o",
+            "pass what the run was given with -o, in the folder where it ran",
         ),
         (
             {"out.redline/manifest.json": "{}"},

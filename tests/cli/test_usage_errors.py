@@ -132,7 +132,7 @@ MISTAKES = [
      "leave one out"),
     (["--body", "{}"], "a body template and a prompt cannot be combined", "",
      "put the prompt into the body template"),
-    (["--api-key-env", "NOPE"], "--api-key-env names NOPE, which is not set", "",
+    (["--api-key-env", "NOPE"], "--api-key-env names NOPE, which is empty or not set", "",
      "export NOPE=..., or write it into a .env file"),
     # The key itself, which is not repeated.
     (["--api-key-env", "gsk_7f3aVq"],
@@ -242,7 +242,7 @@ def test_what_a_request_without_a_body_cannot_carry_is_refused(
     assert told.err == error_of(
         f"a {method.upper()} request has no body, so prompt would not be sent",
         "",
-        "put columns into the path: --url '/chat?q={{ text | urlencode }}'",
+        "leave it out; put columns in --url '/chat?q={{ text | urlencode }}'",
     )
     for flags, what in (("--param", "seed=1"), "params"), (("--model", "m"), "model"):
         assert f"so {what} would not be sent" in cli(*common, *flags).err
@@ -314,7 +314,7 @@ def test_a_want_of_memory_or_threads_is_no_defect(
         "the operating system refuses this process more memory or threads",
         "",
         "lower --concurrency, or raise the limit: `ulimit -v`, `ulimit -u` or the container's; "
-        "results on disk are safe, and the same command resumes the run",
+        "results on disk are safe; with -o, the same command resumes the run",
     )
     assert told.status == 2
 

@@ -37,7 +37,7 @@ _REFUSALS = dict.fromkeys(
 _WANT = ConfigError(
     "the operating system refuses this process more memory or threads",
     hint="lower --concurrency, or raise the limit: `ulimit -v`, `ulimit -u` or the container's; "
-    "results on disk are safe, and the same command resumes the run",
+    "results on disk are safe; with -o, the same command resumes the run",
 )
 
 # The module (see `Group`) and the description of each command, by name.

@@ -45,12 +45,12 @@ def run(rows: object, **options: Unpack[Keywords]) -> Report:
     """Sends every row and returns the report. A failed row is an outcome, not an exception.
 
     rows: a path, a URL such as s3://bucket/rows.jsonl, or an iterable or async iterable of dicts or
-    strings; the string "hello" is the row {"prompt": "hello"}.
+    strings, of which "hello" means {"prompt": "hello"}.
     Without `output`, the report holds all outcomes in memory, in input order. Works in scripts and
     notebooks; in other code with a running event loop, it raises ConfigError: use
-    `await redline.arun(...)`. The first Ctrl-C lets calls in flight finish; the second cancels
-    them. Raises ConfigError or JournalError if the run cannot begin; an error that ends the run
-    early is in the report's `stopped`.
+    `await redline.arun(...)`. In the main thread, the first Ctrl-C lets calls in flight finish;
+    the second cancels them. Raises ConfigError or JournalError if the run cannot begin; an error
+    that ends the run early is in the report's `stopped`.
     """
     _refuse_to_block()
     report = run_job(_job_of(rows, options), display=_display(options))
@@ -236,7 +236,7 @@ class _Handover:
         return self._room() if self._is_full() else None
 
     def hold(self, result: Result) -> Awaitable[None] | None:
-        """Keeps a result until its line is on disk; otherwise does the same as `put`."""
+        """Keeps a result until its line is on disk; apart from that, does the same as `put`."""
         if self.is_left:
             return None
         self._held.append(result.outcome)

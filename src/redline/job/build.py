@@ -575,7 +575,7 @@ def _ledger(job: Job, output: Output, *, is_new: bool) -> Ledger | None:
 
 
 def _has_same_input(job: Job, output: Output) -> bool:
-    """Whether the output was begun with the job's input, judging by the input's path or URL."""
+    """Whether the output's last run had the job's input, judging by the input's path or URL."""
     if job.restart or stream_of(job.rows) is not None:
         return False
     try:

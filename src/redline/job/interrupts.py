@@ -1,5 +1,7 @@
 """Handles SIGINT and SIGTERM: the first signal drains a run, the second ends it within a second.
 
+A signal that comes before the run has begun cancels the run.
+
 What may delay the abort of a run, and how it is handled:
 
   a function in a thread, a call that never ends   the runner abandons it (Runner.abort)

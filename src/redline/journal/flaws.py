@@ -75,7 +75,11 @@ def flaws_of(rows: Sequence[Brief]) -> Counter[str]:
 
 
 def flaws_in(lines: Sequence[bytes]) -> Counter[str]:
-    """Counts the flaws in lines of a results file; empty answers are not found in batch format."""
+    """Counts the flaws in lines of a results file.
+
+    In batch format, empty answers and refusals are not found, because the lines contain the
+    provider's finish reasons.
+    """
     block = b"".join(lines)
     # Almost always, one search over all the lines is enough.
     if block.count(_SOUND) == len(lines) or _FLAWED.search(block) is None:

@@ -1,4 +1,4 @@
-"""Identifies rows by 64-bit keys, and keeps sets of keys at 16 to 32 bytes per row.
+"""Identifies rows by 64-bit keys, and keeps large sets of keys at 16 to 32 bytes per key.
 
 A row is identified by its `custom_id` if it has one, otherwise by its content and the number of
 identical rows before it, so rows may be added anywhere and the other rows keep their keys. Among 10
@@ -43,7 +43,8 @@ class KeySet:
     """A set of 64-bit keys: open addressing over one flat array.
 
     A key may have a 32-bit mark, 0 for none; marks cost 8 to 16 bytes more per key. Only one thread
-    may add keys, while any thread looks them up. Marks may be read only once all of them are set.
+    may add keys, while any thread may look them up. Other threads may read marks only once all of
+    them are set.
     """
 
     def __init__(self) -> None:
@@ -125,7 +126,7 @@ class KeySet:
         return repeated, changed
 
     def mark(self, keys: Sequence[int], marks: Sequence[int]) -> None:
-        """Sets the marks of these keys, all of which are in the set."""
+        """Sets the marks of these keys, which must all be in the set."""
         if self._marks is None:
             if not any(marks):
                 return
@@ -168,7 +169,8 @@ class KeySet:
         needed = _slots_for(self._count + count, len(self._slots))
         if needed > len(self._slots):
             steps = (_slots_for(self._expected, needed) // needed).bit_length() - 1
-            # Grow by a factor of 4 each time, so that the last step ends at the expected size.
+            # Grow by a factor of 4 each time, except perhaps the first, so that the last step ends
+            # at the expected size.
             self._grow(needed << steps % 2)
 
     def _grow(self, size: int) -> None:
@@ -222,7 +224,8 @@ def mark_of(row: Row) -> int:
     """Returns a hash of a named row's content, 1 to 2^32 - 1; 0 for a row without a name.
 
     Rows with the same values have the same mark, regardless of spaces and the order of columns.
-    Also 0 for a row that is nested too deeply to be encoded: its content is never compared.
+    Also 0 for a row that cannot be encoded, such as one nested too deeply: its content is never
+    compared.
     """
     data = row.data
     name = None if data is None else data.get("custom_id")

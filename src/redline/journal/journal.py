@@ -2,25 +2,28 @@
 
 A row's line goes through: taken -> written -> synced -> acknowledged. Lines that are taken in one
 turn of the event loop are written together, before any slot sends another request, so if the
-process dies at any moment, only the calls in flight are lost. The fsync, which may take long, runs
-in a thread; at most one is in progress, and lines written meanwhile make up the next group, so a
-slow disk makes larger groups. While too much is unsynced, the run begins no new rows.
+process dies at any moment, only the calls in flight and the lines of that turn are lost. The fsync,
+which may take long, runs in a thread; at most one is in progress, and lines written meanwhile make
+up the next group, so a slow disk makes larger groups. While too much is unsynced, the run begins no
+new rows.
 
 Before a group is acknowledged, it is read back from the file with the output's name. If that file
 was removed, moved, replaced or truncated, the run must end: lines of calls in flight are still
-written to the open file, which gets a name again at the end; only then are they acknowledged.
+written to the open file, which gets a name at the end if it has none; only then are they
+acknowledged.
 
 Files, for an output `labels.jsonl`:
   labels.jsonl          one line per success
   labels.failed.jsonl   one line per failure, created with the first failure
-  labels.redline/       manifest.json (settings that decide results), lock, spent (account.py)
-A row with a line in both files is a success: it was retried, and the run ended before the failure
-was removed.
+  labels.redline/       manifest.json (settings that later runs must share), lock,
+                        spent (account.py)
+A row with a line in both files is a success if both are for the same content: it was retried, and
+the failure has not been removed yet.
 
 A named row that has changed since it was answered is sent again. Its old line answers a different
-request, so at the end of the run that line is moved to labels.redline/labels.outdated-1.jsonl,
-whether the row has succeeded or failed this time. If a row has two lines for different contents,
-the later one counts.
+request, so at the end of the run that line is moved to the first free file of the form
+labels.redline/labels.outdated-N.jsonl, whether the row has succeeded or failed this time. If a row
+has two lines for different contents, the later one counts.
 """
 
 from __future__ import annotations
@@ -40,15 +43,15 @@ from redline.journal.rewrite import drop_mended
 from redline.journal.sound_lines import Stretch
 from redline.process import Changes, DaemonThreads, make_like
 
-# A group is synced this long after its first row. A power loss then costs at most the results of
-# this interval, and rows do not need a thread switch and an fsync each.
+# How long a group waits for more rows before it is synced. A power loss then costs the results of
+# about this interval and of one sync, and rows do not need a thread switch and an fsync each.
 GROUP_S = 0.05
 _GROUP_ROWS = 1000
 MOST_UNSYNCED_BYTES = 64 * 1024 * 1024
 # Lines that wait for the end of a turn are copied once more, to be written together; the saved
 # system call costs as much as copying some 100 KB. Longer lines are therefore written at once.
 _LARGE_LINE_BYTES = 64 * 1024
-# An upper bound on the memory that a row takes until it is synced.
+# The memory that a row takes until it is synced, estimated high.
 KEPT_ROW_BYTES = 512
 
 
@@ -71,7 +74,8 @@ class Journal:
 
     def __init__(self, output: Output, acknowledge: Callable[[list[Brief]], None]) -> None:
         self.output = output
-        # Rows that had succeeded before this run, and earlier failures that succeeded in this run.
+        # Rows that had succeeded before this run; rows that had failed or have changed since, and
+        # succeeded in this run.
         self.succeeded = KeySet()
         self._made_good = KeySet()
         # The successes of earlier runs that are still in the file.
@@ -168,8 +172,8 @@ class Journal:
 
         Its line is written by the next `flush`, at the latest in the next turn of the event loop; a
         long line is written at once. A success whose output cannot be written as JSON becomes a
-        failure. Raises JournalError if an earlier write has failed; nothing is acknowledged from
-        then on.
+        failure. Raises JournalError if an earlier write has failed, or the failures file cannot be
+        created; nothing is acknowledged from then on.
         """
         if self._error is not None:
             raise self._error
@@ -229,7 +233,7 @@ class Journal:
 
         Before it closes the files, unless an error has occurred, it removes failures of rows that
         have succeeded since, and moves outdated lines to another file. Raises JournalError if any
-        write or sync has failed.
+        write or sync has failed, or if a file was removed or changed by another program.
         """
         self._is_closing = True
         self._wake.set()

@@ -50,7 +50,7 @@ class Result(msgspec.Struct):
         outcome.input = self.row.data
 
     def in_brief(self) -> Brief:
-        """Returns the facts about the row that outlive its line, without request and answer."""
+        """Returns the facts to keep until the row is durable, without request and answer."""
         outcome = self.outcome
         reply, tried = outcome.reply, outcome.tried
         return Brief(
@@ -161,8 +161,8 @@ def _with_fields(line: _Line, fields: dict[str, Any]) -> dict[str, Any]:
 def failure_writer(output: Output) -> Callable[[Result], bytes]:
     """Returns a function that makes a failure's line, with its newline, its input and its error.
 
-    For the batch format, the line also contains the endpoint's HTTP response. Values without a JSON
-    form, such as objects that the user's own function returned, are written as null.
+    For the batch format, the line also contains the endpoint's HTTP response, if any. Values
+    without a JSON form, such as objects that the user's own function returned, are written as null.
     """
     return partial(_failure_line, output.format == "batch")
 
@@ -238,7 +238,7 @@ def _whole_reply(outcome: Outcome) -> Any:
 
 
 def _refusal(error: RedlineError | None) -> dict[str, Any] | None:
-    """Returns the HTTP response that caused an error; None if there was none."""
+    """Returns the HTTP response that caused an error; None if there was none, or it had no body."""
     if not isinstance(error, CallError) or error.status is None or not error.body:
         return None
     text = error.body.decode("utf-8", "replace")
@@ -268,7 +268,7 @@ def _writable(text: str) -> str:
 
 
 def _beginning(content: bytes) -> str:
-    """Returns the beginning of a bad row, enough to find the row in the input."""
+    """Returns the first 1,000 bytes of a bad row as text, to find the row in the input."""
     return content[:1000].decode("utf-8", "replace")
 
 

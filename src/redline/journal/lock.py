@@ -1,4 +1,4 @@
-"""Locks an output, so that only one process at a time writes to it."""
+"""Locks an output, so that only one redline process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MOMENT_S = 0.05
 
 
 def is_held(output: Output) -> bool | None:
-    """Whether a process holds the output's lock; None if the file system does not support locks.
+    """Whether a process holds the output's lock; None on a file system that has no locks.
 
     The holder may be in a container, or on another machine that shares the file system. Raises
-    FileNotFoundError if there is no lock file.
+    OSError if the lock file cannot be opened, such as FileNotFoundError if there is none.
     """
     fd = os.open(output.state_path / "lock", os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""Stores the settings behind the results, so that a resume with different settings is refused."""
+"""Stores the settings behind the results, so that a resume with other settings needs --force."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _OF_A_PROCESS = ("/dev/fd/", "/dev/stdin", "/proc/")
 class Manifest(msgspec.Struct, kw_only=True):
     """The contents of manifest.json.
 
-    settings: all settings that can change an answer; never an API key. rows: the number of rows in
-    the input; None until a run has read all of them. input: the input's path or URL, for `verify`;
-    empty if it cannot be read again. others: paths and URLs of other inputs of earlier runs. begun:
+    settings: the settings of the requests, of the result lines and of the task, but neither the
+    endpoint nor an API key. rows: the number of rows in the input; None until a run has read all of
+    them. input: the input's path or URL, for `verify`; empty if it cannot be read again, or if the
+    URL contains a secret. others: paths and URLs of other inputs of earlier runs. begun:
     the UTC time when the output was begun, in ISO 8601.
     """
 
@@ -80,7 +81,10 @@ def _is_lasting(rows: str | os.PathLike[str]) -> bool:
 
 
 def load(output: Output) -> Manifest | None:
-    """Reads the manifest; returns None if there is none. Raises JournalError if it is damaged."""
+    """Reads the manifest; returns None if there is none.
+
+    Raises JournalError if it cannot be read or is damaged.
+    """
     try:
         data = path_of(output).read_bytes()
     except FileNotFoundError:
@@ -106,7 +110,7 @@ def save(output: Output, manifest: Manifest) -> None:
 def other_inputs(old: Manifest, now: str) -> list[str]:
     """Returns the inputs of earlier runs except `now`; an input without a path is "".
 
-    A file that no longer exists is left out: it was renamed, or its folder was moved.
+    A file that no longer exists is left out: it may have been renamed or moved.
     """
     earlier = dict.fromkeys((*old.others, old.input))
     return [place for place in earlier if place != now and _is_there(place, now)]

@@ -5,7 +5,7 @@
   labels         labels-failed.jsonl     labels-redline/
   labels         labels.failed.jsonl     labels.redline/    written by redline 0.1
 
-So `labels` and `labels.jsonl` have no file in common.
+So, without outputs of redline 0.1, `labels` and `labels.jsonl` have no file in common.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _TAIL_BYTES = 32
 
 
 class ResultsLost(JournalError):
-    """A results file was removed, moved, replaced or truncated while lines were written to it.
+    """A results file was removed, moved, replaced or changed while lines were written to it.
 
     saved: says where its lines are now; "" until `ResultsFile.rescue` has found them.
     """
@@ -63,7 +63,7 @@ class ResultsFile:
     The damage that a crash leaves is repaired: a torn last line is cut off, and lines whose bytes
     a power loss has turned into zeros are moved to a file beside this one, such as
     labels.damaged-1.jsonl. Any other damaged line raises JournalError, because another program has
-    written to the file; so does a file that another redline process is writing to.
+    probably written to the file; so does a file that another redline process is writing to.
 
     size_bytes: the size of the lines in the file. write_s: the total time of the writes in seconds,
     for which the callers of `flush` have waited.
@@ -255,7 +255,7 @@ class ResultsFile:
         return moved
 
     def close(self) -> None:
-        """Closes the file. Later writes fail: another file may get the same descriptor."""
+        """Closes the file. Later writes fail, and do not reach a file with the same descriptor."""
         self._fd = -1
         self._close()
 

@@ -1,7 +1,7 @@
-"""Rewrites whole finished files: drops resolved failures, puts results in order.
+"""Rewrites whole finished files: drops resolved failures, moves lines out, puts results in order.
 
-Each function writes a new file beside the old one and renames it, so a crash at any moment leaves
-either the old or the new file.
+New content is written to a file beside the old one, which is then renamed, so a crash at any moment
+leaves either the old or the new content.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def read_results(path: Path, kind: type[T], *, is_optional: bool = False) -> Ite
                     raise JournalError(
                         f"a line of {path} is nested too deeply to be read",
                         where=f"at byte {stretch.begin:,} or after it",
-                        hint="remove the line: the same command then processes its row again",
+                        hint="remove the line: the run's command then processes its row again",
                     ) from error
                 yield from found
             elif stretch.lines[0].endswith(b"\n"):

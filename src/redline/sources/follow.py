@@ -5,8 +5,8 @@ What may happen to the file, and what then happens to its rows:
 it grows                    complete lines become rows at once; a line without its newline waits
 another file gets its name  the old file is read until it has been quiet for 2 s, because a writer
                             may keep writing to it for a moment; then the new file is read
-several files get its name  each is opened while it has the name, even if nothing is being read, and
-                            is read in its turn
+several files get its name  each that keeps it for 50 ms is opened, even if nothing is being read,
+                            and is read in its turn
 its name is removed         the file is still read, and a new file with that name is awaited
 it becomes shorter          the run ends, even if nothing is being read: what was cut off before it
                             was read is lost

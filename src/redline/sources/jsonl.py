@@ -87,8 +87,9 @@ def _bounded(line: bytes, max_bytes: int) -> bytes | LongLine:
 class LineRows(StreamRows):
     """The rows of JSON Lines: one object per line; blank lines are skipped.
 
-    A line that is not a JSON object is a bad row. `batches` raises ConfigError if the whole input
-    is one JSON array or one object over many lines, if it is cut short, or if it has no row.
+    A line that is not a JSON object is a bad row. `batches` raises ConfigError if the input
+    begins like one JSON array or, in a .json file, like one object over many lines, if compressed
+    data is cut short, or if there is no row.
     """
 
     def __init__(self, stream: ByteStream) -> None:

@@ -166,7 +166,7 @@ def _followed(rows: object) -> FollowedRows:
     if not stat.S_ISREG(mode) or path.suffix.lower() not in _LINES:
         raise ConfigError(
             f"{path} cannot be followed: only files of JSON lines can",
-            hint="supported suffixes: .jsonl, .ndjson, .json and .txt, uncompressed",
+            hint="supported suffixes: .jsonl, .ndjson, .jsonlines, .json and .txt, uncompressed",
         )
     # The existing content must be JSON Lines too.
     stream = ByteStream(FileBlocks(path))
@@ -217,8 +217,8 @@ def _text_rows(blocks: Blocks, path: PurePath) -> CsvRows | LineRows:
         return LineRows(ByteStream(blocks))
     raise ConfigError(
         f"{blocks.name} has an unknown suffix: {suffix}",
-        hint="supported suffixes: .jsonl, .ndjson, .json, .csv and .tsv, also with .gz or .zst, "
-        "and .parquet",
+        hint="supported suffixes: .jsonl, .ndjson, .jsonlines, .json, .txt, .csv and .tsv, also "
+        "with .gz or .zst, and .parquet",
     )
 
 

@@ -219,7 +219,7 @@ def _check_folder(path: Path, name: str) -> None:
     splits = [entry for entry in entries if (entry / "state.json").is_file()]
     if splits:
         raise ConfigError(
-            f"{name} holds several datasets",
+            f"{name} is a folder of datasets",
             hint=f"choose one of them: {', '.join(shlex.quote(str(split)) for split in splits)}",
         )
     hint = "pass a file, or a folder that Dataset.save_to_disk wrote"

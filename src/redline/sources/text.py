@@ -76,7 +76,7 @@ class ByteStream:
     def open(self) -> None:
         """Opens the input and reads its beginning into `first`. Blocks on a pipe.
 
-        Raises ConfigError if the input cannot be opened, or is not text in UTF-8.
+        Raises ConfigError if the input cannot be opened, or does not begin like text in UTF-8.
         """
         if self._chunks is not None:
             return

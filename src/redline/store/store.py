@@ -38,7 +38,7 @@ class Found(msgspec.Struct, frozen=True):
     """The metadata of an existing object.
 
     size_bytes: None if the store does not report it. identity: a string that changes with the
-    object's content, such as its ETag.
+    object's content, such as its ETag; empty if the store reports none.
     """
 
     size_bytes: int | None
@@ -50,8 +50,8 @@ class ObjectStore:
     """The store that contains `url`. All calls block; any thread may call, one at a time.
 
     doing: the purpose, such as `reading`, for the error if the driver is not installed. The
-    constructor raises ConfigError if there is no driver. All methods raise StoreError if the store
-    refuses or cannot be reached.
+    constructor raises ConfigError if there is no driver. All methods except `similar` raise
+    StoreError if the store refuses or cannot be reached.
     """
 
     def __init__(self, url: ObjectUrl, doing: str) -> None:
@@ -168,7 +168,7 @@ class S3Store(ObjectStore):
             self._fs.call_s3("abort_multipart_upload", UploadId=begun["UploadId"], **of)
 
     def _put(self, path: Path, url: ObjectUrl, seen: Found | None, callback: Any) -> None:
-        """Uploads the file; the store itself checks, at that moment, that it replaces `seen`."""
+        """Uploads the file; a store with conditions checks then that the upload replaces `seen`."""
         only_if = {"IfNoneMatch": "*"}
         if not self._has_conditions:
             only_if = {}

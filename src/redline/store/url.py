@@ -29,12 +29,15 @@ class ObjectUrl(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The URL as it was given, which may contain a password or a signature."""
+        """The URL as given, its scheme in lower case; may contain a password or a signature."""
         return f"{self.scheme}://{self.path}"
 
     @property
     def name(self) -> str:
-        """The URL for display, with `...` in place of user, password and a web URL's query."""
+        """The URL for display, with `...` in place of user, password and a web URL's query.
+
+        The version of an object in a store is left out.
+        """
         host, slash, rest = self._bare.partition("/")
         user, at, address = host.rpartition("@")
         shown = f"{self.scheme}://{'...' if user else ''}{at}{address}{slash}{rest}"

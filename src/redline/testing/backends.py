@@ -37,9 +37,9 @@ class ScriptedBackend:
     step for a Send. A step that is a Reply succeeds, an error fails, and an Outcome is returned as
     a copy. latency_s: how long a send takes in the loop's time, 0 or more seconds; or a function
     that returns it for a Send. room_s: for how many seconds `load` reports the backend as parked;
-    can be set at any time. label: the name of the endpoint in outcomes. If a send has a sink, the
-    reply's text goes to the sink as one chunk before the outcome. A send does not end at the
-    deadline of its call. Raises ConfigError for an empty script.
+    can be set at any time. label: the name of the endpoint in outcomes made from a Reply or error.
+    If a send has a sink, the text of a success goes to the sink as one chunk before the outcome. A
+    send does not end at the deadline of its call. Raises ConfigError for an empty script.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ _ASYNCIO = str(Path(asyncio.__file__).parent)
 
 
 class Deadlock(RedlineError):
-    """Raised if nothing more can happen in the loop, or if its time limit has passed."""
+    """Raised if nothing more can happen in the loop, or if its time would pass the limit."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -62,7 +62,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Runs a function in a thread.
+        """Runs a function in an executor, by default a pool of threads.
 
         Until it ends, virtual time stops, but for at most THREAD_GRACE_S seconds of real time.
         """

@@ -182,7 +182,7 @@ def test_a_list_of_one_endpoint_is_bounded_like_any_list(
             {},
             "engine:tiny cannot be one of several endpoints",
         ),
-        (Pool(["http://a.example/v1"]), {}, "several endpoints are a list here, not a Pool"),
+        (Pool(["http://a.example/v1"]), {}, "pass a list of them, not a Pool"),
         ([], {}, "endpoint is an empty list"),
         ([3], {}, "endpoint must be a list of URLs and Endpoints, not of int"),
         (["http://a.example/v1", "http://a.example/v1"], {}, "are the same server with the same"),

@@ -178,7 +178,7 @@ async def test_counters_of_one_job_after_another_add_up(memory: InMemorySpanExpo
         ),
         (
             {"headers_env": {"x": "NOT_SET_ANYWHERE"}},
-            "headers_env names NOT_SET_ANYWHERE, which is not set",
+            "headers_env names NOT_SET_ANYWHERE, which is empty or not set",
             "[otel]",
         ),
         (

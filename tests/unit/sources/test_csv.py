@@ -519,7 +519,7 @@ class TestDatasetFolder:
         (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
         with pytest.raises(ConfigError) as caught:
             open_source(tmp_path)
-        assert caught.value.what == f"{tmp_path} holds several datasets"
+        assert caught.value.what == f"{tmp_path} is a folder of datasets"
         assert caught.value.hint == f"choose one of them: {tmp_path}/test, {tmp_path}/train"
 
     def test_another_folder_is_refused(self, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
         if key in given:
             raise ConfigError(
                 f"{flag_of(key)} applies to endpoints, but {name} is code of your own",
-                hint="leave it out; --constant and --poisson set the rate of requests",
+                hint="leave it out; to set a rate of requests, use --constant or --poisson",
             )
     handler = load_object(name, _FORM)
     options = dataclasses.replace(options_in(given), call=_never, concurrency=None)

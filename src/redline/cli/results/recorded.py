@@ -10,7 +10,7 @@ from redline.journal import Output, is_held
 from redline.store import url_of
 from redline.timeline import NAME, Timeline, read_timeline
 
-_HINT = "pass the file that the run was given with -o"
+_HINT = "pass what the run was given with -o, in the folder where it ran"
 
 
 def read_recorded(output: Output) -> tuple[Timeline, bool]:
@@ -60,7 +60,7 @@ def _unknown(output: Output) -> ConfigError:
     """Returns the error that explains why there is no timeline."""
     if not output.state_path.is_dir():
         if url_of(output.name) is not None:
-            return ConfigError(f"{output.name} was not written on this machine", hint=_HINT)
+            return ConfigError(f"{output.name} was not written from this folder", hint=_HINT)
         # Raises a ConfigError with the nearest name if there is no such file.
         results_path(str(output.path))
         return ConfigError(f"{output.name} is not the output of a run", hint=_HINT)

@@ -343,7 +343,7 @@ def _server(name: str, configuration: Configuration) -> _Server:
 def _api_key(variable: str | None, configuration: Configuration) -> str | None:
     """Returns the key in the variable that --api-key-env names; None without the flag.
 
-    Raises ConfigError if the variable is not set.
+    Raises ConfigError if the variable is empty or not set.
     """
     if variable is None:
         return None

@@ -79,12 +79,12 @@ class Session:
         return _status(report)
 
     def _name_other_input(self, job: Job) -> None:
-        """Reports, before anything is sent, that the output was begun with another input.
+        """Reports, before anything is sent, that the output's last run had another input.
 
         Raises ConfigError if that looks like a mistake.
         """
         if job.output is not None and (earlier := another_input(job, job.output)) is not None:
-            what = f"{job.output.name} was begun with another input: {earlier}"
+            what = f"the last run of {job.output.name} had another input: {earlier}"
             self._notes.tell("note", f"note: {what}", text=what)
 
 

@@ -196,7 +196,7 @@ class PartStore:
         await in_thread(drop, paths)
 
     async def tidy(self, part: Part, batch: Batch | None) -> None:
-        """Deletes the part's files at the provider. Files that remain cost nothing, and expire."""
+        """Deletes the part's files at the provider. A file that cannot be deleted stays there."""
         files = [part.file, *(batch.files if batch is not None else ())]
         for file_id in filter(None, files):
             try:

@@ -9,7 +9,8 @@ failed for lack of room                      wait for another batch to end, or a
 failed because of lines                      fail if their lines are bad; otherwise are sent again
 failed otherwise                             are left for the next run, or are sent live by `auto`
 
-If the answer is a retryable error, the row is sent again instead, at most --max-retries times.
+If the answer is a retryable error, the row is sent again instead, at most --max-retries times; if
+it cannot be read, at most twice.
 """
 
 from __future__ import annotations

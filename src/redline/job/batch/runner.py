@@ -2,8 +2,8 @@
 
   via    rows are sent
   batch  in batches
-  auto   the first ones live, the others in batches; when the deadline is near, unfinished batches
-         are cancelled and their rows are sent live
+  auto   the first ones live, unless an earlier run did that, and the others in batches; when the
+         deadline is near, unfinished batches are cancelled and their rows are sent live
   live   live, after the open batches of earlier runs are cancelled and their answers saved
 
 A single task takes all steps, one at a time, so the ledger holds the whole state. A drain cancels

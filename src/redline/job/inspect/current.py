@@ -51,7 +51,7 @@ class FileIndex:
     of such lines. repeated: an earlier line of the row takes precedence. outdated: the row has a
     later line, or a line in the file above. damaged: the checksum is wrong. contested: the number
     of outdated lines that differ in content from the row's line in the file above. is_torn: the
-    last line has no line feed, because it is still being written or a crash cut it off.
+    last line is incomplete, because it is still being written or a crash cut it off.
 
     The constructor reads the whole file. Memory: 30 to 60 bytes per line.
     """
@@ -179,7 +179,7 @@ class CurrentLines:
 
     @property
     def is_torn(self) -> bool:
-        """Whether the last line of either file has no line feed."""
+        """Whether the last line of either file is incomplete."""
         return self.results.is_torn or self.failures.is_torn
 
     def __contains__(self, key: int) -> bool:

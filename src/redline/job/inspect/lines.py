@@ -100,7 +100,8 @@ class Line(msgspec.Struct, kw_only=True):
     def text(self) -> str:
         """Formats the answer for people to read, with its tool calls.
 
-        Texts are unchanged, other JSON is written on one line, and vectors are shortened.
+        One text is unchanged, several are numbered, other JSON is written on one line, and vectors
+        are shortened.
         """
         parts = [_text(msgspec.json.decode(self.output))]
         if self.tool_calls != _NULL:
@@ -170,7 +171,7 @@ def _read_body(line: Line, body: bytes) -> None:
 
 
 def input_text(row: msgspec.Raw) -> str:
-    """Formats a row for people to read, with one line per column."""
+    """Formats a row for people to read; each column begins on a new line."""
     value = msgspec.json.decode(row)
     if isinstance(value, dict):
         return "\n".join(f"{name}: {_text(each)}" for name, each in value.items())

@@ -1,7 +1,7 @@
 """Measures attempts, and makes spans of some calls, in backends that wrap other backends.
 
-An operation in the metrics is one written request, as a server sees it; a span is one call with all
-its attempts. Neither contains any text of prompts or answers.
+An operation in the metrics is one written request, as a server sees it; a span is one call with its
+attempts, or the latest of many. Neither contains any text of prompts or answers.
 """
 
 from __future__ import annotations

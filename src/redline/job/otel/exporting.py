@@ -146,7 +146,7 @@ def _options(settings: OtelSettings, path: str, reach: Reach) -> dict[str, Any]:
 def _reason(error: BaseException, errors: Any) -> str:
     """Returns why a request failed. errors: the module `requests.exceptions`."""
     if isinstance(error, errors.SSLError):
-        return "its certificate is not accepted"
+        return "TLS failed, for example because its certificate is not accepted"
     if isinstance(error, errors.Timeout):
         return "no response in time"
     found = _os_error(error)

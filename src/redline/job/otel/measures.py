@@ -2,8 +2,8 @@
 
 The histograms here record a value in a tenth of the time that the SDK's histograms need, which take
 a lock and look up the series by its attributes for each value. That matters, because a call records
-several values. For export, the histograms are converted to the SDK's types. If the program has set
-a MeterProvider, its instruments record every value instead.
+several values. For export, the histograms are converted to the SDK's types. If the job uses a
+MeterProvider of the program (see `telemetry`), its instruments record every value instead.
 """
 
 from __future__ import annotations

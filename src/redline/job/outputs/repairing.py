@@ -30,8 +30,8 @@ class Repair(msgspec.Struct, kw_only=True):
 
     kept: the number of lines that stay. damaged: the number of lines taken out because their
     checksum is wrong or their end is missing. repeated: the number of lines taken out because an
-    earlier line of the row is sound. aside: the file with the lines taken out, byte for byte; None
-    if there were none, so that `path` is unchanged.
+    earlier line of the row has the same content. aside: the file with the lines taken out, byte for
+    byte; None if there were none, so that `path` is unchanged.
     """
 
     path: Path

@@ -93,7 +93,7 @@ def manifest_of(job: Job, output: Output) -> Manifest | None:
 
 
 def another_input(job: Job, output: Output) -> str | None:
-    """Returns the input that the output was begun with, if this run's input is a different one.
+    """Returns the input of the output's last run, if it exists and is not this run's input.
 
     Returns None otherwise. Blocks. Without `force` or `retry_failed`, raises ConfigError if the
     output has rows but none of this run's input: one of the two names is probably wrong, and the

@@ -1,4 +1,4 @@
-"""Renders a report as one HTML page, which contains its data and plotly's packaged script.
+"""Renders a report as one HTML page with its data and, if it has charts, plotly's script.
 
 The page's Content-Security-Policy forbids it to load or send anything. Texts that quote other
 programs are escaped by the template, or are in JSON, from which the script inserts them as text.

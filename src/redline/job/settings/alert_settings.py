@@ -94,7 +94,7 @@ def _webhook(stated: object, where: str) -> str:
     is_url = isinstance(stated, str) and is_http_url(stated) and "#" not in stated
     if not is_url or "@" in urlsplit(str(stated)).netloc:
         raise ConfigError(
-            "webhook is not an http:// or https:// URL without a user name and a fragment",
+            "webhook must be an http:// or https:// URL without a user name or a fragment",
             where=where,
             hint='for example webhook = "https://hooks.example.com/redline"',
         )

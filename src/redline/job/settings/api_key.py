@@ -1,4 +1,4 @@
-"""Decides to which servers the key in OPENAI_API_KEY may be sent: OpenAI and this machine."""
+"""Reads API keys, and decides whether the one in OPENAI_API_KEY may be sent to a URL."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     key_hint: str = _NAME_THE_KEY
 
     def is_pair(self, one: str, other: str) -> bool:
-        """Whether both variables are set in the same place: in the environment, or in `.env`."""
+        """Whether two variables that are set are both in the environment, or both in `.env`."""
         return (one in self.dotenv) == (other in self.dotenv)
 
 
@@ -74,7 +74,8 @@ def key_in(variable: str, said: str, environ: Mapping[str, str], hint: str = "")
         return value
     if _USUAL_NAME.fullmatch(variable):
         raise ConfigError(
-            f"{said} names {variable}, which is not set", hint=f"export {variable}=...{hint}"
+            f"{said} names {variable}, which is empty or not set",
+            hint=f"export {variable}=...{hint}",
         )
     raise ConfigError(
         f"{said} takes the name of an environment variable, but no variable with this name is set",

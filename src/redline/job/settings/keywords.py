@@ -74,7 +74,8 @@ class Keywords(TypedDict, total=False):
             picks a free port.
         alerts: Thresholds by alert rule, and a webhook to which alerts are posted.
         otel: Send metrics and sampled spans to OpenTelemetry: {} for the default settings.
-        budget: The most that all runs of the output together may spend, such as "5usd".
+        budget: The most that all runs of the output together may spend, such as "5usd". With
+            max_tokens in params, no call is sent that could exceed it.
         budget_tokens: The most tokens that all runs of the output together may use; also as text:
             "2m".
         prices: Prices by model, in dollars per million tokens: input, cached_input and output.
@@ -193,8 +194,8 @@ _UNCHECKED = ("cache", "endpoint", "fail_on")
 def options_of(keywords: Mapping[str, Any]) -> Options:
     """Returns the options that the keyword arguments set.
 
-    Raises ConfigError for an unknown argument, with the nearest known one, and for an unusable
-    value.
+    Raises ConfigError for an unknown argument, with the known one that was probably meant, if any,
+    and for an unusable value.
     """
     for name in keywords:
         if name not in Keywords.__annotations__:
@@ -281,7 +282,7 @@ def _endpoint(stated: Any) -> _Fields:
         raise ConfigError(
             "endpoint must be a URL, an Endpoint, a LocalEngine, or a list of URLs and Endpoints, "
             f"not {type(stated).__name__}",
-            hint="several endpoints are a list here, not a Pool: endpoint=[...]",
+            hint="to use several endpoints, pass a list of them, not a Pool: endpoint=[...]",
         )
     for one in stated:
         if not isinstance(one, (str, Endpoint, Embedded)):

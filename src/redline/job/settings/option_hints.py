@@ -49,7 +49,7 @@ _SYNONYMS = {
     "longest-wait-s": "max-wait longest-wait max-retry-after",
     "follow": "watch tail",
 }
-_CONTINUES = "no flag is needed to continue: the same command sends the remaining rows"
+_CONTINUES = "no flag is needed to continue an output: the same command sends the remaining rows"
 # By a word that is not an option: a related option, and a hint to show if that option is known.
 _SENTENCES = {
     **dict.fromkeys(("resume", "continue", "append"), ("restart", _CONTINUES)),

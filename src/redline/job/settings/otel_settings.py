@@ -61,7 +61,7 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
 def with_secrets(settings: OtelSettings, environ: Mapping[str, str]) -> OtelSettings:
     """Returns the settings with the variables of `headers_env` read and added to `headers`.
 
-    Raises ConfigError for a variable that is not set, or whose value a header cannot carry.
+    Raises ConfigError for a variable that is empty, not set, or has a value no header can carry.
     """
     found = {}
     for name, variable in settings.headers_env.items():

@@ -66,7 +66,8 @@ def job_of(rows: object, options: Options, environment: Environment) -> Job:
 def output_at(place: str | os.PathLike[str], options: Options) -> Output:
     """Returns the output at a path or URL, with the format and the other settings of the options.
 
-    Raises ConfigError for a folder, and for anything else that is not a file, such as a pipe.
+    Raises ConfigError for a folder, and for anything else that exists but is not a file, such as a
+    pipe.
     """
     if url_of(place) is None:
         path, name = local_path(place), os.fspath(place)
@@ -221,7 +222,7 @@ def _timeouts(options: Options) -> Timeouts:
 def _cache(options: Options, environ: Mapping[str, str]) -> Cache | None:
     """Returns the cache that the options request, with its folder; None if they request none.
 
-    Raises ConfigError if no option sets the folder and there is no home folder.
+    Raises ConfigError if no option sets the folder, and neither XDG_CACHE_HOME nor HOME is set.
     """
     is_wanted = options.cache or options.cache_dir is not None
     if options.no_cache or not is_wanted:

@@ -47,7 +47,7 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that decide how a row becomes a request.
 
     prompt, system, body, url: Jinja templates, filled from the row's columns; `body` renders the
-    whole JSON body. params: fields merged into every body; a row's own fields override them.
+    whole JSON body. params: fields added to every body that lacks them.
     output_path: dotted keys and indices that lead to the output in the answer, such as
     `result.items.0.text`. shots: pairs of a question and its answer, put before each row's prompt
     as examples for the model. constant_prompt: allows a prompt or body that is the same for every
@@ -79,7 +79,7 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
                 if getattr(self, name):
                     raise ConfigError(
                         f"a {method} request has no body, so {name} would not be sent",
-                        hint="put columns into the path: --url '/chat?q={{ text | urlencode }}'",
+                        hint="leave it out; put columns in --url '/chat?q={{ text | urlencode }}'",
                     )
         if self.url is not None and not self.url.startswith(("/", "{")):
             raise ConfigError(
@@ -254,7 +254,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.price_table().at(endpoint.label, self.prompting.model)
 
     def manifest(self) -> Manifest:
-        """Returns the manifest to save beside the results: the settings on which they depend."""
+        """Returns the manifest to save beside the results: settings that later runs must share."""
         assert self.output is not None
         call = getattr(self.call, "__qualname__", type(self.call).__name__) if self.call else None
         settings = {
@@ -271,7 +271,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return manifests.make(self.rows, settings)
 
     def _check_budget(self) -> None:
-        """Refuses a budget that could not be enforced."""
+        """Refuses a budget for a function, and one in dollars if the job's model has no price."""
         if self.allowance is None:
             return
         if self.call is not None:

@@ -99,7 +99,7 @@ class _Area:
 
     @contextmanager
     def beside(self) -> Generator[None]:
-        """Within the context, texts printed to sys.stdout and sys.stderr appear above the lines."""
+        """Within the context, texts printed to a terminal appear above the lines."""
         before = sys.stdout, sys.stderr
         with self.lock:
             if is_terminal(sys.stdout):

@@ -35,7 +35,8 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     def expected(self, rows_done: int, rows_left: int | None) -> int | None:
         """Returns the picodollars expected at the end, from the mean cost of this run's rows.
 
-        rows_done: rows that this run has done. Returns None if the cost or a number is unknown.
+        rows_done: rows that this run has done. Returns None if it is 0, or if the cost or a number
+        is unknown.
         """
         if self.picodollars is None or self.here is None or rows_left is None or not rows_done:
             return None

@@ -3,8 +3,9 @@
 The rules, in order; the first that matches counts:
 
   rest     the run is ending: no more rows begin
-  parked   every endpoint is down or has asked redline to wait, and at least one has asked
-  down     every endpoint is down: out of reach, or failing
+  parked   a row is in hand or ready, every endpoint is down or has asked redline to wait, and at
+           least one has asked
+  down     a row is in hand or ready, and every endpoint is down: out of reach, or failing
   limit    no endpoint has room; at half or more of the working endpoints, calls wait for their
            grant, or wait in the pool until the grant is near
   slots    a row waits or may follow, but no endpoint has room, or all endpoints together have
