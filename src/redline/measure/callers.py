@@ -27,7 +27,8 @@ class Answer(msgspec.Struct, kw_only=True):
     """The result of one call, with times in seconds of the monotonic clock.
 
     weight: the number of requests in the call. sent_s: when the call was written; None if it was
-    not. held_s: how long its last attempt waited for a slot and for this client's limits. first_s:
+    not; for a function, when it was called. held_s: how long its last attempt waited for a slot and
+    for this client's limits. first_s:
     when the first chunk of a stream arrived. texts_s: when each chunk with text arrived. kind,
     example: the kind and the text of the error, without its hint, which may name a flag of
     `redline run`; "" for a success. error: the error, if it is one of redline's. input_tokens,

@@ -13,8 +13,8 @@ from redline.timeline import Quantiles
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
     """The failed requests of one kind.
 
-    kind: an error's kind, such as `rate_limited`, or an exception's name. example: the text of one
-    of the errors.
+    kind: an error's kind, such as `rate_limited`, or an exception's name; `other errors` for the
+    kinds after the first 50. example: the text of one of the errors.
     """
 
     kind: str

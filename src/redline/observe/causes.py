@@ -6,10 +6,11 @@ client        its process is busy, blocked or was stopped      CPU, several proc
 limit         calls wait for a rate limit, or for the budget   a higher limit, another key
 concurrency   all slots are in use                             more calls in flight (-c)
 endpoint      more calls in flight would only queue there      another endpoint
-down          the endpoint asked to wait, is unreachable or    waiting; nothing is lost
+down          the endpoint asked to wait, is unreachable or    waiting, another endpoint
               fails
 writer        results wait for the disk, or to be taken        a faster disk or reader
-nothing       no row is left to send                           nothing
+nothing       no row is left to send, or the Batch API has     nothing
+              the rows
 undetermined  the samples point to none of these               observing for longer
 """
 

@@ -995,9 +995,9 @@ def _says_nothing(error: CallError | NoEndpoint, outcome: Outcome) -> bool:
 def _is_unfit(error: CallError | NoEndpoint) -> TypeGuard[Unfit]:
     """Returns whether another endpoint might serve the request that failed with this error.
 
-    Such a request is too large for the endpoint's limits, or is rejected because of its model
-    (404, from some providers 400), the rights of the key (403) or a redirect (302), and not because
-    of its contents.
+    Such a request is too large for the endpoint's limits, or is rejected for a reason other than
+    its contents, such as its model (404, from some providers 400), the rights of the key (403) or a
+    redirect (302).
     """
     if not isinstance(error, Rejected):
         return isinstance(error, OverLimit)

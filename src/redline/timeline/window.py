@@ -180,7 +180,7 @@ class Window(
     tag="window",
     tag_field="kind",
 ):
-    """The state of one run over a period of time, of a second or more.
+    """The state of one run over a period of time: a second or more, or the rest at the run's end.
 
     begin_s, end_s: in seconds since the run began. samples: the number of samples of the state; 0
     for a gap, in which the process could not sample.
@@ -206,7 +206,7 @@ class Window(
     whole process was stopped, or its event loop was blocked for long.
 
     latency: of answered attempts, from the write to the end of the answer. first: the same for
-    requests that were written before the run had its first answer, when the endpoint had no other
+    requests that were written before the run had its first answer, when the endpoint had no earlier
     calls of this run to process. first_token: of streamed answers, from the write to the first
     token. calls: the number of calls that ended, which are those in `phases`. server: the use of a
     model in the run's process.

@@ -1,7 +1,8 @@
 """Turns failures into the error responses of the OpenAI API: a status, and `{"error": {...}}`.
 
   failure                                 status                         the openai SDK retries
-  Rejected                                its own; 400 without one       no
+  Rejected                                its own; 502 for a redirect,   no
+                                          400 without a status
   OverLimit                               400                            no
   RateLimited                             429 and Retry-After            yes
   TimedOut                                504                            yes
