@@ -1,4 +1,4 @@
-"""Counts the traffic of a pool, in counters that never decrease."""
+"""Counts the traffic of a pool; its counters never decrease, except `waits`, which is reset."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class Grading:
             raise Rejected(
                 f"the question has no column {self._gold} with its right answer; "
                 f"the row's columns are: {listed(row)}",
-                hint='set the column in the task file: gold = "COLUMN"',
+                hint='the task file names the column: gold = "COLUMN"',
             )
         return row[self._gold]
 

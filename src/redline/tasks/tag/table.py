@@ -68,7 +68,7 @@ class _Columns:
 
 
 def check_path(path: Path) -> None:
-    """Raises ConfigError if no table can be written to this path."""
+    """Raises ConfigError for a path that is no table in an existing folder, or a missing extra."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"cannot export to {path}", hint=f"use one of {', '.join(SUFFIXES)}")
     if path.is_dir() or not path.parent.is_dir():
