@@ -167,5 +167,5 @@ def nothing_measured(figures: Figures) -> RedlineError | None:
     return RedlineError(
         f"no request was answered in {figures.seconds:.1f} s",
         where=figures.target,
-        hint="make the duration longer than an answer takes",
+        hint="the duration must be longer than an answer takes",
     )

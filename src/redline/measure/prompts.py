@@ -1,6 +1,6 @@
 """Generates meaningless prompts of a given length.
 
-Two prompts of 8 or more tokens practically never begin alike.
+Two prompts of 8 or more tokens from one generator practically never begin alike.
 """
 
 from __future__ import annotations

@@ -103,10 +103,10 @@ _HELD: dict[str, Found] = {
         "the endpoint's request to wait",
         "the endpoint asked redline to wait",
     ),
-    "down": (Cause.DOWN, "the endpoint, which is down", "no call can reach the endpoint"),
+    "down": (Cause.DOWN, "the endpoint, which is down", "the endpoint is out of reach or fails"),
     "backoff": (Cause.DOWN, "the endpoint, which fails", "rows wait for a retry"),
     "batch": (Cause.NOTHING, "the Batch API", "rows are with the Batch API"),
-    "rest": (Cause.NOTHING, "nothing", "no row is left to send"),
+    "rest": (Cause.NOTHING, "nothing", "no more rows begin"),
     "client": (Cause.CLIENT, "the client", "the client has rows that it has not sent"),
 }
 
@@ -223,7 +223,7 @@ class _Run:
         if other is not None:
             calls = round(math.exp(_LEVEL * other))
             bring = counted(calls, "call in flight brings", "calls in flight bring")
-            return f"{bring} as many answers a second"
+            return f"{bring} about as many answers a second"
         return None
 
     def _without_gain(self, level: int) -> int | None:

@@ -9,8 +9,7 @@ endpoint      more calls in flight would only queue there      another endpoint
 down          the endpoint asked to wait, is unreachable or    waiting, another endpoint
               fails
 writer        results wait for the disk, or to be taken        a faster disk or reader
-nothing       no row is left to send, or the Batch API has     nothing
-              the rows
+nothing       no more rows begin, or the Batch API has them    nothing
 undetermined  the samples point to none of these               observing for longer
 """
 

@@ -24,9 +24,9 @@ long as an answer takes on average; otherwise it does not count. A call that end
 count either, nor does a call that its caller cancels, unless that call waited several times as long
 and the endpoint answered no other call meanwhile. The expected failure rate is that of the other
 endpoints, but at least 2 %: an endpoint is degraded when it fails significantly more often, by a
-CUSUM test (Page, Continuous Inspection Schemes, Biometrika 41, 1954) of Bernoulli trials. So
-neither a rare failure degrades an endpoint, nor an outage of all endpoints that still accept
-connections.
+CUSUM test (Page, Continuous Inspection Schemes, Biometrika 41, 1954) of Bernoulli trials. So a rare
+failure does not degrade an endpoint, and neither does an outage of all of them during which
+connections can still be made.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ taker    workers wait until their results are taken
 limit    a call waits for a grant from a rate limit
 budget   calls wait for a part of the budget that other calls have reserved
 slots    all slots are in use
-parked   the endpoint asked redline to wait
-down     the endpoint cannot be reached, or none of several endpoints works
-backoff  rows wait for a retry, and no other row could be sent
-batch    rows are with the Batch API
-rest     no row is left: the last calls are in flight
+parked   every endpoint is down or has asked redline to wait, and at least one has asked
+down     every endpoint is out of reach or fails
+backoff  of the rows that are not on the wire, half or more wait for a retry
+batch    rows are with the Batch API, and no call is in flight
+rest     no more rows begin: the last calls are in flight
 client   a row and a slot are available: only the client's own work holds the call back
 """
 

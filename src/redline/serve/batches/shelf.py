@@ -29,7 +29,7 @@ R = TypeVar("R", bound=StoredFile | BatchRecord)
 
 
 class _Ids:
-    """Makes ids that sort in the order of their creation, even if the clock now goes back."""
+    """Makes ids that sort in the order of their creation, even if the clock goes back meanwhile."""
 
     def __init__(self) -> None:
         self._last_ns = 0

@@ -333,8 +333,8 @@ class Gateway(Door):
     def _caller(self, exchange: Exchange) -> Caller:
         """Reads the caller of a request from its head.
 
-        Raises Refusal if the key is missing or not accepted or, without keys, if the request is
-        from another site.
+        Raises Refusal if the key is missing or not accepted; if the gateway has no keys, for a
+        request from another site.
         """
         header, keyring = exchange.header, self.keyring
         if not keyring.is_asked:

@@ -54,7 +54,7 @@ class Keyring:
     """
 
     def __init__(self, path: Path | None, tenants: Tenants, clock: Clock = SYSTEM) -> None:
-        """Raises ConfigError for a file that is missing or damaged."""
+        """Raises ConfigError for a file that is missing, damaged or cannot be read."""
         self._path = path
         self._tenants = tenants
         self._wall_s = clock.wall_s

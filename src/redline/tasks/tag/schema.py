@@ -264,7 +264,7 @@ def _of_model(module: str, name: str, given: str) -> Schema:
         if isinstance(error, ModuleNotFoundError) and error.name == "pydantic":
             extra("pydantic", "schema", given)
         raise ConfigError(
-            f"{given} is not a pydantic model: {type(error).__name__}: {error}",
+            f"{given} cannot be loaded as a model: {type(error).__name__}: {error}",
             hint="give a class derived from pydantic.BaseModel, as package.module:Model",
         ) from error
     made, kept = Schema(schema, name=name, model=model), Schema(dumped, model=model)
