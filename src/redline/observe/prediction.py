@@ -57,7 +57,7 @@ _FEW_LEVELS = (
     "the job has run at too few different numbers of calls in flight; -c auto tries several"
 )
 _NOT_STEADY = "the run was not steady for long enough"
-_NOTHING_BINDS = "what binds is not known"
+_NOTHING_BINDS = "no setting is known to hold it back"
 _NEW_LIMIT = "a limit is new"
 _TOO_FAR = "it needs more than twice the calls in flight seen so far"
 
