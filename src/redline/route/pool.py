@@ -7,9 +7,10 @@ return to their places in the queue, which uses up no retry.
 
   result of an attempt               the call                            the endpoint
   an answer, or an error of the row  ends with it                        stays
-  a failure (see health)             is retried by Retry, at once if     may be degraded
-                                     another has room; see also _relent
-  a 429                              is retried by Retry, likewise       is parked, or keeps to the
+  a failure (see health)             is left to Retry or Failover; goes  may be degraded
+                                     on at once if another has room; see
+                                     also _relent
+  a 429                              likewise                            is parked, or keeps to the
                                                                          calls it has; see member
   no connection, or NoEndpoint       returns to the queue                is degraded
   Refused or Unpaid                  returns to the queue                is gone

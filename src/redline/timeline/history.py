@@ -87,8 +87,8 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="ki
 class RunHistory(msgspec.Struct, kw_only=True):
     """The recorded history of one run. end: None while the run is running, or if it was killed.
 
-    prediction: predicts this run, if its settings differ from those of the previous run; otherwise
-    None.
+    prediction: for this run, if one was made because its settings differ from those of the previous
+    run; otherwise None.
     """
 
     facts: RunFacts

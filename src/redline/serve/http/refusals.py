@@ -125,7 +125,8 @@ def no_model(name: str, known: Collection[str]) -> Refusal:
 def own_status(error: CallError | NoEndpoint) -> int | None:
     """Returns the status of the endpoint's error response, if the client should get that response.
 
-    Returns None if there is no response, or if the gateway's own key or account is at fault.
+    Returns None if there is no error response with a body, or if the gateway's own key or account
+    is at fault.
     """
     if isinstance(error, NoEndpoint | Refused | Unpaid) or not error.body:
         return None

@@ -99,7 +99,7 @@ class Keyring:
     def read(self) -> Reading:
         """Returns the keys that are in the file now, for `take`; none without a file.
 
-        Raises ConfigError if the file cannot be read.
+        Raises ConfigError if the file cannot be read or is damaged.
         """
         if self._path is None:
             return Reading()

@@ -203,7 +203,8 @@ def load(given: str) -> Schema:
 def as_json_schema(value: Any) -> dict[str, Any]:
     """Converts the content of a schema file to a JSON Schema.
 
-    Raises ConfigError if it is neither lists of labels nor the schema of an object or an array.
+    Raises ConfigError if it is neither lists of labels nor a schema, or if the schema states that
+    its value is neither an object nor an array.
     """
     if isinstance(value, list):
         return _of_lists({LABEL: value})
