@@ -26,12 +26,13 @@ _FORM = "pass a Backend, a Client, or a function of one request, async or plain"
 class Answer(msgspec.Struct, kw_only=True):
     """The result of one call, with times in seconds of the monotonic clock.
 
-    weight: the number of requests in the call. sent_s: when the call was written; None if it was
-    not. held_s: how long its last attempt waited for a slot and for this client's limits. first_s:
-    when the first chunk of a stream arrived. texts_s: when each chunk with text arrived. kind,
-    example: the kind and the text of the error, without its hint, which may name a flag of
-    `redline run`; "" for a success. error: the error, if it is one of redline's. input_tokens,
-    output_tokens: of all requests in the call; None if unknown.
+    weight: the number of requests in the call. sent_s: when the call was written, or a function was
+    called; None if unknown. held_s: how long its last attempt waited for a slot and for this
+    client's limits. first_s: when the first chunk of a backend's stream arrived. texts_s: when each
+    chunk with text arrived. kind, example: the kind and the text of the error, without its hint,
+    which may name a flag of `redline run`; "" for a success. error: the error of a backend, or the
+    CallError of a function. input_tokens, output_tokens: of all requests in the call; None if
+    unknown.
     """
 
     weight: int = 1
@@ -60,7 +61,8 @@ class Caller(Protocol):
     async def ask(self, requests: Sequence[Any]) -> Answer:
         """Makes one call with these requests, at most `takes`.
 
-        Raises ConfigError if one of them is not a request, and CancelledError.
+        Raises ConfigError for something that a backend cannot send, or if a function returns a
+        plain generator; and CancelledError.
         """
 
     def pause_s(self, answer: Answer, now_s: float) -> float:

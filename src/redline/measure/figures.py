@@ -13,8 +13,8 @@ from redline.timeline import Quantiles
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
     """The failed requests of one kind.
 
-    kind: an error's kind, such as `rate_limited`, or an exception's name. example: the text of one
-    of the errors.
+    kind: an error's kind, such as `rate_limited`, or an exception's name; `other errors` for the
+    kinds after the first 50. example: the text of one of the errors.
     """
 
     kind: str
@@ -69,9 +69,9 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     places in lists of requests, or, without lists, of the places for calls in flight, 0 to 1; None
     for single requests on a schedule. gpu_utilization: the share of time in which this machine's
     GPUs were busy, 0 to 1; None without NVML or a GPU. concurrent_users: the number of users that
-    the throughput supports, by Little's law. spent_usd: includes the warm-up; None if answers are
-    free, or if one has no usage or no known price. ended: why the load ended early; "" if it did
-    not.
+    the throughput supports, by Little's law. spent_usd: for the successful requests, including the
+    warm-up; None if answers are free, if one has no usage or no known price, and in a
+    ThroughputMetrics. ended: why the load ended early; "" if it did not.
     """
 
     target: str

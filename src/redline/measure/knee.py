@@ -47,8 +47,8 @@ def levels(most: int) -> Iterator[int]:
 def rises_no_more(measured: Sequence[Figures]) -> bool:
     """Returns whether throughput has stopped rising, or too many calls of the last level failed.
 
-    Throughput has stopped rising if neither of the last two levels exceeds the best earlier level
-    by 5 %; a single such level may be noise.
+    Throughput has stopped rising if an earlier level has more than 95 % of the throughput of each
+    of the last two levels; a single such level may be noise.
     """
     if not measured:
         return False

@@ -82,7 +82,7 @@ class Load:
         self._is_stopped = self._is_interrupted = False
         self._why = ""
         self._makers: list[asyncio.Task[None]] = []
-        # An exception that a call has raised, which is a defect: calls should not raise.
+        # The first exception that a call of a schedule raised; the target's errors are answers.
         self._defect: BaseException | None = None
         self.in_flight = 0
         self.stopped: RedlineError | None = None
@@ -90,7 +90,7 @@ class Load:
     async def run(self) -> Ended:
         """Makes the calls, and returns when all of them have ended.
 
-        Does not handle signals. Raises an exception that a call raises, though calls should not.
+        Does not handle signals. Raises the first exception that a call raised, such as ConfigError.
         """
         plan = self._plan
         if plan.schedule is None:
@@ -261,13 +261,13 @@ class Load:
         done_s = clock.now_s()
         self._answered_s = max(self._answered_s, self._since(done_s))
         if not isinstance(answer.error, BudgetSpent) or not tally.succeeded:
-            # A call refused by the budget is not counted as a failure of the target.
+            # After a success, a call refused by the budget is not a failure of the target.
             tally.add(scheduled_s, begun_s, done_s, answer)
         self._judge(answer)
         return answer
 
     def _judge(self, answer: Answer) -> None:
-        """Ends the load after an error that every other call would meet, or if nothing succeeds."""
+        """Ends the load after an error that every call would meet, or if all first calls fail."""
         error, tally = answer.error, self._tally
         if error is not None and error.stops_run:
             if not isinstance(error, BudgetSpent) or not tally.succeeded:

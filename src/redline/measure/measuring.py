@@ -54,7 +54,7 @@ class Measuring(msgspec.Struct, frozen=True, kw_only=True):
 async def measured(what: Measuring, plan: Plan, requests: Iterator[Any]) -> Figures:
     """Measures one load with these requests; the load ends early if they run out.
 
-    Raises RedlineError if an error that every call would meet ended the load before any answer.
+    Raises RedlineError if an error that every call would meet ended the load before any success.
     """
     clock, watch = what.clock, Watch(what.clock)
     begun_s = clock.now_s()
@@ -82,7 +82,7 @@ async def measured(what: Measuring, plan: Plan, requests: Iterator[Any]) -> Figu
 async def swept(what: Measuring, plan: Plan, requests: Iterator[Any]) -> AsyncIterator[Figures]:
     """Measures closed loops of 1, 2, 4, ... users, up to the plan's concurrency.
 
-    Each level takes the plan's duration; `most` applies to all levels together. The sweep ends when
+    Each level has the plan's duration; `most` applies to all levels together. The sweep ends when
     throughput stops rising, when `most` requests have been made, or after a level that ended early
     or at which most requests failed.
     """
@@ -167,5 +167,5 @@ def nothing_measured(figures: Figures) -> RedlineError | None:
     return RedlineError(
         f"no request was answered in {figures.seconds:.1f} s",
         where=figures.target,
-        hint="make the duration longer than an answer takes",
+        hint="the duration must be longer than an answer takes",
     )

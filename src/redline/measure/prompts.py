@@ -1,6 +1,6 @@
 """Generates meaningless prompts of a given length.
 
-Two prompts of 8 or more tokens practically never begin alike.
+Two prompts of 8 or more tokens from one generator practically never begin alike.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _WORDS = (
     "law lot low own run set"
 )
 # Each prompt begins with this many random words of its own: there are 52^8 = 5e13 such beginnings,
-# so no prefix cache has seen one of them.
+# so a prefix cache has seen one of them only if the same seed was used before.
 _OWN = 8
 
 

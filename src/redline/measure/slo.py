@@ -61,7 +61,7 @@ def keeps(
     """Returns whether an answer with these figures meets all objectives.
 
     Without a stream, the first token arrives with the last one, so the latency counts as the ttft.
-    An answer of one token has no tpot, and meets any objective for the tpot.
+    An answer of one token, or not in several pieces, has no tpot, and meets any objective for it.
     """
     taken = {
         "latency": latency_s,

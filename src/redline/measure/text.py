@@ -134,7 +134,7 @@ def knee_lines(knee: Knee, measured: Sequence[Figures]) -> Iterator[str]:
         shown = ", ".join(f"{level:,}" for level in knee.unsure)
         yield (f"note: {shown} may also be enough, given the intervals: measure longer to decide")
     if len(measured) == 1:
-        yield "note: only this level was measured: a larger --limit or -c allows more levels"
+        yield "note: only this level was measured: a larger --limit or -c may allow more levels"
     if knee.is_open:
         yield "note: throughput still rose at the highest level that was measured"
     for one in measured:

@@ -89,7 +89,7 @@ class ThroughputMetrics(Figures, frozen=True, kw_only=True):
         event loop, use `await ThroughputMetrics.ameasure(...)`. Ctrl-C ends the load and returns
         the figures so far. Failed calls are counted in the figures. Raises ConfigError for invalid
         options or requests, and RedlineError if an error that every call would meet, such as a
-        refused key, ended the load before any answer.
+        refused key, ended the load before any success.
         """
         interrupts = Interrupts()
 

@@ -1,4 +1,4 @@
-"""Finds what holds a job back, from the windows of its timeline alone, without a clock."""
+"""Finds what holds a job back, what helps and when it ends, from the windows of its timeline."""
 
 from redline.observe.alert_rules import (
     BUILT_IN,

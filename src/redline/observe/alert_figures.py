@@ -1,7 +1,7 @@
 """Computes the figures that alert rules watch, each from the last windows of a run.
 
-A figure covers the last `span_s` seconds. It is None while there is too little data, or while it
-has no meaning: a run without rows to send is not slow.
+Most figures cover the last `span_s` seconds. A figure is None while there is too little data, or
+while it has no meaning: a run without rows to send is not slow.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ gpu_utilization   time in which a model's GPU computes      below     50 %   60 
 rows_per_s        rows/s                                    below     -      60 s
 tokens_per_s      tokens/s                                  below     -      60 s
 
-An alert is raised once the figure has been beyond its threshold for the time in the column `for`.
+An alert is raised once the figure has been beyond its threshold for the time in the column `for`. A
+job may set another threshold and another time.
 The figure covers that many of the last seconds, but at least 3 and at most 30;
 `queue_growth` and `budget_burn` have spans of their own. A rule whose usual threshold is `-` is a
 target: it applies only to a job that sets a threshold. Only a model in the run's own process has
@@ -143,7 +144,7 @@ def _by_what_binds(seen: Seen, span_s: float) -> str:
 
 
 def _by_fit(seen: Seen) -> str:
-    """Returns advice for the change with the largest predicted gain; "" if none is predicted."""
+    """Returns advice for the change with the largest predicted gain; "" without a clear gain."""
     endpoints = tuple(one.name for one in seen.windows[-1].endpoints)
     facts = RunFacts(v=TIMELINE_VERSION, at=0.0, endpoints=endpoints)
     found = predictions([RunHistory(facts=facts, windows=list(seen.windows))])

@@ -3,7 +3,7 @@
 Samples record what held the next call back (`timeline.window`). If all slots are in use, that alone
 does not show what binds: more calls in flight may bring more answers, or only queue at the
 endpoint. Latency decides between the two. When the first calls of a run arrive, the endpoint has no
-other calls of the run. If later calls take longer than the first ones, with as many in flight and
+earlier calls of the run. If later calls take longer than the first ones, with as many in flight and
 by more than chance explains, then calls queue at the endpoint, or it has become slower; either way
 the endpoint binds. If c calls queue for k servers, the fastest quarter of the first c calls did not
 wait, or waited for at most a quarter of the queue, whereas later calls wait for the whole queue:
@@ -42,9 +42,10 @@ from redline.timeline import (
 
 # A cause binds if it has at least this share of the samples, or of the time.
 _MOST_OF = 0.5
-# Without a majority, the cause with the largest share binds if its share is at least this.
+# Without a majority, the cause of what held the most samples binds if its share is at least this.
 _LEAST_SHARE = 1 / 3
-# The client binds if the event loop's thread runs, or waits for a CPU, for this share of the time.
+# The client binds if the event loop's thread runs, or waits for a CPU, for this share of the time,
+# unless a limit or the budget holds calls back in most samples.
 _BUSY = 0.85
 # It also binds if all threads, which share one interpreter, use this much CPU, and samples are late
 # by this many seconds.
@@ -102,10 +103,10 @@ _HELD: dict[str, Found] = {
         "the endpoint's request to wait",
         "the endpoint asked redline to wait",
     ),
-    "down": (Cause.DOWN, "the endpoint, which is down", "no call can reach the endpoint"),
+    "down": (Cause.DOWN, "the endpoint, which is down", "the endpoint is out of reach or fails"),
     "backoff": (Cause.DOWN, "the endpoint, which fails", "rows wait for a retry"),
     "batch": (Cause.NOTHING, "the Batch API", "rows are with the Batch API"),
-    "rest": (Cause.NOTHING, "nothing", "no row is left to send"),
+    "rest": (Cause.NOTHING, "nothing", "no more rows begin"),
     "client": (Cause.CLIENT, "the client", "the client has rows that it has not sent"),
 }
 
@@ -130,7 +131,7 @@ def recent(windows: Sequence[Window]) -> list[Window]:
     """Returns the windows that `current` needs during a run, so that older ones can be dropped.
 
     These are the latest windows, and those with the run's first calls, which show how long an
-    answer takes while the endpoint has no other calls of the run. Their number is bounded.
+    answer takes while the endpoint has no earlier calls of the run. Their number is bounded.
     """
     first = [window for window in windows[:-_RECENT] if window.first.pairs]
     return [*first, *windows[-_RECENT:]]
@@ -205,7 +206,7 @@ class _Run:
             evidence = f"{before_s:.0f} s earlier, {more} at the endpoint"
         if evidence is not None:
             return Cause.ENDPOINT, "the endpoint", f"{full}, and {evidence}"
-        evidence = f"{full}, rows wait, and answers take no longer than at first"
+        evidence = f"{full}, rows wait, and answers take about as long as at first"
         return Cause.CONCURRENCY, "the concurrency", f"{evidence} {self._times(later)}"
 
     def _saturated(self, index: int, later: Sketch) -> str | None:
@@ -222,7 +223,7 @@ class _Run:
         if other is not None:
             calls = round(math.exp(_LEVEL * other))
             bring = counted(calls, "call in flight brings", "calls in flight bring")
-            return f"{bring} as many answers a second"
+            return f"{bring} about as many answers a second"
         return None
 
     def _without_gain(self, level: int) -> int | None:

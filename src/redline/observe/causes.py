@@ -4,12 +4,12 @@ cause         binds when                                       what helps
 input         workers wait for rows                            a faster source
 client        its process is busy, blocked or was stopped      CPU, several processes
 limit         calls wait for a rate limit, or for the budget   a higher limit, another key
-concurrency   all slots are in use                             more calls in flight (-c)
+concurrency   all slots are in use; the endpoint is not full   more calls in flight (-c)
 endpoint      more calls in flight would only queue there      another endpoint
-down          the endpoint asked to wait, is unreachable or    waiting; nothing is lost
+down          the endpoint asked to wait, is unreachable or    waiting, another endpoint
               fails
 writer        results wait for the disk, or to be taken        a faster disk or reader
-nothing       no row is left to send                           nothing
+nothing       no more rows begin, or the Batch API has them    nothing
 undetermined  the samples point to none of these               observing for longer
 """
 

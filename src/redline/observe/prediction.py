@@ -4,7 +4,8 @@ The rate of answers is the minimum of what each constraint allows:
 
 limits        what each rate limit allows; for a limit that binds, the observed rate
 endpoint      its rate with all slots in use, from the curve fitted to all observed levels
-client        the rate at which its event loop would be busy for 95 % of the time
+client        the rate at which its event loop would be busy for 95 % of the time; if it binds, the
+              observed rate
 input, disk   the observed rate, if one of them binds
 
 A different setting moves one constraint, and then the next one binds. Nothing is predicted for more
@@ -36,7 +37,7 @@ _FURTHEST = 2.0
 # A few slots are free now and then, so a level is a little lower than the slots: with this factor,
 # twice as many slots still count as twice the level.
 _ROUNDING = 1.1
-# A run is judged by its last steady minute. A measurement needs this many steady seconds.
+# Predictions start from a run's last steady minute. A measurement needs this many steady seconds.
 _LATELY_S, _LEAST_S = 60.0, 3.0
 # Quantiles of a prediction: the interval should contain the rate in 19 of 20 cases.
 _LOW, _MIDDLE, _HIGH = 0.025, 0.5, 0.975
@@ -55,8 +56,8 @@ _FIXED = (Cause.INPUT, Cause.CLIENT, Cause.WRITER)
 _FEW_LEVELS = (
     "the job has run at too few different numbers of calls in flight; -c auto tries several"
 )
-_NOT_STEADY = "the run was never steady"
-_NOTHING_BINDS = "what binds is not known"
+_NOT_STEADY = "the run was not steady for long enough"
+_NOTHING_BINDS = "no setting is known to hold it back"
 _NEW_LIMIT = "a limit is new"
 _TOO_FAR = "it needs more than twice the calls in flight seen so far"
 
@@ -188,8 +189,8 @@ def predictions(runs: Sequence[RunHistory]) -> list[Prediction] | str:
 def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Prediction | None:
     """Returns the prediction for a new run whose settings differ from the previous run's.
 
-    to, facts: the setting and the facts of the new run. None if nothing has changed, or if the new
-    run uses another model.
+    to, facts: the setting and the facts of the new run. None if there is no earlier run, if nothing
+    has changed, or if the new run uses another model.
     """
     seen = [run for run in earlier if run.windows]
     # Compare the facts too: the slots and limits at the end of a run are not always its settings,

@@ -29,7 +29,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """What bound a whole run.
 
-    shares: largest first; they add up to 1. sentence: describes the largest share.
+    shares: largest first; empty without windows, otherwise they add up to 1. sentence: describes
+    the largest share.
     """
 
     shares: tuple[Share, ...]

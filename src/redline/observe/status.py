@@ -65,7 +65,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     runs: the number of known runs. totals: the rows of the whole input, and the attempts and tokens
     of the latest run; the number of rows is a lower bound unless `totals.is_exact`. left: the rows
     still to be processed.
-    Of the last ten recorded seconds, or of the whole latest run if it has ended: rows_per_s,
+    Of the last ten recorded seconds, or of the whole latest run if its end is recorded: rows_per_s,
     tokens_per_s, in_flight, slots, waiting, retrying, parked_s, limits; likewise, of the last
     minute, latency_p50_s and latency_p95_s, None without answers. eta_s: None if unknown, or if the
     job is not running.

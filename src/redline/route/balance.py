@@ -439,9 +439,9 @@ def soonest(among: Sequence[F]) -> F:
 def draws(among: Sequence[F], most: int, draw: Callable[[], float]) -> Iterator[Sequence[F]]:
     """Returns an endless iterator over random draws from these endpoints.
 
-    among: one or more. most: the size of each draw; 0 for all. draw: returns a random number from 0
-    to 1. Each draw begins with a different endpoint, so that equally good endpoints take turns. The
-    same draws recur: do not change them.
+    among: one or more. most: the size of each draw; 0 for all. draw: returns a random number, at
+    least 0 and below 1. Each draw begins with a different endpoint until all have been first, so
+    that equally good endpoints take turns. The same draws recur: do not change them.
     """
     count = len(among)
     first = int(draw() * count)

@@ -24,8 +24,9 @@ long as an answer takes on average; otherwise it does not count. A call that end
 count either, nor does a call that its caller cancels, unless that call waited several times as long
 and the endpoint answered no other call meanwhile. The expected failure rate is that of the other
 endpoints, but at least 2 %: an endpoint is degraded when it fails significantly more often, by a
-CUSUM test (Page, Continuous Inspection Schemes, Biometrika 41, 1954) of Bernoulli trials. So
-neither a rare failure nor an outage of the whole provider degrades an endpoint.
+CUSUM test (Page, Continuous Inspection Schemes, Biometrika 41, 1954) of Bernoulli trials. So a rare
+failure does not degrade an endpoint, and neither does an outage of all of them during which
+connections can still be made.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ USUAL_SHARE = 0.02
 BAD_FACTOR = 4.0
 BAD_LEAST = 0.1
 MOST_SHARE = 0.97
-# With these values, an endpoint is ready within 30 s of its recovery: after one pause, one call and
-# the calls of the warm-up. A pause begins when a test call is sent, which may take minutes to fail.
+# With these values, if calls are short, an endpoint is ready within 30 s of its recovery: after one
+# pause, one call and the calls of the warm-up. A pause begins when a test call is sent, which may
+# take minutes to fail.
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
 WARM_CALLS = 20

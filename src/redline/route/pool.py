@@ -7,9 +7,10 @@ return to their places in the queue, which uses up no retry.
 
   result of an attempt               the call                            the endpoint
   an answer, or an error of the row  ends with it                        stays
-  a failure (see health)             is retried by Retry, at once if     may be degraded
-                                     another has room; see also _relent
-  a 429                              is retried by Retry, likewise       is parked, or keeps to the
+  a failure (see health)             is left to Retry or Failover; goes  may be degraded
+                                     on at once if another has room; see
+                                     also _relent
+  a 429                              likewise                            is parked, or keeps to the
                                                                          calls it has; see member
   no connection, or NoEndpoint       returns to the queue                is degraded
   Refused or Unpaid                  returns to the queue                is gone
@@ -995,9 +996,9 @@ def _says_nothing(error: CallError | NoEndpoint, outcome: Outcome) -> bool:
 def _is_unfit(error: CallError | NoEndpoint) -> TypeGuard[Unfit]:
     """Returns whether another endpoint might serve the request that failed with this error.
 
-    Such a request is too large for the endpoint's limits, or is rejected because of its model
-    (404, from some providers 400), the rights of the key (403) or a redirect (302), and not because
-    of its contents.
+    Such a request is too large for the endpoint's limits, or is rejected for a reason other than
+    its contents, such as its model (404, from some providers 400), the rights of the key (403) or a
+    redirect (302).
     """
     if not isinstance(error, Rejected):
         return isinstance(error, OverLimit)

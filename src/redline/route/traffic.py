@@ -1,4 +1,4 @@
-"""Counts the traffic of a pool, in counters that never decrease."""
+"""Counts the traffic of a pool; only the counter `waits` is ever reset."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class LocalEngine:
 async def serving(
     settings: EngineSettings, *, host: str = "127.0.0.1", port: int = 0, is_named: bool = False
 ) -> AsyncIterator[Serving]:
-    """Loads the model, which takes seconds, and serves it in the `async with` block.
+    """Loads the model, which may take minutes, and serves it in the `async with` block.
 
     The front and the engine are closed at the end of the block. port: 0 for a free one. is_named:
     whether requests that name another model are refused. Raises ConfigError if the model or the

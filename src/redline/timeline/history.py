@@ -74,8 +74,8 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="ki
     """How and when a run ended.
 
     at_s: in seconds since it began. at: in seconds since 1970-01-01 UTC; None in a record of an
-    older version of redline. how: `finished` if every row of the input has its outcome,
-    `interrupted` by the user, or `stopped` by an error, which `what` describes.
+    older version of redline. how: `finished` if it came to the end of its rows, `interrupted` by
+    the user, or `stopped` by an error, which `what` describes.
     """
 
     at_s: float
@@ -87,8 +87,8 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="ki
 class RunHistory(msgspec.Struct, kw_only=True):
     """The recorded history of one run. end: None while the run is running, or if it was killed.
 
-    prediction: predicts this run, if its settings differ from those of the previous run; otherwise
-    None.
+    prediction: for this run, if one was made because its settings differ from those of the previous
+    run; otherwise None.
     """
 
     facts: RunFacts

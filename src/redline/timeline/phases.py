@@ -1,7 +1,8 @@
 """Adds up how long calls spent in each phase, from their start and end and their attempts' marks.
 
-The time from the beginning of a call to the first mark of its first attempt is the client's own, as
-is the time from the end of its last attempt to its outcome.
+The time from the beginning of a call to the first mark of its first attempt is the client's own, or
+unattributed if earlier attempts are no longer recorded. The time from the end of its last attempt
+to its outcome is the client's own.
 
 An attempt has a mark for each thing it waited for, and no mark for what was available at once:
 

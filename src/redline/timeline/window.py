@@ -13,11 +13,11 @@ taker    workers wait until their results are taken
 limit    a call waits for a grant from a rate limit
 budget   calls wait for a part of the budget that other calls have reserved
 slots    all slots are in use
-parked   the endpoint asked redline to wait
-down     the endpoint cannot be reached, or none of several endpoints works
-backoff  rows wait for a retry, and no other row could be sent
-batch    rows are with the Batch API
-rest     no row is left: the last calls are in flight
+parked   every endpoint is down or has asked redline to wait, and at least one has asked
+down     every endpoint is out of reach or fails
+backoff  of the rows that are not on the wire, half or more wait for a retry
+batch    rows are with the Batch API, and no call is in flight
+rest     no more rows begin: the last calls are in flight
 client   a row and a slot are available: only the client's own work holds the call back
 """
 
@@ -180,7 +180,7 @@ class Window(
     tag="window",
     tag_field="kind",
 ):
-    """The state of one run over a period of time, of a second or more.
+    """The state of one run over a period of time: a second or more, or the rest at the run's end.
 
     begin_s, end_s: in seconds since the run began. samples: the number of samples of the state; 0
     for a gap, in which the process could not sample.
@@ -206,7 +206,7 @@ class Window(
     whole process was stopped, or its event loop was blocked for long.
 
     latency: of answered attempts, from the write to the end of the answer. first: the same for
-    requests that were written before the run had its first answer, when the endpoint had no other
+    requests that were written before the run had its first answer, when the endpoint had no earlier
     calls of this run to process. first_token: of streamed answers, from the write to the first
     token. calls: the number of calls that ended, which are those in `phases`. server: the use of a
     model in the run's process.

@@ -24,7 +24,8 @@ class TraceFile:
 
     On a file system without locks, it is not locked.
     An incomplete last record, as a killed process may leave behind, is removed. Raises ConfigError
-    for a file that cannot be written, is not a trace, or is being written by another process.
+    for a file that cannot be written, is not a trace, was written by a newer version of redline, or
+    is being written by another process.
     """
 
     def __init__(self, path: Path) -> None:

@@ -136,7 +136,7 @@ def test_the_rate_of_one_call_in_flight_is_given_in_the_singular() -> None:
         fields = {"in_flight": calls, "slots": calls, "latency": latencies(30, 0.2)}
         windows.append(window(second, {"slots": 10}, **fields))
     evidence = bindings(windows)[2].evidence
-    assert evidence.endswith(", and 1 call in flight brings as many answers a second")
+    assert evidence.endswith(", and 1 call in flight brings about as many answers a second")
 
 
 def searched(levels: list[int], servers: list[int], sigma: float = 0.02) -> list[Window]:

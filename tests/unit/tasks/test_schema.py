@@ -496,7 +496,7 @@ def test_a_number_that_json_does_not_have_is_refused() -> None:
 def test_what_is_no_model_is_told(given: str, why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(given)
-    assert caught.value.what.startswith(f"{given} is not a pydantic model: {why}")
+    assert caught.value.what.startswith(f"{given} cannot be loaded as a model: {why}")
 
 
 def test_without_the_extra_its_install_command_is_told(

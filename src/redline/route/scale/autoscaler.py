@@ -3,7 +3,7 @@
 load          calls that would be in flight if none had to wait for a replica
 demand        the replicas that the load needs: load / capacity / target utilization
 capacity      calls in flight that one replica can carry; measured, see Capacity
-in a panic    the p95 of the queue wait is above its SLO, or was in the last panic window
+in a panic    the p95 of the queue wait is above its SLO
 
 the fleet                when, or to how many replicas
 grows, in a panic        to the replicas that carry the latest load at full utilization, plus those
@@ -13,7 +13,7 @@ grows, in a panic        to the replicas that carry the latest load at full util
 grows, otherwise         when the demand over half a scale-down window exceeds the fleet by more
                          than the tolerance, and by more than the demand varies by chance
 shrinks                  to the highest demand of a scale-down window, if that is below the fleet by
-                         more than the tolerance; never in a panic
+                         more than the tolerance; never in a panic, or in a panic window after it
 stops                    after `idle_s` without calls, if its minimum is 0; a call starts it again
 
 After it has shrunk, a fleet waits a scale-down window before it shrinks again; if it had to grow

@@ -59,11 +59,11 @@ class Launcher(Protocol):
 class Fleet:
     """Starts and stops the endpoints of a pool, as an autoscaler decides.
 
-    A replica finishes its calls before it is stopped. pool: must be empty, and made with
-    `may_be_empty`. failures: the latest ones, the oldest first. failed_starts: the number of failed
-    starts since a start last succeeded, or since the fleet had no calls and was stopped; starts
-    that run at the same time count as one. again_s: no replica is started before this time
-    (monotonic). Raises ConfigError if the pool has endpoints.
+    Unless `run` is cancelled, a replica finishes its calls before it is stopped. pool: must be
+    empty, and made with `may_be_empty`. failures: the latest ones, the oldest first. failed_starts:
+    the number of failed starts since a start last succeeded, or since the fleet had no calls and
+    was stopped; starts that run at the same time count as one. again_s: no replica is started
+    before this time (monotonic). Raises ConfigError if the pool has endpoints.
     """
 
     def __init__(

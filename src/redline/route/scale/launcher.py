@@ -51,7 +51,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 _QUOTED_LINES, _QUOTED_BYTES, _LONGEST_LINE = 10, 8192, 300
 # Logs of replicas that have ended; older ones are removed.
 _KEPT_LOGS = 100
-# A variable or flag with such a name holds a secret, unless its value is a path.
+# A variable or flag with such a name is assumed to hold a secret, unless its value is a path.
 _SECRET_NAME = re.compile("key|token|secret|password|credential", re.IGNORECASE)
 # The bodies of the trial requests that show that a replica works, by path.
 TRIALS: Mapping[str, Mapping[str, object]] = {
@@ -75,7 +75,7 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
     each. start_s: the longest time in seconds that a replica may take to be ready, above 0 and at
     most 86,400.
     Raises ConfigError for a command that does not exist, if neither the command nor a value of env
-    contains {port}, or for any other value that cannot work.
+    contains {port}, or for another value that is not valid.
     """
 
     command: Sequence[str]

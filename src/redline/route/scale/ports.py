@@ -25,8 +25,8 @@ def free_port(taken: Collection[int] = ()) -> int:
     """Returns a free port that is not in `taken`. Raises RedlineError if none is found.
 
     The port is 10,000 or above, and outside the range from which the system assigns ports to
-    outgoing connections (ip(7), ip_local_port_range), unless that range covers nearly all ports: a
-    connection might take such a port before the replica does.
+    outgoing connections (ip(7), ip_local_port_range), since a connection might take a port in that
+    range before the replica does. A range that covers nearly all ports is not avoided.
     """
     first, last = _given_to_connections()
     for _ in range(_TRIES):

@@ -9,7 +9,7 @@ cancelling   a client cancelled it; calls in flight may end   cancelled; finaliz
                                                               cannot continue
 completed    every line has its answer or its error
 failed       its file was invalid and no line was sent; or it cannot continue, and keeps its results
-expired      its window is over; lines without an answer have the error batch_expired
+expired      its window is over; lines without an outcome have the error batch_expired
 cancelled    like expired, but with the error batch_cancelled
 """
 

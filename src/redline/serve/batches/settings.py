@@ -24,8 +24,8 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     most_lines: the most lines in a batch. tenant_files, tenant_bytes: the most files and bytes
     stored for a tenant, outputs included; uploads beyond them are refused. tenant_batches: the most
     unfinished batches of a tenant. tenant_uploads: the most concurrent uploads of a tenant.
-    kept_s: the age at which files expire, and how long after the end of its window a batch is
-    forgotten. most_window_s: the longest completion window.
+    kept_s: the age at which files expire, unless the client requests a lower one, and how long
+    after the end of its window a batch is forgotten. most_window_s: the longest completion window.
 
     running: the most batches that run at once, with at most `tenant_running` of one tenant. Further
     batches wait, but the first batch of a tenant never does.

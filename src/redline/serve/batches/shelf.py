@@ -1,7 +1,8 @@
 """Keeps records on disk, each a JSON file in one folder, with an index by tenant in memory.
 
-Ids begin with their creation time, so sorting by id sorts by creation; this also holds for ids
-whose record no longer exists. Only this module creates ids: an id from a client is only looked up.
+After their prefix, ids begin with their creation time, so sorting by id sorts by creation, unless
+the clock was set back before a restart; this also holds for ids whose record no longer exists. Only
+this module creates ids: an id from a client is only looked up.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ R = TypeVar("R", bound=StoredFile | BatchRecord)
 
 
 class _Ids:
-    """Makes ids that sort in the order of their creation, even if the clock goes back."""
+    """Makes ids that sort in the order of their creation, even if the clock goes back meanwhile."""
 
     def __init__(self) -> None:
         self._last_ns = 0
 
     def new(self, prefix: str) -> str:
-        """Makes an id that sorts after all earlier ones and cannot be guessed."""
+        """Makes an id that sorts after this process's earlier ones and cannot be guessed."""
         self._last_ns = max(self._last_ns + 1, time.time_ns())
         return f"{prefix}{self._last_ns:016x}{secrets.token_hex(8)}"
 

@@ -46,7 +46,8 @@ def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> T
     """Returns the target of a call with the body `raw`.
 
     Raises Refusal if the body is invalid, if no endpoint has its model, if the tenant may not use
-    the model, or if the tenant has limits on models or money and the body may name several models.
+    the model, or if the tenant has limits on models or money and the body names no model, or may
+    name several.
     """
     if facts is NOT_JSON:
         raise not_json(raw)

@@ -86,7 +86,7 @@ def binding_of(facts: Facts) -> Binding:
             advice="Increase --workers by one: each process uses one core.",
         )
     if not facts.waiting and min(one.room_s for one in facts.working) < _SOON_S:
-        return Binding(cause="nothing", sentence="Nothing: every call starts at once.")
+        return Binding(cause="nothing", sentence="Nothing: every call starts within a second.")
     until_s = min(one.parked_until_s for one in facts.working)
     if until_s > facts.now_s:
         return Binding(

@@ -327,13 +327,14 @@ class Gateway(Door):
         started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
 
     def tenant_of(self, exchange: Exchange) -> Tenant:
-        """Returns the tenant of a request. Raises Refusal if its key is missing or unknown."""
+        """Returns the tenant of a request. Raises Refusal as `_caller` does."""
         return self._caller(exchange).tenant
 
     def _caller(self, exchange: Exchange) -> Caller:
         """Reads the caller of a request from its head.
 
-        Raises Refusal if the key is missing or unknown, or if the request is from another site.
+        Raises Refusal if the key is missing or not accepted; if the gateway has no keys, for a
+        request from another site.
         """
         header, keyring = exchange.header, self.keyring
         if not keyring.is_asked:

@@ -34,9 +34,9 @@ _SHORTEST_PAUSE_S = 0.1
 class Lines:
     """A backend that sends each call to the endpoints that have its model.
 
-    A call waits until its tenant's limits allow it. It is refused if it can never start: if no
-    endpoint has its model, or if it is larger than a limit. lineup: closed by its owner. klass: the
-    class under which lines are counted.
+    A call waits until its tenant's limits allow it. It is refused if it can never start, for
+    example because no endpoint has its model, or because it is larger than a limit. lineup: closed
+    by its owner. klass: the class under which lines are counted.
     """
 
     def __init__(self, lineup: Lineup, klass: str) -> None:
@@ -132,7 +132,7 @@ class Lines:
     async def _started(self, call: Call, facts: BodyFacts, raw: bytes, path: str) -> Started:
         """Waits until the tenant's limits allow the call, and reserves its cost in them.
 
-        Raises Refusal if they can never allow it, or if no endpoint has its model.
+        Raises Refusal if they can never allow it, and as `target_of` does.
         """
         limits = self._tenants.of(call.tenant).limits
         estimate = self._meter.estimate(facts, raw, path)

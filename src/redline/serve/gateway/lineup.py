@@ -246,9 +246,10 @@ class Lineup:
     def change(self, endpoints: Sequence[Endpoint], most: int | None) -> None:
         """Replaces the endpoints and `most`. Calls in flight finish at the endpoint where they are.
 
-        An unchanged endpoint keeps its place, limits and calls. A lost one is tried again, since
-        its key may be valid by now, or its account may have credit. Raises ConfigError, and changes
-        nothing, if the endpoints are not valid. Shared limits are checked by `check_shares`.
+        An unchanged endpoint keeps its place, limits and calls, unless workers share its slots and
+        `most` changes. A lost one is tried again, since its key may be valid by now, or its account
+        may have credit. Raises ConfigError, and changes nothing, if the endpoints are not valid.
+        Shared limits are checked by `check_shares`.
         """
         renewed = self.lost
         if self._sharer is not None and most != self.most:

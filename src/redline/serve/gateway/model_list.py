@@ -15,7 +15,8 @@ from redline.serve.gateway.lineup import Ask, Lineup
 from redline.serve.http import model_entry
 
 _PATH = "/v1/models"
-# Servers load and unload models; each server is queried at most once in this time.
+# Servers load and unload models; until the endpoints change, each server is queried at most once in
+# this time.
 _FRESH_S = 30.0
 _ASK_S = 5.0
 

@@ -201,7 +201,7 @@ def parse_classes(tables: object, file: str) -> tuple[ClassSettings, ...]:
 def _class(name: str, stated: dict[str, Any], usual: ClassSettings | None) -> ClassSettings:
     if usual is None and "priority" not in stated:
         raise ConfigError(
-            "priority is missing", hint="the lower number goes first; normal has 10, low has 20"
+            "priority is missing", hint="the lower number goes first; the default of normal is 10"
         )
     if usual is None:
         return ClassSettings(name=name, **stated)

@@ -1,4 +1,4 @@
-"""Serves any backend over HTTP with the OpenAI API."""
+"""Serves any backend over HTTP with the OpenAI API and Anthropic's Messages API."""
 
 from redline.serve.http.door import Door, model_entry
 from redline.serve.http.event_stream import STREAM_HEADERS

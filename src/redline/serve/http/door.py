@@ -3,8 +3,8 @@
 state    from     a new call                         a call in flight
 open     start    is answered; gets 503 beyond       continues unless its client disconnects
                   `most_requests`
-closing  aclose   gets 503 on an open connection;    has `grace_s` to end, then gets 503
-                  new connections are refused
+closing  aclose   gets 503 on an open connection;    has `grace_s` to end, then gets 503 or, in a
+                  new connections are refused        stream that has begun, an error event
 closed   after    cannot connect                     is cut off
          closing
 """
@@ -86,7 +86,7 @@ class Door(HttpServer):
         """Answers one call, or raises Refusal before any part of the response has been sent."""
 
     async def _drain(self) -> None:
-        """Waits up to `grace_s` for requests in flight, then answers the rest with 503."""
+        """Waits up to `grace_s` for requests in flight, then ends the rest with the error 503."""
         await self._emptied(self._bounds.grace_s)
         self._shut_out.update(self._waits)
         for task in self._waits:

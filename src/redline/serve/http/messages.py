@@ -1,7 +1,8 @@
 """Serves Anthropic's Messages API in front of a backend that answers chats.
 
 Requests are translated to chats, and answers to messages; see `redline.apis.messages`. Errors have
-the shape of the Messages API; an endpoint's errors keep their status and text.
+the shape of the Messages API; an endpoint's errors keep their status and text, unless the endpoint
+refuses the server's own key or account.
 """
 
 from __future__ import annotations

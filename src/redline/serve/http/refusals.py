@@ -1,7 +1,8 @@
 """Turns failures into the error responses of the OpenAI API: a status, and `{"error": {...}}`.
 
   failure                                 status                         the openai SDK retries
-  Rejected                                its own; 400 without one       no
+  Rejected                                its own; 502 for a redirect,   no
+                                          400 without a status
   OverLimit                               400                            no
   RateLimited                             429 and Retry-After            yes
   TimedOut                                504                            yes
@@ -124,7 +125,8 @@ def no_model(name: str, known: Collection[str]) -> Refusal:
 def own_status(error: CallError | NoEndpoint) -> int | None:
     """Returns the status of the endpoint's error response, if the client should get that response.
 
-    Returns None if there is no response, or if the gateway's own key or account is at fault.
+    Returns None if there is no error response with a body, or if the gateway's own key or account
+    is at fault.
     """
     if isinstance(error, NoEndpoint | Refused | Unpaid) or not error.body:
         return None

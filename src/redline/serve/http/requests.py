@@ -41,9 +41,9 @@ class Bounds(HttpBounds, frozen=True, kw_only=True):
     """Bounds of a front, in addition to those of its HTTP server; all are above 0.
 
     most_connections: by default, bounded by the limit on the process's open files. most_requests:
-    the most requests answered at once; further ones get 503. most_held_bytes: the most bytes of
-    bodies that are being received or answered, all together; only a gateway applies this bound.
-    grace_s: the seconds that requests in flight get when the front closes.
+    the most calls and requests to routes answered at once; further ones get 503. most_held_bytes:
+    the most bytes of bodies that are being received or answered, all together; only a gateway
+    applies this bound. grace_s: the seconds that requests in flight get when the front closes.
     """
 
     most_connections: int = msgspec.field(default_factory=_most_connections)
@@ -81,7 +81,7 @@ _FIELD = re.compile(r"required field `(\w+)|`\$\.(\w+)")
 # No API has this many top-level fields.
 _MOST_FIELDS = 1000
 # Fields are counted only in a larger body: counting takes 0.05 ms per 100 KB, a tenth of the
-# gateway's work for a call. A smaller body has at most 20,000 fields; changing one takes 20 ms.
+# gateway's work for a call. In a smaller body with 20,000 fields, changing one takes 20 ms.
 _LARGE_BYTES = 256 * 1024
 _BODY_CODES = {408: "timed_out", 413: "too_large"}
 

@@ -33,7 +33,7 @@ class DayMoney:
         return self.spent + self.reserved + self.others
 
     def spent_on(self, day: int) -> int:
-        """Returns the amount that all processes have spent on this day; 0 for a future day.
+        """Returns what all processes spent on this day and others reserved; 0 for a future day.
 
         A day before the current one counts as the current one: the clock was set back.
         """

@@ -82,7 +82,7 @@ def check_tenant(name: str, where: str = "") -> None:
 
 
 def read_keys(path: Path) -> list[Key]:
-    """Returns the keys of a file. Raises ConfigError, which names the file and the line."""
+    """Returns the keys of a file. Raises ConfigError, which names the file and any wrong line."""
     return [*_read(path)[1].values()]
 
 

@@ -54,7 +54,7 @@ class Keyring:
     """
 
     def __init__(self, path: Path | None, tenants: Tenants, clock: Clock = SYSTEM) -> None:
-        """Raises ConfigError for a file that is missing or damaged."""
+        """Raises ConfigError for a file that is missing, damaged or cannot be read."""
         self._path = path
         self._tenants = tenants
         self._wall_s = clock.wall_s
@@ -99,7 +99,7 @@ class Keyring:
     def read(self) -> Reading:
         """Returns the keys that are in the file now, for `take`; none without a file.
 
-        Raises ConfigError if the file cannot be read.
+        Raises ConfigError if the file cannot be read or is damaged.
         """
         if self._path is None:
             return Reading()

@@ -32,7 +32,7 @@ from redline.structs import mutable
 _RECENT_CALLS = 8
 _FIRST_CALL_S = 1.0
 # Calls that yield, such as lines of batches, leave a tenth of each rate and of the concurrency
-# free, and at least 1.
+# free, and at least 1, unless the call itself needs it.
 _SPARED_PART = 10
 # More than any number of tokens or picodollars.
 _NO_LIMIT = 2**63
@@ -58,7 +58,8 @@ class Refused(msgspec.Struct, frozen=True):
     def refusal(self) -> Refusal:
         """Returns the response: 429 with Retry-After, or 400 if no retry can succeed.
 
-        If the day's money is used up, the response also makes OpenAI's SDK raise at once.
+        If the rest of the day's money is too little, the response also makes OpenAI's SDK raise at
+        once.
         """
         if self.retry_after_s == math.inf:
             return Refusal(self.what, code=self.code)
@@ -128,7 +129,8 @@ class TenantLimits:
     """The limits of one tenant, and the usage that counts against them; for one event loop.
 
     store: where usage is counted. alone: a lock to hold during every change; it excludes other
-    processes if any limit is set. of_tokens: the windows that count tokens.
+    processes if they share the store and any limit is set. of_tokens: the windows that count
+    tokens.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class Elsewhere:
 
 
 def _away() -> Refusal:
-    return busy("The worker that serves files and batches is starting.", "overloaded")
+    return busy("The worker that serves files and batches cannot be reached.", "overloaded")
 
 
 class _Passing(msgspec.Struct, eq=False):

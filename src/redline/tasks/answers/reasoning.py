@@ -7,7 +7,7 @@
 | a beginning without an end (reasoning was cut)   | the text before it                            |
 | `<|im_end|>`, `</s>`, `<end_of_turn>` ...        | the text before it                            |
 | `<|begin_of_box|>` (GLM) and similar marks       | the text inside and outside the marks         |
-| `Question:`, `Q:`, `User:` after an answer       | the text before it                            |
+| `Question:`, `Q:`, `User:` after an answer       | the text before it, see `without_run_on`      |
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Describes an evaluation, and grades each answer.
 
-A result line has the fields `correct`, `strict` and `extracted`, and a verdict on the answer:
+A result line has the fields `correct`, `strict` and `extracted`, and a verdict on the answer, the
+first of these that applies:
 
   correct     the answer is right, even if it was cut
   truncated   the answer was cut at the token limit and is not right
@@ -173,7 +174,7 @@ class Grading:
             raise Rejected(
                 f"the question has no column {self._gold} with its right answer; "
                 f"the row's columns are: {listed(row)}",
-                hint='set the column in the task file: gold = "COLUMN"',
+                hint='the task file names the column: gold = "COLUMN"',
             )
         return row[self._gold]
 

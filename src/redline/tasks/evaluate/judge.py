@@ -50,7 +50,7 @@ MOST_REASKS = len(_TRIES) - 1
 class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a judge: its model, prompt and parameters.
 
-    model: the judge's model, at the endpoint that answers the questions. prompt: a Jinja template
+    model: the judge's model, at the endpoints that answer the questions. prompt: a Jinja template
     with the question's columns, `asked` (its prompt), `gold` and `reply`; it must ask for a line
     `VERDICT: CORRECT` or `VERDICT: INCORRECT`. params: parameters of the judge's requests, which
     have a temperature of 0 by default.

@@ -3,10 +3,12 @@
 metric   what is found in an answer      it is right if               it is strict if
 number   its final number                it is the gold number        the first after #### is gold
 choice   the letter that it chooses      it is the gold letter        the answer is the letter alone
-exact    the answer, its ends trimmed    equal but for case, quotes,  equal, character by character
-                                         a last period, white space
+exact    the answer, its ends trimmed    equal but for case, outer    equal, character by character
+                                         quotes, the last period and
+                                         white space
 regex    the last match of `pattern`     equal to gold, as for exact  the answer is the match alone
-json     the JSON value in it            all `fields` equal gold's    the answer is the JSON alone
+json     the JSON value in it            all `fields` equal gold's;   the answer is the JSON alone
+                                         without `fields`, all of it
 
 If gold is a list, each of its items is a right answer. For json, however, a list is itself the
 right answer: the answer must contain a list if gold is one, otherwise an object. Reasoning in

@@ -1,6 +1,6 @@
 """Calculates the score of an evaluation from its results file.
 
-A run that was interrupted and resumed ends with the same score as any other.
+The score covers all answers in the file, including those from before an interruption.
 """
 
 from __future__ import annotations
@@ -167,9 +167,10 @@ def _majority_is_right(group: list[Graded]) -> bool:
 
 
 def question_of(line: _Line, may_have_samples: bool) -> str | int:
-    """Returns the key that all answers to one question share, and no other answers have.
+    """Returns the key that all answers to one question share.
 
-    The row number, which shifts if rows are added, is the key only for samples without a name.
+    For samples without a name, it is the row number, which other questions share if rows were
+    inserted between two runs.
     """
     if not may_have_samples:
         return line.hash

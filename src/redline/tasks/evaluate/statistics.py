@@ -110,9 +110,9 @@ def paired(outcomes: Mapping[tuple[Fraction | bool, Fraction | bool], int]) -> P
 
     The test flips the sign of each question's difference (Fisher 1935): if the runs do not differ,
     both signs are equally likely. It is exact, and is McNemar's test (1947) if each question has
-    one answer; for very many questions, the normal approximation replaces it. The interval for
-    pairs (Agresti and Min 2005) adds two questions: one tie, and half a win for each run. So a few
-    questions without a difference prove nothing.
+    one answer. For very many questions with several answers, the normal approximation replaces it.
+    The interval for pairs (Agresti and Min 2005) adds two questions: one tie, and half a win for
+    each run. So a few questions without a difference prove nothing.
     """
     shares: Counter[tuple[Fraction, Fraction]] = Counter()
     differences: Counter[Fraction] = Counter()

@@ -38,6 +38,7 @@ class UsageSum:
 
         is_cached becomes true if no answer was paid; attempts becomes the highest of any outcome.
         An outcome without a reply, which failed after invalid answers, also gets the last answer.
+        Does nothing if there was no answer.
         """
         if outcome.reply is None:
             outcome.reply = self._answer

@@ -1,6 +1,6 @@
 """Counts the texts that a synthesis has delivered, from its results.
 
-A run that was interrupted and resumed ends with the same counts as any other.
+The counts cover all runs of the output, including those that were interrupted.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ texts as a share of the runs in either. Case and punctuation do not count. In a 
 without spaces, each character is a word. A text of fewer than three words is one run.
 
 MinHash (Broder 1997) with locality-sensitive hashing finds candidates, which are then compared run
-by run. So texts below the threshold are never reported as near-duplicates, whatever their order. A
+by run. So texts below the threshold are practically never reported as near-duplicates. A
 pair exactly at the threshold is missed with a probability of at most 1 in 10,000, a more similar
 pair far less often.
 """

@@ -42,7 +42,8 @@ _HINTS = {
     "near_duplicate": "raise --temperature or --tries, or vary the prompt with --vary",
     "cut": "raise --max-tokens, or ask for a shorter text",
 }
-# The step exceeds the number of texts, so no retry of a text uses the seed of another text.
+# The step exceeds the number of texts, so for some 200 tries, no retry of a text uses the seed of
+# another text.
 MOST_TEXTS = 10_000_000
 _SEED_STEP = 10_000_019
 # All servers accept seeds that fit in signed 32-bit integers; some accept only these.
@@ -92,8 +93,8 @@ class Line(msgspec.Struct):
 class Synthesis:
     """A job's Task that makes texts and recalls those of earlier runs.
 
-    tries: the most requests for one text in one run. similarity: the threshold for near-duplicates,
-    which are not kept; None keeps all. Raises ConfigError if a package is missing.
+    tries: the most answers that are judged for one text in one run. similarity: the threshold for
+    near-duplicates, which are not kept; None keeps all. Raises ConfigError if a package is missing.
     """
 
     def __init__(

@@ -203,7 +203,8 @@ def load(given: str) -> Schema:
 def as_json_schema(value: Any) -> dict[str, Any]:
     """Converts the content of a schema file to a JSON Schema.
 
-    Raises ConfigError if it is neither lists of labels nor the schema of an object or an array.
+    Raises ConfigError if it is neither lists of labels nor a schema, or if the schema states that
+    its value is neither an object nor an array.
     """
     if isinstance(value, list):
         return _of_lists({LABEL: value})
@@ -264,7 +265,7 @@ def _of_model(module: str, name: str, given: str) -> Schema:
         if isinstance(error, ModuleNotFoundError) and error.name == "pydantic":
             extra("pydantic", "schema", given)
         raise ConfigError(
-            f"{given} is not a pydantic model: {type(error).__name__}: {error}",
+            f"{given} cannot be loaded as a model: {type(error).__name__}: {error}",
             hint="give a class derived from pydantic.BaseModel, as package.module:Model",
         ) from error
     made, kept = Schema(schema, name=name, model=model), Schema(dumped, model=model)

@@ -1,8 +1,9 @@
 """Asks for JSON that follows a schema: in the prompt, and with `response_format` if accepted.
 
-Three formats are tried in order: OpenAI's strict format, if the schema can be converted to it; the
-schema as it is; and no format. If an endpoint refuses a format, the next one is tried. Once an
-answer has shown which format is accepted, the refused formats are not sent again.
+In the mode `auto`, up to three formats are tried in order: OpenAI's strict format, if the schema
+can be converted to it; the schema as it is; and no format. If an endpoint refuses a format, the
+next one is tried. Once an answer has shown which format is accepted, the refused formats are not
+sent again.
 """
 
 from __future__ import annotations

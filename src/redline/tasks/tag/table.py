@@ -68,7 +68,7 @@ class _Columns:
 
 
 def check_path(path: Path) -> None:
-    """Raises ConfigError if no table can be written to this path."""
+    """Raises ConfigError if the path has another suffix or no folder, or if an extra is missing."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"cannot export to {path}", hint=f"use one of {', '.join(SUFFIXES)}")
     if path.is_dir() or not path.parent.is_dir():

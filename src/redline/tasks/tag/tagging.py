@@ -4,8 +4,10 @@
   contains a valid tag                  the row gets the tag
   contains none                         the model is asked again, with the answer and its problem,
                                         at most `reasks` times
-  is a refusal, or cut by a filter      the row fails: the same question would end the same way
-  is the last allowed, and not valid    the row fails with the problem
+  contains none, and is a refusal or    the row fails: the same question would end the same way
+  was cut by a filter
+  contains none, and is the last one    the row fails with the problem
+  that is allowed
 
 The prompt contains the schema, and so does `response_format` if the endpoint accepts it
 (structured.py).

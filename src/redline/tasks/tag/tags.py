@@ -1,6 +1,6 @@
 """Summarizes a tagging job from its files.
 
-A run that was interrupted and resumed ends with the same numbers as any other. A failed row has no
+The numbers cover all runs of the output, including those that were interrupted. A failed row has no
 tag, so it is neither right nor wrong and is counted separately. A row in both files failed at first
 and then succeeded (see journal/journal.py).
 """
@@ -39,7 +39,7 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
     tagged: the number of rows with a tag. failed: the number of rows that failed. reasks: the total
     number of re-asks for both.
 
-    is_over: whether every row of the input is tagged or failed. unread: a lower bound on the
+    is_over: whether a run has reached the end of the input. unread: a lower bound on the
     tagged and failed rows that the last run did not read. without_gold: the number of tagged rows
     that are not compared because their gold column is empty. strays: the number of compared rows
     whose gold label is not in the schema. agreement: of the tags with the gold labels; None if it
