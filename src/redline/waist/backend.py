@@ -75,8 +75,9 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
     a copy of the body as its argument. Bytes are sent unchanged, and need a Content-Type in
     `headers` unless they are JSON. Do not change the body in place: `with_fields` returns a changed
     request.
-    raw: the JSON to send, byte for byte, given instead of `body`; `body` is then decoded from
-    `raw` when it is first read. If both are given, `body` takes precedence and `raw` is None.
+    raw: the JSON to send, given instead of `body`; it is sent byte for byte unless redline has to
+    change a field, such as the model's name. `body` is then decoded from `raw` when it is first
+    read. If both are given, `body` takes precedence and `raw` is None.
     output_path: keys and indices that select the answer in the reply's JSON, outermost first; empty
     for the answer as the API defines it.
     """

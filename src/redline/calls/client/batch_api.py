@@ -1,8 +1,7 @@
 """Calls the Batch API in OpenAI's form: uploads files, creates batches, downloads results.
 
 Providers count these requests separately from requests to models, so the endpoint's limits do not
-apply. They are retried like a row's requests, except for the deletion of a file and the creation of
-a batch.
+apply. They are retried, except for the deletion of a file and the creation of a batch.
 If the response to a creation is lost, the batch may exist, and a second batch would cost as much
 again, so the caller looks for the batch before creating another.
 """
