@@ -25,7 +25,8 @@ RedlineError
   JournalError           the results file cannot be trusted or written; stops the run
 
 A provider's own error code, its message or an `x-should-retry` header may override the status; see
-`apis.errors.status`.
+`apis.errors.status`. Of several endpoints, one that refuses the key or has no credit gets no more
+calls; the run stops once none is left.
 
 Every error says what happened, and most errors also say where, and what to do about it.
 """
@@ -239,13 +240,13 @@ class OverLimit(Final):
 
 
 class Refused(Final):
-    """The endpoint or the proxy refuses the credentials. No row can succeed until that changes."""
+    """The endpoint or the proxy refuses the credentials, so no row can succeed there."""
 
     stops_run = True
 
 
 class Unpaid(Final):
-    """The account is out of credit or over a spend limit. No row can succeed until that changes."""
+    """The account is out of credit or over a spend limit, so no row can succeed with it."""
 
     stops_run = True
 

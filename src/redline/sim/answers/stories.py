@@ -1,4 +1,4 @@
-"""Invents stories: all different, but the same for the same question and seed.
+"""Invents stories: all different, but usually the same for the same question and seed.
 
 Stories are assembled from lists of words, so two stories have few sequences of words in common.
 """
