@@ -289,8 +289,9 @@ class Chunk(msgspec.Struct, frozen=True):
     the endpoint does not stream; b"" if the answer came from no endpoint.
 
     A sink that relays gets neither text nor data; `raw` then has all bytes since the last chunk,
-    including comments and `[DONE]`. Joined, the `raw` of all chunks is what the endpoint sent, byte
-    for byte, except that an event with an error ends the call and is not passed on.
+    including comments and `[DONE]`, except those that `put_now` or an outlet has taken. Together,
+    these are what the endpoint sent, byte for byte, except that an event with an error ends the
+    call and is not passed on.
     """
 
     text: str

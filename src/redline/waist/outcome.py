@@ -108,11 +108,11 @@ class Attempt(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, kw_only=True):
     """The outcome of a call; every call has exactly one.
 
-    status: `succeeded`; `rejected` if the call will never succeed; `exhausted` if its retries or
-    its time ran out. reply: None if no answer was read; a failure has a reply if its answer was
-    rejected, by `fail_on` or by the function `after`. error: None for a success. endpoint: the name
-    of the endpoint of the last attempt, "" if it reached none. attempts: the number of attempts
-    started, even if their requests were not written; 0 for none.
+    status: `succeeded`; `exhausted` if the call failed but may succeed later, usually because its
+    retries or its time ran out; `rejected` for any other failure. reply: None if no answer was
+    read; a failure has a reply if its answer was rejected, by `fail_on` or by the function `after`.
+    error: None for a success. endpoint: the name of the endpoint of the last attempt, "" if it
+    reached none. attempts: the number of attempts started, even if their requests were not written.
     latency_s: seconds from the write of the last attempt to its end; 0 if it was not written.
     tried: at most the 32 latest attempts, oldest first; for a row of a task, the attempts of all
     its requests. Empty if no attempt reached an endpoint or a function.

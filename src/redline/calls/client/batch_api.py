@@ -162,7 +162,7 @@ class BatchApi:
     async def _asked(
         self, backend: Backend, request: Request, kind: type[T], call: Call | None = None
     ) -> T:
-        """Sends a request and returns the response's JSON as `kind`, with secrets masked."""
+        """Sends a request; returns the response's JSON as `kind`, masked as `Mask.body` does."""
         call = call or Call()
         outcome = await backend.send(request, call)
         call.let_go()
