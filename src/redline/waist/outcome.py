@@ -106,7 +106,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
 @mutable
 class Outcome(msgspec.Struct, kw_only=True):
-    """The outcome of a call; every call has exactly one.
+    """The outcome of a call; every call that is not cancelled has exactly one.
 
     status: `succeeded`; `exhausted` if the call failed but may succeed later, usually because its
     retries or its time ran out; `rejected` for any other failure. reply: None if no answer was

@@ -2,8 +2,8 @@
 
   lookups      the lookups of one turn of the event loop go to a thread together; those that arrive
                while the thread reads form the next group
-  answers      an answer that `put` accepts can be looked up at once; another thread writes it
-               with its group, so that no lookup waits for the writes of other processes
+  answers      an answer that `put` accepts can be looked up at once; it is written later, with its
+               group, by another thread than that of the lookups
   the bound    the least recently used answers are deleted before a group would exceed the bound
   damage       an answer with a wrong checksum counts as absent; for a damaged file see file.py
   failures     what the disk cannot store or read counts as absent, and a note says so
