@@ -5,7 +5,7 @@ RedlineError
   CallError              an attempt at a call failed, or the call cannot be sent
     Withdrawn            the call was taken back before it was written, to be sent elsewhere
     Retryable            the same call may succeed later
-      RateLimited        429, or a 402, 403 or 498 that asks redline to wait
+      RateLimited        429, a 402, 403 or 498 that asks redline to wait, or a full queue
       TimedOut           a timeout expired; `phase` says which
       ServerFailed       408, 409, 424, 425, 499, 5xx, or an answer that is marked as broken off
       Disconnected       the connection was refused, reset or closed early
@@ -25,7 +25,8 @@ RedlineError
   JournalError           the results file cannot be trusted or written; stops the run
 
 A provider's own error code, its message or an `x-should-retry` header may override the status; see
-`apis.errors.status`.
+`apis.errors.status`. Of several endpoints, one that refuses the key or has no credit gets no more
+calls; the run stops once none is left.
 
 Every error says what happened, and most errors also say where, and what to do about it.
 """
@@ -58,7 +59,7 @@ class RedlineError(Exception):
         return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
 
     def __str__(self) -> str:
-        """Returns the message on one line: what, then where in parentheses, then the hint."""
+        """Returns the message: what happened, then where in parentheses, then the hint."""
         text = f"{self.what} ({self.where})" if self.where else self.what
         return f"{text}: {self.hint}" if self.hint else text
 
@@ -108,7 +109,8 @@ class WaitTooLong(RedlineError):
 class CallError(RedlineError):
     """An attempt at a call failed, or the call cannot be sent.
 
-    status: the HTTP status of the response; None if there was none.
+    status: the HTTP status of the response, or of the error that the response contains; None
+    without a response, and for most answers that broke off or cannot be read.
     """
 
     _body: bytes | Callable[[], bytes] = b""
@@ -169,7 +171,7 @@ class Retryable(CallError):
 
 
 class RateLimited(Retryable):
-    """The endpoint's limit was exceeded: HTTP 429, 402 or 403 with a wait, or Groq's 498."""
+    """A limit was exceeded (HTTP 429, 402 or 403 with a wait, Groq's 498), or a queue is full."""
 
 
 class ServerFailed(Retryable):
@@ -238,13 +240,13 @@ class OverLimit(Final):
 
 
 class Refused(Final):
-    """The endpoint or the proxy refuses the credentials. No row can succeed until that changes."""
+    """The endpoint or the proxy refuses the credentials, so no row can succeed there."""
 
     stops_run = True
 
 
 class Unpaid(Final):
-    """The account is out of credit or over a spend limit. No row can succeed until that changes."""
+    """The account is out of credit or over a spend limit, so no row can succeed with it."""
 
     stops_run = True
 

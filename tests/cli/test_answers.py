@@ -284,7 +284,7 @@ def test_a_row_whose_answer_would_not_come_whole_is_refused_at_once(
     for via in ((), ("--via", "batch", "-o", "o.jsonl")):
         told, server = asked(cli, lambda _: chat(said()), rows(row), *flags, *via)
         assert told.status == 1
-        assert "the row asks for a" in told.err
+        assert "the request asks for a" in told.err
         assert "remove `" in told.err
         assert not [request for request in server.asked if "batches" not in request.path]
 

@@ -74,7 +74,7 @@ def test_a_file_states_a_fleet(tmp_path: Path) -> None:
         ("[front]", "[front", "fleet.toml is not valid TOML", "fleet.toml", "toml.io"),
         ("[front]\nport = 8080", "front = 8080", "front must be a table", NAME, "write [front]"),
         ("8080", '"8080"', "port must be a whole number, not text", FRONT, ""),
-        ("port = 8080", "host = ''", "the host is empty", FRONT, "0.0.0.0 listens on all of them"),
+        ("port = 8080", "host = ''", "the host is empty", FRONT, "0.0.0.0 means all IPv4 ones"),
         ("8080", "88080", "port must be 0 to 65535, not 88080", FRONT, "free"),
         ("port = 8080", "prot = 8080", "unknown setting: prot", FRONT, "did you mean port?"),
         (COMMAND, "", "command is empty", REPLICA, "{port}"),

@@ -441,7 +441,7 @@ TWO = f'[endpoints.a]\nbase_url = "{URL}"\n[endpoints.b]\nbase_url = "http://127
         (f"{TWO}weight = 'x'", ["a", "b"], "weight must be a number above 0, not x",
          "redline.toml, [endpoints.b]"),
         (f"{TWO}models = {{fast = ''}}", ["b"],
-         "models must map a model's name to another name, not 'fast' = ''",
+         "models must map a model's name to a name, not 'fast' = ''",
          "redline.toml, [endpoints.b]"),
         (f"{TWO}models = {{fast = 'x'}}", ["a", "b"],
          "endpoint b has a name for the model fast, but a does not", "the models of a"),

@@ -1,8 +1,8 @@
 """Reads the replies of every API, and plain JSON from all other paths.
 
 The end of the request's path determines the API. `read` raises BadReply for a body that does not
-match the API's format, so that the call is retried as after any other fault. For a body that
-contains an error, `read` raises that error.
+match the API's format, so that the call is retried. For a body that contains an error, `read`
+raises that error.
 
   an answer                                    raises
   with an `error`                              an error, judged by the status inside
@@ -11,7 +11,8 @@ contains an error, `read` raises that error.
   a response that has failed or has not ended  its `error`, or BadReply
   of nothing but blank lines                   ServerFailed
 
-Plain JSON counts as an error only if it has no fields besides those of an error.
+Plain JSON counts as an error only if its `object` or `type` is `error`, or if it has no fields
+besides those of an error.
 """
 
 from __future__ import annotations

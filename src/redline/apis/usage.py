@@ -109,7 +109,7 @@ class Usage(NamedTuple):
 
 
 def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> Usage | None:
-    """Reads the `usage` of a reply. Returns None if the usage has no counts, or only zeros.
+    """Reads the `usage` of a reply; None if it lacks the input or the output, or has only zeros.
 
     has_output: False for embeddings, whose usage has no output.
     In OpenAI's chat, completions, embeddings and responses, the input includes the tokens read from

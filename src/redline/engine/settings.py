@@ -30,21 +30,21 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: a folder, or a name on the Hugging Face Hub. dtype: one of DTYPES; `auto` for the model's
     own, but float32 for float16 on a CPU. threads: PyTorch's threads in each process. draft_model:
     the folder or name of a smaller model with the same vocabulary. draft_tokens: the most tokens
-    drafted at once, 0 for none; fewer are drafted when that is faster. has_lookup: instead of using
-    a draft model, draft the tokens that followed an earlier occurrence of the sequence's last
-    tokens. max_batch_size: the most sequences computed at once. max_step_tokens: the most tokens
-    that one step computes. max_wait_s: the longest wait of an idle engine for more requests, 0 to
-    60 seconds; a full batch begins at once. max_model_len: the most tokens of a sequence, prompt
-    and answer together; None for the model's own maximum, but at most 4,096. max_cache_tokens: the
-    size of the cache in tokens; each sequence reserves max_model_len of them, so fewer than
-    max_batch_size sequences may be computed at once; None for room for max_batch_size sequences.
-    max_waiting: the most sequences in the queue; each answer to a request is one. reuses_prefixes:
-    keep keys and values for later prompts with the same beginning. tensor_parallel: the number of
-    processes that share each layer. pipeline_parallel: the number of stages into which the layers
-    are split.
+    drafted at once with a draft model or has_lookup, 0 for none; fewer are drafted when that is
+    faster. has_lookup: instead of using a draft model, draft the tokens that followed an earlier
+    occurrence of the sequence's last tokens. max_batch_size: the most sequences computed at once.
+    max_step_tokens: the most tokens that one step computes. max_wait_s: the longest wait of an idle
+    engine for more requests, 0 to 60 seconds; a full batch begins at once. max_model_len: the most
+    tokens of a sequence, prompt and answer together; None for the model's own maximum, but at most
+    4,096. max_cache_tokens: the size of the cache in tokens; each sequence reserves max_model_len
+    of them, so fewer than max_batch_size sequences may be computed at once; None for room for
+    max_batch_size sequences. max_waiting: the most sequences in the queue; each answer to a request
+    is one. reuses_prefixes: keep keys and values for later prompts with the same beginning.
+    tensor_parallel: the number of processes that share each layer. pipeline_parallel: the number of
+    stages into which the layers are split.
     All numbers except max_wait_s are integers: draft_tokens is at least 0; max_step_tokens,
     max_model_len and max_cache_tokens are at least 2; the others are at least 1. Raises ConfigError
-    for values that are out of range.
+    for values that are out of range, and for draft_model together with has_lookup.
     """
 
     model: str

@@ -258,7 +258,7 @@ class Connection(asyncio.Protocol):
     # What exchanges call.
 
     async def drained(self) -> None:
-        """Returns once the client has read most of the written data."""
+        """Returns once most of the written data has been sent."""
         while self.is_write_paused:
             self._drain = asyncio.Future()
             try:

@@ -340,10 +340,7 @@ class Exchange:
             channel.transport.write(framed)
 
     async def drained(self) -> None:
-        """Returns once the client has read all but at most 64 KiB of the written data.
-
-        With TLS, all but at most 512 KiB.
-        """
+        """Returns once at most 64 KiB of the written data, or 512 KiB with TLS, wait to be sent."""
         if self._channel.is_write_paused:
             await self._channel.drained()
 
@@ -391,7 +388,7 @@ class Exchange:
         transport.abort()
 
     def refuse(self, fault: Fault) -> None:
-        """Responds with the error in plain text, and ends the connection."""
+        """Responds with the error in plain text, unless a response has begun, and disconnects."""
         if self.state is _WAITING:
             self.respond(fault.status, shown(fault.status, fault.reason), TEXT, is_last=True)
         else:

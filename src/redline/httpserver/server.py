@@ -41,10 +41,10 @@ _HINTS = {
     errno.EADDRINUSE: (
         "stop the process that listens there, or choose another port: 0 picks a free one"
     ),
-    errno.EACCES: "only root may use a port below 1024; 0 picks a free one",
+    errno.EACCES: "a port below 1024 usually needs root; 0 picks a free one",
 }
 _OTHER_HINT = (
-    "the host must be an address of this machine, such as 127.0.0.1; 0.0.0.0 listens on all of them"
+    "the host must be an address of this machine, such as 127.0.0.1; 0.0.0.0 means all IPv4 ones"
 )
 # The time for cancelled handlers to end, and for written data to be sent.
 _LAST_WORDS_S = 1.0

@@ -140,8 +140,9 @@ def sync_name(path: Path) -> None:
 def replace_file(path: Path, write: Callable[[int], None]) -> None:
     """Replaces the file at `path` atomically: a reader sees either the old file or the new one.
 
-    If `path` is a link, its target is replaced. The permissions are kept. write: called with the
-    descriptor of a new file in the same folder. Raises JournalError if the file cannot be written.
+    If `path` is a link, its target is replaced. Its permissions are kept if the system permits
+    that. write: called with the descriptor of a new file in the same folder. Raises JournalError if
+    the file cannot be written.
     """
     with telling(path):
         beside = _beside(path)

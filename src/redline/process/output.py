@@ -103,7 +103,10 @@ def cells(text: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Removes control sequences, and control, zero-width and direction characters."""
+    """Removes control sequences, and most control, zero-width and direction characters.
+
+    Line feeds, tabs, and the joiners that some scripts and emoji need are kept.
+    """
     if text.isascii() and text.isprintable():
         return text
     return _HIDDEN.sub("", _SEQUENCES.sub("", text))

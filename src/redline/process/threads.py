@@ -29,7 +29,7 @@ _Work = tuple[Future[Any], Callable[[], Any]]
 class RaisedStop(RuntimeError):
     """Raised in place of a StopIteration that a function has raised.
 
-    An asyncio future cannot hold a StopIteration: its caller would wait forever.
+    An asyncio future cannot hold a StopIteration: in Python 3.11, its caller would wait forever.
     """
 
 

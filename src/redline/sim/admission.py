@@ -1,9 +1,9 @@
 """Enforces rate limits as providers do: with four algorithms, and several limits at once.
 
 Nothing here waits, and the time is an argument, `now_s`, so that tests can set it. For a limit of N
-requests or tokens per W seconds:
+requests or tokens, each of which is a hit, per W seconds:
 
-| algorithm | a request is admitted while                                                          |
+| algorithm | a hit is admitted while                                                              |
 |-----------|--------------------------------------------------------------------------------------|
 | `fixed`   | the window's count is below N; the first hit after a window begins the next window   |
 | `moving`  | the last W seconds contain fewer than N hits                                         |

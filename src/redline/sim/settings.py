@@ -43,7 +43,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
         Retry-After, but with `gemini`, the body of a 429 states the wait.
     replay: a JSONL file to answer from, each line with a `question` and its `answer`.
     stories: whether to answer with invented stories, determined by the question and the request's
-        seed.
+        seed; without a seed, each answer is a new story.
     near_duplicates: the share of stories, 0 to 1, that repeat an earlier one with a few words
         changed.
     seed: determines the stories and, in order of arrival, latencies, faults and jitter.

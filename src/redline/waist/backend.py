@@ -75,8 +75,9 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
     a copy of the body as its argument. Bytes are sent unchanged, and need a Content-Type in
     `headers` unless they are JSON. Do not change the body in place: `with_fields` returns a changed
     request.
-    raw: the JSON to send, byte for byte, given instead of `body`; `body` is then decoded from
-    `raw` when it is first read. If both are given, `body` takes precedence and `raw` is None.
+    raw: the JSON to send, given instead of `body`; it is sent byte for byte unless redline has to
+    change a field, such as the model's name. `body` is then decoded from `raw` when it is first
+    read. If both are given, `body` takes precedence and `raw` is None.
     output_path: keys and indices that select the answer in the reply's JSON, outermost first; empty
     for the answer as the API defines it.
     """
@@ -288,8 +289,9 @@ class Chunk(msgspec.Struct, frozen=True):
     the endpoint does not stream; b"" if the answer came from no endpoint.
 
     A sink that relays gets neither text nor data; `raw` then has all bytes since the last chunk,
-    including comments and `[DONE]`. Joined, the `raw` of all chunks is what the endpoint sent, byte
-    for byte, except that an event with an error ends the call and is not passed on.
+    including comments and `[DONE]`, except those that `put_now` or an outlet has taken. Together,
+    these are what the endpoint sent, byte for byte, except that an event with an error ends the
+    call and is not passed on.
     """
 
     text: str

@@ -94,8 +94,8 @@ class CacheUse(msgspec.Struct):
     """Counts cache lookups by their result.
 
     hits: the answer was in the cache. shared: the answer comes from an identical call in flight.
-    misses: the request is sent. passed: the request is sent without a lookup, since its answer may
-    differ each time or is streamed.
+    misses: the request is sent. passed: the request is sent without a lookup, for example since its
+    answer may differ each time or is streamed.
     """
 
     hits: int = 0

@@ -24,19 +24,20 @@ class Reply(msgspec.Struct, kw_only=True):
     """An answer that was read from a response.
 
     output: a string; a list of strings for several choices; a vector or a list of vectors for
-    embeddings; the JSON value itself for an API that redline does not know; None or empty if there
-    are only tool calls.
+    embeddings; the JSON value that `output_path` selects, or all JSON for an API that redline does
+    not know; the result of a user's function; None or empty if there are only tool calls.
     finish_reason: in the words of chat (`stop`, `length`, `content_filter`, `tool_calls`), any
     other as the endpoint sent it; but `refusal` if the model refused, and `empty` if it stopped
     without any content. For several choices, finish_reason and tool_calls are lists with an item
     for each choice; tool_calls is None if no choice has any.
     headers: the HTTP response's headers, keyed by lower-case name; do not change them. Empty if
     there was no response.
-    request_id: the response's `x-request-id`; without one, the `id` in its body, or None.
+    request_id: the response's `x-request-id`; without one, the `id` of a chat, completion or
+    response, or None.
     usage, model: as the endpoint sent them; None if it sent none. input_tokens, output_tokens: read
     from usage, None if unknown.
     body: the bytes of the response; for a stream, those of the same answer without streaming, or
-    b"" if its sink relays. status: the HTTP status of the response.
+    b"" for a chat or completion whose sink relays. status: the HTTP status of the response.
     """
 
     output: Any = None
@@ -105,16 +106,16 @@ class Attempt(msgspec.Struct, frozen=True):
 
 @mutable
 class Outcome(msgspec.Struct, kw_only=True):
-    """The outcome of a call; every call has exactly one.
+    """The outcome of a call; every call that is not cancelled has exactly one.
 
-    status: `succeeded`; `rejected` if the call will never succeed; `exhausted` if its retries or
-    its time ran out. reply: None if no answer was read; a failure has a reply if its answer was
-    rejected, by `fail_on` or by the function `after`. error: None for a success. endpoint: the name
-    of the endpoint of the last attempt, "" without an attempt. attempts: the number of attempts, 0
-    if no request was made.
-    latency_s: seconds from the write of the last attempt to the end of its response.
+    status: `succeeded`; `exhausted` if the call failed but may succeed later, usually because its
+    retries or its time ran out; `rejected` for any other failure. reply: None if no answer was
+    read; a failure has a reply if its answer was rejected, by `fail_on` or by the function `after`.
+    error: None for a success. endpoint: the name of the endpoint of the last attempt, "" if it
+    reached none. attempts: the number of attempts started, even if their requests were not written.
+    latency_s: seconds from the write of the last attempt to its end; 0 if it was not written.
     tried: at most the 32 latest attempts, oldest first; for a row of a task, the attempts of all
-    its requests. Empty if no request was made.
+    its requests. Empty if no attempt reached an endpoint or a function.
     is_cached: True if the answer is that of another call, earlier or at the same time; `attempts`
     is then 0, and the reply's usage is that of the other call. is_batched: True if the answer came
     from the Batch API, at its price; `latency_s` is then 0, and `attempts` counts batches.

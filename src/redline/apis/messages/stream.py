@@ -2,8 +2,8 @@
 
 The events of a message are message_start; then content_block_start, content_block_delta and
 content_block_stop for each block; then message_delta with the stop reason and the usage; and
-message_stop. Anything that is not passed on to the client, such as comments and thinking, becomes a
-ping.
+message_stop. Comments and thinking are not passed on to the client: once the message has begun,
+each of them becomes a ping.
 
 A block ends when the next one begins. Only a tool call whose arguments are incomplete by then ends
 later, since a server may mix the pieces of several calls.

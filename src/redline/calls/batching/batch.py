@@ -10,8 +10,9 @@ that stops the run
 any other error                        all get the error, since no single member is to blame
 a member's own `on_write` refuses      that member gets the error; the others are sent without it
 
-A batch of n members makes at most 2n - 1 calls for its answers, and at most 1 + 2 log2(n) if one of
-them is at fault. Its calls follow one another, so a batch never has more than one in flight.
+A batch of n members makes at most 2n - 1 calls for its answers, or 1 + 2 log2(n), with the
+logarithm rounded up, if only one of them is at fault. Its calls follow one another, so a batch
+never has more than one in flight.
 """
 
 from __future__ import annotations

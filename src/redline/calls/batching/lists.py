@@ -215,7 +215,10 @@ def _miscounted(asked: int, got: int) -> BadReply:
 def _usages(
     parts: Sequence[Part], slices: Sequence[Sequence[Fields]], usage: dict[str, Any] | None
 ) -> list[dict[str, Any] | None]:
-    """Returns the usage of each part: the sum of its items' usages, or a share of the total."""
+    """Returns the usage of each part: the sum of its items' usages, or a share of the total.
+
+    None for each part if the answer states neither.
+    """
     stated = [[_usage_of(one) for one in own] for own in slices]
     if all(one is not None for own in stated for one in own):
         return [added_usage([one for one in own if one is not None]) for own in stated]

@@ -3,7 +3,7 @@
 If the answer has a usage for each item, `added_usage` adds these up for each request. Otherwise
 each count is apportioned: input tokens by the length of the inputs, output tokens by the length of
 the answers. Lengths are in tokens for inputs that are given as tokens, and in bytes for texts.
-Shares are whole numbers, and their sum is the count in the answer.
+Shares of a whole number are whole, and their sum is the count in the answer.
 """
 
 from __future__ import annotations

@@ -209,7 +209,10 @@ _DECODE = msgspec.msgpack.Decoder(_Kept).decode
 
 
 def _kept(request: Request, outcome: Outcome, at_s: float) -> bytes | None:
-    """Returns the stored form of a complete success; None for any other outcome or `no-store`."""
+    """Returns the stored form of a complete success; None for any other outcome or `no-store`.
+
+    None too if a hit would give another output than this call.
+    """
     reply = outcome.reply
     if not outcome.is_success or reply is None or reply.status != 200 or not reply.body:
         return None

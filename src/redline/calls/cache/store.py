@@ -2,11 +2,11 @@
 
   lookups      the lookups of one turn of the event loop go to a thread together; those that arrive
                while the thread reads form the next group
-  answers      an answer can be looked up as soon as `put` has returned; another thread writes it
-               with its group, so that no lookup waits for the writes of other processes
+  answers      an answer that `put` accepts can be looked up at once; it is written later, with its
+               group, by another thread than that of the lookups
   the bound    the least recently used answers are deleted before a group would exceed the bound
   damage       an answer with a wrong checksum counts as absent; for a damaged file see file.py
-  failures     if the disk is full or unreachable, nothing is stored or found, and a note says so
+  failures     what the disk cannot store or read counts as absent, and a note says so
 
 Only `AnswerStore.open` blocks the event loop. A lookup takes 10 us if the file is in memory, but an
 unknown time if it is not, so lookups run in a thread.
@@ -60,10 +60,10 @@ class Cache(msgspec.Struct, frozen=True):
     """The settings of the answer cache.
 
     folder: None for redline/answers in $XDG_CACHE_HOME, or in ~/.cache if that is not set.
-    max_bytes: the largest size of the file in the folder, at least 1,000,000, 1 GB by default; the
-    least recently used answers are deleted first, and an answer above an eighth of this size is not
-    stored. includes_sampled: also store answers that were sampled at random, so that identical
-    requests get the same answer. Raises ConfigError if max_bytes is too small.
+    max_bytes: the largest size of the file in use, approximately; at least 1,000,000, 1 GB by
+    default. The least recently used answers are deleted first, and an answer above an eighth of
+    this size is not stored. includes_sampled: also store answers that were sampled at random, so
+    that identical requests get the same answer. Raises ConfigError if max_bytes is too small.
     """
 
     folder: str | os.PathLike[str] | None = None

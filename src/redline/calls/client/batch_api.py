@@ -1,8 +1,7 @@
 """Calls the Batch API in OpenAI's form: uploads files, creates batches, downloads results.
 
 Providers count these requests separately from requests to models, so the endpoint's limits do not
-apply. They are retried like a row's requests, except for the deletion of a file and the creation of
-a batch.
+apply. They are retried, except for the deletion of a file and the creation of a batch.
 If the response to a creation is lost, the batch may exist, and a second batch would cost as much
 again, so the caller looks for the batch before creating another.
 """
@@ -163,7 +162,7 @@ class BatchApi:
     async def _asked(
         self, backend: Backend, request: Request, kind: type[T], call: Call | None = None
     ) -> T:
-        """Sends a request and returns the response's JSON as `kind`, with secrets masked."""
+        """Sends a request; returns the response's JSON as `kind`, masked as `Mask.body` does."""
         call = call or Call()
         outcome = await backend.send(request, call)
         call.let_go()

@@ -244,7 +244,7 @@ class FunctionBackend:
 
 
 def label_of(function: Callable[..., Any]) -> str:
-    """Returns the function's name, which is its label in messages and results."""
+    """Returns the name of the function or of its type: its label in messages and results."""
     return getattr(function, "__name__", type(function).__name__)
 
 

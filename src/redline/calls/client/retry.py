@@ -4,16 +4,16 @@
   429                                  10 x max_retries      Retry-After above 0, see below, or
                                                              back-off
   no connection (endpoint down)        nothing               the endpoint's pause, and up to 1 s
-  a 200 that cannot be read            2, and max_retries    back-off
+  an answer that cannot be read        2, and max_retries    back-off
   any other Retryable                  max_retries           the longer of Retry-After and back-off
 
 A back-off also waits until the retry budget allows the retry. If `Call.avoid` contains the failed
 endpoint, another endpoint of the pool is available. After a 429, and after the first two failures
 of any kind, the call then waits for the retry budget alone. A row whose last five failures are
-ServerFailed with the same status, while other rows succeed, is not retried. If max_retries is 0,
-nothing is retried. After more than max_retries 429s, a random time is added to a Retry-After: up to
-this Retry-After for each further 429, at most `cap_s`, and at most half of the time that is then
-left before the deadline.
+ServerFailed with the same status, while nearly all other rows succeed, is not retried. If
+max_retries is 0, nothing is retried. After more than max_retries 429s, a random time is added to a
+Retry-After: up to this Retry-After for each further 429, at most `cap_s`, and at most half of the
+time that is then left before the deadline.
 
 Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015): uniform in
 0..min(cap, base 2^k). A waiting row holds no slot, no connection and no tokens.
@@ -72,14 +72,15 @@ _NEIGHBOURS_SHARE = 0.9
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The number and the pace of retries.
 
-    max_retries: attempts after the first, 0 to 100; retries after HTTP 429 count separately, up to
-    ten times as many. base_s, cap_s: the longest back-off after the first failure, and after any
-    failure; above 0 and at most 86,400 s. A back-off is uniform in 0..min(cap_s, base_s 2^k) after
-    k retries (full jitter: Brooker, AWS Architecture Blog, 2015). share: the most retries as a
-    share of first attempts, 0 to 1, in addition to `floor_per_s` retries per second, above 0 and at
-    most 86,400; further retries wait. Retries after a failed connection, or after a 429 with a
-    Retry-After, do not count, except those that another endpoint of a pool takes. Raises
-    ConfigError for a value out of range.
+    max_retries: attempts after the first, 0 to 100, 0 for none at all. Retries after HTTP 429 count
+    separately, up to ten times as many; those after a failed connection do not count; at most two
+    follow answers that cannot be read. base_s, cap_s: the longest back-off after the first failure,
+    and after any failure; above 0 and at most 86,400 s. A back-off is uniform in
+    0..min(cap_s, base_s 2^k) after k retries (full jitter: Brooker, AWS Architecture Blog, 2015).
+    share: the most retries as a share of first attempts, 0 to 1, in addition to `floor_per_s`
+    retries per second, above 0 and at most 86,400; further retries wait. Retries at the same
+    endpoint after a failed connection, or after a 429 with a Retry-After, are outside this share.
+    Raises ConfigError for a value out of range.
     """
 
     max_retries: int = 8

@@ -35,7 +35,7 @@ _MODELS_KEPT = 1024
 class Price(msgspec.Struct, frozen=True, kw_only=True):
     """Picodollars per token of each kind, 0 or more.
 
-    A token that is written to the provider's cache costs twice as much as other input.
+    A token that is written to the provider's cache counts at twice the price of other input.
     """
 
     input: int

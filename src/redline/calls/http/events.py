@@ -36,11 +36,11 @@ _MOST_FORMS = 8
 # Fields that request an answer which would not arrive whole: what is wrong, and what to do.
 _PARTIAL = {
     "stream": (
-        "the row asks for a stream, but answers are written when they are complete",
+        "the request asks for a stream, but answers are delivered when they are complete",
         "remove `stream` from it; redline.Client.stream reads answers as they arrive",
     ),
     "background": (
-        "the row asks for an answer in the background, which is not complete when it arrives",
+        "the request asks for an answer in the background, which is incomplete when it arrives",
         "remove `background` from it",
     ),
 }

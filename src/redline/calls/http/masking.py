@@ -93,7 +93,7 @@ class Mask:
         """Returns the part of the body that an error keeps: at most 64 KiB, with secrets replaced.
 
         masked: the result of `body`. For a body above 4 KiB, returns a function that masks it on
-        demand, which takes 1 ms per KiB.
+        demand, which takes about 1 ms per KiB.
         """
         if len(body) <= _LONGEST_BODY:
             return masked

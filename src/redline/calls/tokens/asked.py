@@ -116,7 +116,7 @@ def keep_facts(request: Request, facts: BodyFacts) -> None:
 
 
 def kept_facts(request: Request) -> Chat | None:
-    """Returns the facts from `keep_facts`; None if the body has yet to be read."""
+    """Returns the facts kept with the request; None if there are none, as for an unusual chat."""
     chat: Chat | None = request.__dict__.get("chat")
     return chat
 

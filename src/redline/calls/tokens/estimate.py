@@ -224,7 +224,7 @@ class TokenEstimator:
         return Cost(cost.input_tokens, asked.most_output * asked.drafts)
 
     def least(self, request: Request) -> int:
-        """Returns a lower bound on the input tokens of the call, about half of the true number.
+        """Returns a low estimate of the call's input tokens, usually about half of the true number.
 
         Ignores everything learned, since it may come from another kind of row, and a row whose
         result is above the limit is refused for good.

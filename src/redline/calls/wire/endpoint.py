@@ -111,7 +111,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         for name, model in self.models.items():
             if not (name and model and isinstance(name, str) and isinstance(model, str)):
                 raise ConfigError(
-                    f"models must map a model's name to another name, not {name!r} = {model!r}",
+                    f"models must map a model's name to a name, not {name!r} = {model!r}",
                     hint='for example fast = "qwen3-8b"',
                 )
         for name in ("metrics", "probe"):

@@ -1,8 +1,8 @@
 """Decodes tokens to text as they arrive: whole characters only, cut at stop strings.
 
 A character may span several tokens, and some decoders write a token differently at the beginning
-of a text or inside a run of bytes. So a stream decodes a short window of its last tokens. The
-returned parts, joined, equal the text of all tokens decoded at once.
+of a text or inside a run of bytes. So a stream decodes a short window of its last tokens. Unless a
+stop string cuts the text, the returned parts, joined, equal all tokens decoded at once.
 """
 
 from __future__ import annotations

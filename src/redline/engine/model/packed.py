@@ -38,8 +38,8 @@ def pack(model: Any) -> None:
 
     In float32, the faster of MKL and oneDNN packs them; in bfloat16, oneDNN does. A layer's own
     weight is replaced by one with the same shape but no memory; an embedding that shares the weight
-    keeps it. Layers of other kinds, layers packed already and layers with a `forward` of their own
-    are not changed.
+    keeps it. Layers of other kinds, layers whose dtype cannot be packed here, layers packed already
+    and layers with a `forward` of their own are not changed.
     """
     layers: list[Any] = [layer for layer in model.modules() if type(layer) is nn.Linear]
     makers: dict[torch.Size, _Maker] = {}

@@ -41,10 +41,11 @@ _StopTokens = Annotated[tuple[int, ...], Meta(max_length=128)]
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling parameters of one request, which determine its tokens and where its text ends.
 
-    temperature: 0 is greedy. top_k: 0 or -1 for all tokens. seed: the same seed gives the same
-    tokens, whatever else is computed; None for random noise. max_tokens: the most tokens of an
-    answer; None if not given, then see `Asked.most_tokens`. logprobs: the number of likely tokens
-    to report with each chosen token; None for no log probabilities. n: the number of answers.
+    temperature: 0 is greedy. top_k: 0 or -1 for all tokens. seed: in float32, the same seed gives
+    the same tokens, whatever else is computed; None for random noise. max_tokens: the most tokens
+    of an answer; None if not given, then see `Asked.most_tokens`. logprobs: the number of likely
+    tokens to report with each chosen token; None for no log probabilities. n: the number of
+    answers.
     """
 
     temperature: float = 1.0

@@ -42,9 +42,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: the most calls in flight, 1 to 100,000; "auto" searches for the number, at most
     1,000, that is best for the server; None means 64, or up to 1,000 if the request rate needs more
     when answers take 30 s.
-    rate: "stated" keeps to the rates above; "auto" also keeps to the limits in the server's
-    headers, or searches for a request limit if they state none; without a `concurrency`, "auto"
-    searches for the concurrency as well.
+    rate: "stated" keeps to the rates above, which the server's headers can only lower; "auto" also
+    adopts other limits in the headers, or searches for a request limit if they state none; without
+    a `concurrency`, "auto" searches for the concurrency as well.
     profile: the server's algorithm, `fixed`, `moving`, `counter` or `bucket`; `any`, the default,
     is safe for all of them (docs/limits.md).
     headroom: the share of each rate that may be used, above 0 and at most 1.

@@ -83,7 +83,7 @@ def read_one(
 
 
 def read_list(rates: str | None, policy: str | None, wall_s: float) -> list[Stated]:
-    """Returns one limit for each member of `RateLimit`, and for each policy that is not in it."""
+    """Returns the limits that the members of `RateLimit` state, and those of other policies."""
     if rates is not None and len(rates) > _LONGEST_TEXT:
         rates = None
     if rates is not None and ";" not in rates:

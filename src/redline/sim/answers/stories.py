@@ -1,6 +1,7 @@
 """Invents stories: all different, but the same for the same question and seed.
 
-Stories are assembled from lists of words, so two stories have few sequences of words in common.
+Near-duplicates (see Stories) are the exception to both. Stories are assembled from lists of words,
+so two other stories have few sequences of words in common.
 """
 
 from __future__ import annotations
