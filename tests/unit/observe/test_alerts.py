@@ -245,8 +245,8 @@ WRONG = {
     "endless": ({"rows_per_s": {"below": "inf"}}, "rows_per_s must be at most 10^12, not inf", ""),
     "true": ({"error_rate": True}, "error_rate is not a number above 0: True", "20%"),
     "time": ({"error_rate": {"for": "soon"}}, "for is not a time: soon", "5m"),
-    "webhook": ({"webhook": "hooks.example.com"}, "webhook is not an http", "https://"),
-    "user": ({"webhook": "https://me:pass@h/x"}, "webhook is not an http", "https://"),
+    "webhook": ({"webhook": "hooks.example.com"}, "webhook must be an http", "https://"),
+    "user": ({"webhook": "https://me:pass@h/x"}, "webhook must be an http", "https://"),
     "built in": ({"built_in": "no"}, "built_in must be true or false", ""),
 }
 
