@@ -34,7 +34,7 @@ def test_a_cache_larger_than_memory_is_refused_with_its_size(cli: Cli, folder: s
     assert told.status == 2
     assert "defect" not in told.err
     assert "the KV cache for 4,000,000 sequences of 512 tokens needs 2,097.2 GB" in told.err
-    assert "--max-batch-size" in told.err.partition("hint:")[2]
+    assert "max_batch_size" in told.err.partition("hint:")[2]
 
 
 # Python warns of forks where there are threads; those here hold nothing.

@@ -157,8 +157,9 @@ def _read(fd: int, at: int) -> bytes:
 def _key_of(line: bytes) -> int | None:
     """Returns the key of the line's row; None if the line is not sound.
 
-    A line is not sound if its checksum is wrong, its end is missing, or its JSON cannot be read,
-    for example because it is nested too deeply.
+    A line is not sound if its checksum is wrong, its end is missing, or its key cannot be read. In
+    usual lines, the key has a fixed place; any other line is parsed, and must not be nested too
+    deeply.
     """
     line = _as_written(line)
     body, tail = line[:-_TAIL_BYTES], line[-_TAIL_BYTES:]

@@ -169,7 +169,7 @@ class FileBlocks(Blocks):
     def _changed(self, how: str) -> CorruptInput:
         return CorruptInput(
             f"{self.name} {how} while its rows were being processed",
-            hint="the results are for the rows as they were read; run the same command again: it "
+            hint="the results are for the rows as they were read; with -o, the same command then "
             "processes the rows that are new or changed",
         )
 

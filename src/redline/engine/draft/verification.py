@@ -17,8 +17,8 @@ from redline.engine.sample import Noise, Purpose, draw, gumbel_choice, sample, u
 class Acceptance(NamedTuple):
     """For each of B rows: the number of accepted draft tokens, and the token that follows them.
 
-    accepted (B,) int64, 0 to the row's length. following (B,) int64: a replacement if a draft
-    was rejected, otherwise a bonus token.
+    accepted (B,) int64, 0 to the number of the row's draft tokens. following (B,) int64: a
+    replacement if a draft token was rejected, otherwise a bonus token.
     """
 
     accepted: Tensor

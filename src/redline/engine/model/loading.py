@@ -89,12 +89,12 @@ class Loaded:
         if free is None or needed <= free:
             return SlotCache(shape, self.dtype, self.device)
         fitting = slots * free // needed
-        fewer = f"give --max-batch-size {fitting} or less, or " if fitting else "give "
+        fewer = f"give max_batch_size {fitting} or less, or " if fitting else "give "
         raise ConfigError(
             f"the KV cache for {slots:,} sequences of {capacity:,} tokens needs "
             f"{needed / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB of memory is free",
             where=str(self.device),
-            hint=f"{fewer}a lower --max-model-len",
+            hint=f"{fewer}a lower max_model_len",
         )
 
 
@@ -201,14 +201,14 @@ def model_len(wanted: int | None, config: Any, name: str) -> int:
     length = min(most, _DEFAULT_LEN) if wanted is None else wanted
     if length > most:
         what = f"{name} handles sequences of at most {most:,} tokens, not {length:,}"
-        raise ConfigError(what, hint=f"give --max-model-len {most} or less")
+        raise ConfigError(what, hint=f"give max_model_len {most} or less")
     window = _window(config)
     if window is not None and length > window:
         words = f"sliding-window attention over {window:,} tokens"
         raise ConfigError(
             f"the model in {name} ({config.model_type}) has {words}, which the engine does not "
             f"support for sequences of {length:,} tokens",
-            hint=f"give --max-model-len {window} or less; --launcher vllm runs longer sequences",
+            hint=f"give max_model_len {window} or less; --launcher vllm runs longer sequences",
         )
     return length
 

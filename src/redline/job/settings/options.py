@@ -318,7 +318,8 @@ class Options:
         python="limits",
     )
     guard_s: float | None = _time(
-        "Margin added to each window for network jitter, such as 50ms. Default: measured.",
+        "Margin for network jitter, such as 50ms: added to each window or, with --profile bucket, "
+        "taken off the burst. Default: measured.",
         most_s=MAX_GUARD_S,
         may_be_0=True,
         of_endpoint=True,
@@ -341,8 +342,8 @@ class Options:
     )
     budget: int | None = _flag(
         "MONEY",
-        "The most that all runs of this output together may spend, such as 5usd. With "
-        "--max-tokens, no call is sent that could exceed it.",
+        "The most that all runs of this output with a budget may spend together, such as 5usd. "
+        "With --max-tokens, no call is sent that could exceed it; a judge has its own max_tokens.",
         read=parse_money,
         section=_COST,
     )
