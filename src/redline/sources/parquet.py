@@ -61,8 +61,8 @@ class ArrowRows(BlockingRows):
         if not self._is_closed and any(now[file] != self._seen[file] for file in now):
             raise CorruptInput(
                 f"{self.name} was changed while its rows were being processed",
-                hint="the results are for the rows as they were read; with -o, the same command then "
-                "processes the rows that are new or changed",
+                hint="the results are for the rows as they were read; with -o, the same command "
+                "then processes the rows that are new or changed",
             )
 
     def _row(self, value: object) -> Row:
