@@ -54,7 +54,10 @@ class TestPaths:
             (tmp_path / name).touch()
             error = error_of(tmp_path / name)
             assert "has an unknown suffix" in error.what
-            assert ".jsonl, .ndjson, .jsonlines, .json, .txt, .csv and .tsv, also with .gz" in error.hint
+            assert (
+                ".jsonl, .ndjson, .jsonlines, .json, .txt, .csv and .tsv, also with .gz"
+                in error.hint
+            )
 
     def test_a_missing_file_and_the_nearest_name(self, tmp_path: Path) -> None:
         (tmp_path / "tickets.jsonl").touch()
