@@ -71,7 +71,7 @@ class Failures:
                 f"the first {HOPELESS_ROWS} rows all failed, the last with: {error.what}",
                 where=error.where,
                 hint=error.hint
-                or "try a few rows with --limit 5 until they succeed, then start over with "
+                or "try a few rows with --limit 5 until they succeed; with -o, start over with "
                 "--restart",
             )
         most = self._job.stop_at_error_rate
