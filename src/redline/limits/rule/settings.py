@@ -48,7 +48,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     profile: the server's algorithm, `fixed`, `moving`, `counter` or `bucket`; `any`, the default,
     is safe for all of them (docs/limits.md).
     headroom: the share of each rate that may be used, above 0 and at most 1.
-    guard_s: the seconds added to each window against jitter, 0 to 10; None to measure the jitter.
+    guard_s: the seconds added to each window against jitter, or taken off the burst with `bucket`,
+    0 to 10; None to measure the jitter.
     charge: which tokens the provider counts against a token limit. `actual`: the usage in the
     reply. `reserved`: prompt + max_tokens at admission, never refunded. `auto`: `reserved` for
     hosts known to charge that way, otherwise `actual`.
