@@ -283,7 +283,7 @@ def _about_cost(seen: _Seen) -> Iterator[Family]:
             used[kind] = value / of
     yield gauge(
         "redline_budget_used_ratio",
-        "Share of the budget that all runs have spent.",
+        "Share of the budget that all runs with a budget have spent.",
         _kinds({}, used),
         "1",
     )
