@@ -34,8 +34,8 @@ _OWN = (
         "concurrency",
         "N",
         "Number of users; each sends its next request when its previous answer is complete. "
-        "Default: the sum of the endpoints' settings if all have one, otherwise 16. With a rate or "
-        "a trace: maximum requests in flight, default 1000.",
+        "Default: the sum of the endpoints' concurrency if all set it, otherwise 16. With a rate "
+        "or a trace: maximum requests in flight, default 1000.",
         short="-c",
         read=users,
     ),
@@ -120,8 +120,8 @@ def bench(ctx: Context, targets: list[str] | None) -> int:
 
     By default, each of -c N users sends a request when its previous answer is complete. If the API
     supports it, answers are streamed, which shows the times to the first token and between tokens.
-    Only a Client as the target retries. Limits and budgets apply to endpoints. Requests may cost
-    money, so a summary of them is printed first, except with -q.
+    Nothing is retried unless the target is a Client. Limits and budgets apply to endpoints.
+    Requests may cost money, so a summary of them is printed first, except with -q.
 
         redline bench sim --duration 5s
         redline bench http://127.0.0.1:8000/v1 --model m -c 32 --warm-up 10s
