@@ -38,7 +38,7 @@ _TEXT_LINES, _MESSAGE_LINES = 6, 3
 PARAMS = (
     Word("results", "OUT", "The results file of a run, or its URL."),
     switch("failed", "Show the rows that failed.", section="Rows instead of numbers"),
-    switch("cut", "Show the rows whose answer was cut at the token limit."),
+    switch("cut", "Show the successful rows whose answer was cut at the token limit."),
     flag(
         "row",
         "N",
