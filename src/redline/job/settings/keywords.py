@@ -86,7 +86,7 @@ class Keywords(TypedDict, total=False):
         row_deadline_s: Longest time for a row with all its retries, in seconds. Default: no limit.
         deadline_s: End the run after this time, in seconds; with output, the same call continues
             it. Default: no limit.
-        limit: Send only the first N rows.
+        limit: Send only the first N rows of the input.
         via: How to send rows: "live" (which cancels open batches), "batch" (the Batch API), or
             "auto" (batches while deadline_s allows, the rest live). Default: live, but the run is
             refused while a batch is open.

@@ -454,7 +454,7 @@ class Options:
         "End the run after this time, such as 6h. With an output file, the same command continues "
         "it. Default: no limit."
     )
-    limit: int | None = _whole("Send only the first N rows.")
+    limit: int | None = _whole("Send only the first N rows of the input.")
     fail_on: Sequence[str] | None = _flag(
         "REASONS",
         "Kinds of answers that count as failures, separated by commas: length (cut at the token "
