@@ -37,7 +37,7 @@ def test_a_run_by_batches_tells_what_went_by_them(cli: Cli, rows: Rows) -> None:
 def test_show_counts_what_batches_have_spent_of_a_budget(cli: Cli, rows: Rows) -> None:
     budget = ("--budget-tokens", "10k", "--max-tokens", "9")
     cli("run", three(rows), *SIM, "--via", "batch", *budget)
-    assert "spent       18 tokens by all runs" in cli("show", "out.jsonl").out
+    assert "spent       18 tokens by runs with a budget" in cli("show", "out.jsonl").out
 
 
 def test_a_live_run_says_nothing_of_batches(cli: Cli, rows: Rows) -> None:

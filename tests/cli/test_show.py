@@ -251,7 +251,8 @@ def test_what_a_budget_has_spent_is_told(cli: Cli, rows: Rows) -> None:
     )
     spent = fields(cli, "labels.jsonl")["spent"]
     assert spent["tokens"] >= 20
-    text = f"spent       {spent['tokens']} tokens by all runs, including failed and open calls"
+    text = "tokens by runs with a budget, including failed and open calls"
+    text = f"spent       {spent['tokens']} {text}"
     assert text in cli("show", "labels.jsonl").out
     Path("labels.redline/spent").write_text("torn")
     assert "labels.redline/spent is damaged" in " ".join(cli("show", "labels.jsonl").out.split())

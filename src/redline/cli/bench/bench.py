@@ -34,8 +34,8 @@ _OWN = (
         "concurrency",
         "N",
         "Number of users; each sends its next request when its previous answer is complete. "
-        "Default: the concurrency set for the endpoints, otherwise 16. With a rate or a trace: "
-        "maximum requests in flight, default 1000.",
+        "Default: the sum of the endpoints' concurrency if all set it, otherwise 16. With a rate "
+        "or a trace: maximum requests in flight, default 1000.",
         short="-c",
         read=users,
     ),
@@ -56,7 +56,8 @@ _OWN = (
         "replay",
         "TRACE",
         "Send requests at the recorded times of the last run in TRACE, a file that redline run "
-        "--trace wrote; without --rows, prompts and answers also have the recorded lengths.",
+        "--trace wrote. Synthetic prompts get about the recorded lengths, and without "
+        "--max-tokens, their answers at most those.",
     ),
     whole("seed", "Seed for random arrivals and synthetic prompts. Default: 0.", least=0),
     switch(
@@ -117,10 +118,10 @@ PARAMS = (
 def bench(ctx: Context, targets: list[str] | None) -> int:
     r"""Measure the throughput and latency of a target under a load that you choose.
 
-    By default, each of -c N users sends a request when its previous answer is complete. Answers are
-    streamed, which shows the times to the first token and between tokens. Nothing is retried,
-    and limits and budgets apply. Requests may cost money, so a summary of them is printed first,
-    except with -q.
+    By default, each of -c N users sends a request when its previous answer is complete. If the API
+    supports it, answers are streamed, which shows the times to the first token and between tokens.
+    Nothing is retried unless the target is a Client. Limits and budgets apply to endpoints.
+    Requests may cost money, so a summary of them is printed first, except with -q.
 
         redline bench sim --duration 5s
         redline bench http://127.0.0.1:8000/v1 --model m -c 32 --warm-up 10s

@@ -44,8 +44,8 @@ _OWN = (
     ),
     whole(
         "shots",
-        "Put the first N rows of --shots-file, with their answers, before each question. 0 leaves "
-        "out the shots of a task file.",
+        "Put the first N rows of --shots-file, or of the task's shots_file, with their answers, "
+        "before each question. 0 leaves out the shots of a task file.",
         least=0,
         most=1000,
     ),
@@ -73,7 +73,7 @@ PARAMS = (
 def evaluate(ctx: Context, words: list[str] | None) -> int:
     r"""Ask a model every question of a test set, and report how many answers are right.
 
-    Each answer gets one line in the results, with the fields correct, strict, extracted and
+    Each graded answer gets one line in the results, with the fields correct, strict, extracted and
     verdict. Without -o or output in redline.toml, the results are in NAME.results.jsonl. If the
     evaluation is interrupted, the same command continues it, and no answer counts twice.
 

@@ -16,7 +16,7 @@ _FLAGS = (
         "request.",
         section="Display",
     ),
-    switch("quiet", "Print no progress, only notes, errors and the summary.", short="-q"),
+    switch("quiet", "Print no progress, but still notes, errors and the summary.", short="-q"),
     choice(
         "log",
         LOGS,

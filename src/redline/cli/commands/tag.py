@@ -73,9 +73,9 @@ PARAMS = (
         "rows",
         "INPUT",
         "Rows as for `redline run`. Without --prompt, the first row of a file decides: if it has "
-        "messages, prompt or input, rows are sent as by `redline run`; otherwise, the column named "
-        "text is tagged, or the only column besides custom_id and the gold column. Of stdin or "
-        "another pipe, the column named text is tagged.",
+        "messages, prompt or input, or is a Batch line, rows are sent as by `redline run`; "
+        "otherwise, the column named text is tagged, or the only column besides custom_id and the "
+        "gold column. Of stdin or another pipe, the column named text is tagged.",
     ),
     *_OWN,
     # Tagging sets the other flags itself, or does not use them.
@@ -89,8 +89,9 @@ PARAMS = (
 def tag(ctx: Context, rows: str) -> int:
     r"""Tag every row with labels, or with any JSON that a schema describes.
 
-    If an answer is invalid, the model is asked again, at most --reasks times; a row without a valid
-    answer is among the failures, with the reason. The field `output` of a result line is the tag.
+    After an invalid answer, other than a refused or filtered one, the model is asked again, at most
+    --reasks times; a row without a valid answer is among the failures, with the reason. The field
+    `output` of a result line is the tag.
 
         redline tag tickets.csv --schema labels.json --model gpt-4o-mini \
             --rpm 500 -o tagged.jsonl

@@ -38,7 +38,8 @@ PARAMS = (
     Word(
         "results",
         "OUT...",
-        "Results files of runs, or their URLs; several, at most 7, are compared.",
+        "Results files of runs or, in the folder of the runs, their URLs; several, at most 7, are "
+        "compared (not as svg).",
         is_many=True,
     ),
     flag(

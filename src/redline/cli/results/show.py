@@ -38,7 +38,7 @@ _TEXT_LINES, _MESSAGE_LINES = 6, 3
 PARAMS = (
     Word("results", "OUT", "The results file of a run, or its URL."),
     switch("failed", "Show the rows that failed.", section="Rows instead of numbers"),
-    switch("cut", "Show the rows whose answer was cut at the token limit."),
+    switch("cut", "Show the successful rows whose answer was cut at the token limit."),
     flag(
         "row",
         "N",
@@ -297,7 +297,10 @@ def _spent_text(found: Opened, figures: Figures) -> str:
     # The account counts the calls of a built-in server like any others, but these cost nothing.
     costs = bool(spent.picodollars and (figures.cost.priced or figures.cost.unpriced))
     money = f"{dollars_text(spent.picodollars)} and " if costs else ""
-    return f"{money}{counted(spent.tokens, 'token')} by all runs, including failed and open calls"
+    return (
+        f"{money}{counted(spent.tokens, 'token')} by runs with a budget, including failed and open "
+        "calls"
+    )
 
 
 def latency_text(figures: Figures) -> str:

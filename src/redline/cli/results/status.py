@@ -21,7 +21,7 @@ from redline.observe import SILENT_S, Score, Status, advice, status_of
 from redline.process import counted, duration, three_digits
 
 PARAMS = (
-    Word("results", "OUT", "The results file of a run, or its URL."),
+    Word("results", "OUT", "The results file of a run or, in the folder of the run, its URL."),
     switch(
         "watch",
         "Refresh until the job ends: every second on a terminal or with --json, otherwise every "

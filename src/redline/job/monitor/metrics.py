@@ -224,7 +224,7 @@ def _about_rows(seen: _Seen) -> Iterator[Family]:
     tally, counts = seen.view.tally, seen.view.counts()
     yield counter(
         "redline_rows",
-        "Rows whose outcome this run has saved.",
+        "Rows whose outcome this run has saved or, without an output file, delivered.",
         _kinds(seen.of_job, {"done": tally.succeeded, "failed": tally.failed}),
         "{row}",
     )
@@ -283,7 +283,7 @@ def _about_cost(seen: _Seen) -> Iterator[Family]:
             used[kind] = value / of
     yield gauge(
         "redline_budget_used_ratio",
-        "Share of the budget that all runs have spent.",
+        "Share of the budget that all runs with a budget have spent.",
         _kinds({}, used),
         "1",
     )

@@ -80,12 +80,13 @@ class Keywords(TypedDict, total=False):
             also as text: "2m".
         prices: Prices by model, in dollars per million tokens: input, cached_input and output.
         timeout_s: Longest time for one attempt, in seconds. Default: 600.
-        max_retries: Maximum attempts at a row after the first. Default: 8. Retries after HTTP 429
-            count separately, up to ten times as many; failed attempts to connect do not count.
+        max_retries: Maximum retries of a request. Default: 8; 0 for none at all. Retries after HTTP
+            429 count separately, up to ten times as many; those after a failed connection do not
+            count.
         row_deadline_s: Longest time for a row with all its retries, in seconds. Default: no limit.
         deadline_s: End the run after this time, in seconds; with output, the same call continues
             it. Default: no limit.
-        limit: Send only the first N rows.
+        limit: Send only the first N rows of the input.
         via: How to send rows: "live" (which cancels open batches), "batch" (the Batch API), or
             "auto" (batches while deadline_s allows, the rest live). Default: live, but the run is
             refused while a batch is open.
@@ -96,8 +97,8 @@ class Keywords(TypedDict, total=False):
         stop_at_error_rate: End the run once this share of the last 1,000 rows has failed, such as
             "20%"; checked from row 100 on. Default: only if the first 100 rows all fail, except
             with retry_failed.
-        longest_wait_s: End the run rather than wait longer than this, in seconds, for a limit
-            or a Retry-After. Default: no limit.
+        longest_wait_s: End the run rather than wait longer than this, in seconds, with no call in
+            flight, for a limit or a Retry-After. Default: no limit.
         retry_failed: Send only the rows that failed before.
         restart: Start over; the old files are kept.
         force: Continue an output even if it was begun with a different prompt, model or

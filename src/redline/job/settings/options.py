@@ -200,7 +200,9 @@ class Options:
     temperature: float | None = _flag(
         "T", "Sampling temperature.", read=values.number, python="params"
     )
-    max_tokens: int | None = _whole("Maximum tokens per answer.", python="params")
+    max_tokens: int | None = _whole(
+        "Maximum tokens per answer, unless a row sets it.", python="params"
+    )
     params: dict[str, Any] | None = _flag(
         "NAME=VALUE",
         "Any other field of the request body, such as seed=7; the value is read as JSON if it is "
@@ -349,19 +351,21 @@ class Options:
     )
     budget_tokens: int | None = _flag(
         "N",
-        "The most input and output tokens that all runs of this output together may use, such "
-        "as 2m.",
+        "The most input and output tokens that all runs of this output with a budget may use "
+        "together, such as 2m; enforced like --budget.",
         read=values.count,
     )
     via: str | None = _choice(
         VIAS,
         "How to send rows: live (which cancels open batches), batch (the provider's Batch API: "
-        "half the price, within a day), or auto (batches while --deadline allows, the rest live). "
+        "usually half the price, within a day), or auto (batches while --deadline allows, the rest "
+        "live). "
         "Default: live, but the run is refused while a batch is open.",
     )
     cache: bool | None = _switch(
-        "Cache answers, and reuse them for identical requests, in this run and in later ones. Only "
-        "deterministic answers are cached: those with temperature 0 or a seed, and embeddings.",
+        "Cache answers, and reuse them for identical requests, in this run and in later ones "
+        "without --retry-failed. Without --cache-sampled, only deterministic answers are cached: "
+        "those with temperature 0 or a seed, and embeddings.",
         section=_CACHE,
     )
     no_cache: bool | None = _switch("Use no cache, even if redline.toml sets one.", python="cache")
@@ -420,8 +424,8 @@ class Options:
         "Continue an output even if it was begun with a different prompt, model or parameter."
     )
     max_retries: int | None = _whole(
-        "Maximum attempts at a row after the first. Default: 8. Retries after HTTP 429 count "
-        "separately, up to ten times as many; failed attempts to connect do not count.",
+        "Maximum retries of a request. Default: 8; 0 for none at all. Retries after HTTP 429 count "
+        "separately, up to ten times as many; those after a failed connection do not count.",
         least=0,
         most=_MOST_RETRIES,
         section=_END,
@@ -450,7 +454,11 @@ class Options:
         "End the run after this time, such as 6h. With an output file, the same command continues "
         "it. Default: no limit."
     )
+<<<<<<< HEAD
     limit: int | None = _whole("Take only the first N rows of the input.")
+=======
+    limit: int | None = _whole("Send only the first N rows of the input.")
+>>>>>>> 5f493459bad0fe6d44773cd0e0a66595a8f6133e
     fail_on: Sequence[str] | None = _flag(
         "REASONS",
         "Kinds of answers that count as failures, separated by commas: length (cut at the token "
@@ -467,8 +475,9 @@ class Options:
         read=values.part,
     )
     longest_wait_s: float | None = _time(
-        "End the run rather than wait longer than this, such as 10m, for a limit or a Retry-After. "
-        "With an output file, the same command continues it. Default: no limit.",
+        "End the run rather than wait longer than this, such as 10m, with no call in flight, for a "
+        "limit or a Retry-After. With an output file, the same command continues it. Default: no "
+        "limit.",
     )
     follow: bool | None = _switch(
         "After the last row of a JSONL file, wait for more, as tail -F does. Ctrl-C ends the run.",
