@@ -454,11 +454,7 @@ class Options:
         "End the run after this time, such as 6h. With an output file, the same command continues "
         "it. Default: no limit."
     )
-<<<<<<< HEAD
-    limit: int | None = _whole("Take only the first N rows of the input.")
-=======
     limit: int | None = _whole("Send only the first N rows of the input.")
->>>>>>> 5f493459bad0fe6d44773cd0e0a66595a8f6133e
     fail_on: Sequence[str] | None = _flag(
         "REASONS",
         "Kinds of answers that count as failures, separated by commas: length (cut at the token "
