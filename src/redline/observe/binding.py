@@ -249,9 +249,10 @@ class _Run:
         return f"({_COMPARED[q]} {now_s:.3g} s, for the first calls {alone_s:.3g} s)"
 
     def _latest_saturated(self, index: int) -> Window | None:
-        """Returns the latest earlier window with more calls in flight in which the endpoint bound.
+        """Returns an earlier window, with more calls in flight, in which calls had to queue.
 
-        If the endpoint did not bind in such a window, an earlier and still fuller one is examined.
+        Examines the latest such window and, if calls did not queue there, the latest one before it
+        with still more calls, and so on. None if calls queued in none of these.
         """
         place = self._latest_fuller(index)
         while place is not None:

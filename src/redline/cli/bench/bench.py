@@ -56,8 +56,8 @@ _OWN = (
         "replay",
         "TRACE",
         "Send requests at the recorded times of the last run in TRACE, a file that redline run "
-        "--trace wrote. Synthetic prompts get about the recorded lengths, and without "
-        "--max-tokens, their answers at most those.",
+        "--trace wrote. Synthetic prompts are about as long as the recorded ones, and without "
+        "--max-tokens, each answer is at most as long as the recorded one.",
     ),
     whole("seed", "Seed for random arrivals and synthetic prompts. Default: 0.", least=0),
     switch(

@@ -97,8 +97,8 @@ class Keywords(TypedDict, total=False):
         stop_at_error_rate: End the run once this share of the last 1,000 rows has failed, such as
             "20%"; checked from row 100 on. Default: only if the first 100 rows all fail, except
             with retry_failed.
-        longest_wait_s: End the run rather than wait longer than this, in seconds, with no call in
-            flight, for a limit or a Retry-After. Default: no limit.
+        longest_wait_s: End the run if no call is in flight and a limit or a Retry-After would
+            delay the next one by more than this, in seconds. Default: no limit.
         retry_failed: Send only the rows that failed before.
         restart: Start over; the old files are kept.
         force: Continue an output even if it was begun with a different prompt, model or

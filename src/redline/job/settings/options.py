@@ -471,9 +471,9 @@ class Options:
         read=values.part,
     )
     longest_wait_s: float | None = _time(
-        "End the run rather than wait longer than this, such as 10m, with no call in flight, for a "
-        "limit or a Retry-After. With an output file, the same command continues it. Default: no "
-        "limit.",
+        "End the run if no call is in flight and a limit or a Retry-After would delay the next one "
+        "by more than this, such as 10m. With an output file, the same command continues it. "
+        "Default: no limit.",
     )
     follow: bool | None = _switch(
         "After the last row of a JSONL file, wait for more, as tail -F does. Ctrl-C ends the run.",
