@@ -116,7 +116,7 @@ def test_a_model_is_refused_for_the_reason_that_holds(
 
 def test_a_window_is_named_with_the_length_that_runs(cli: Cli, models_folder: Path) -> None:
     told = cli("engine", str(other_model("mistral-window", models_folder)))
-    assert "--max-model-len 64" in told.err.partition("hint:")[2]
+    assert "max_model_len 64" in told.err.partition("hint:")[2]
 
 
 @pytest.mark.parametrize("kind", ["mistral-4096", "phi3-262144"])

@@ -145,6 +145,9 @@ def _behind_events(data: bytes) -> list[bytes]:
 
 def _generated(rng: random.Random, given: bytes | None) -> bytes:
     """An answer as a server may send it, with all that one may choose. given: its body, if any."""
+    if given is None and rng.random() < 0.002:
+        # A long body whose parts are gathered, because there are many.
+        return head("Transfer-Encoding: chunked") + chunked(*[b"of eight" * 4] * 2_500)
     events = [b"data: %d\n\n" % number for number in range(rng.randrange(1, 9))]
     body = rng.choice(
         (b"", b"{}", b"hello", rng.randbytes(rng.randrange(300)), b"ab" * 500, b"".join(events))

@@ -174,7 +174,7 @@ def test_a_sequence_is_no_longer_than_the_model_was_made_for() -> None:
         ConfigError, match="one handles sequences of at most 512 tokens, not 513"
     ) as caught:
         model_len(CONTEXT + 1, config, "one")
-    assert "--max-model-len 512" in caught.value.hint
+    assert "max_model_len 512" in caught.value.hint
 
 
 def test_positions_are_not_turned_by_how_far_another_sequence_is(tmp_path: Path) -> None:

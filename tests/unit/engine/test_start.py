@@ -36,7 +36,7 @@ def test_a_draft_model_must_reach_as_far_as_the_model(models_folder: Path, short
         ConfigError, match=f"{short} handles sequences of at most 256 tokens"
     ) as caught:
         open_engine(settings)
-    assert "--max-model-len 256" in caught.value.hint
+    assert "max_model_len 256" in caught.value.hint
     least = EngineSettings(model=folder, draft_model=str(short), max_model_len=CONTEXT // 2)
     assert "256 tokens at once" in open_engine(least).notes[0]
 

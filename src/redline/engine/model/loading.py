@@ -37,7 +37,7 @@ _SLIDING = "sliding_attention"
 # If a sequence fits in its window, a sliding layer sees all tokens, like a full layer.
 _LAYERS = ("full_attention", _SLIDING)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Longer sequences need --max-model-len: the keys and values of many long ones take gigabytes.
+# Longer sequences need max_model_len: the keys and values of many long ones take gigabytes.
 _DEFAULT_LEN = 4096
 _LONGEST_REASON_CHARS = 300
 # The hint for a model that the engine cannot run.
