@@ -65,7 +65,7 @@ PARAMS = (
         *("prompt", "system", "body", "url", "method", "output_path", "fail_on", "format"),
         *("ordered", "follow", "until_empty"),
         output="Results file, or its URL, such as s3://bucket/results.jsonl. The same command "
-        "continues it. Default: NAME.results.jsonl.",
+        "continues it. Default: named after the task, such as gsm8k.results.jsonl.",
     ),
 )
 
@@ -74,14 +74,16 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
     r"""Ask a model every question of a test set, and report how many answers are right.
 
     Each graded answer gets one line in the results, with the fields correct, strict, extracted and
-    verdict. Without -o or output in redline.toml, the results are in NAME.results.jsonl. If the
-    evaluation is interrupted, the same command continues it, and no answer counts twice.
+    verdict. Without -o or output in redline.toml, their file is named after the task, such as
+    gsm8k.results.jsonl. If the evaluation is interrupted, the same command continues it, and no
+    answer counts twice.
 
         redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
 
     A TOML file describes any other evaluation: prompt, and optionally gold (the column of the right
     answer, by default answer), metric (exact by default, or number, choice, regex, json or judge),
-    system, pattern, fields, letters, judge, shots, shots_file, params and name.
+    system, pattern, fields, letters, judge, shots, shots_file, params and name. --max-tokens does
+    not bound the judge's replies: set max_tokens in the judge's params.
 
         redline eval --task capitals.toml --data capitals.csv
 

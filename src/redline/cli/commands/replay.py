@@ -16,7 +16,7 @@ from redline.route.replay import replay as replayed
 from redline.store import local_path
 
 PARAMS = (
-    Word("trace", "TRACE", "A file that redline run --trace wrote."),
+    Word("trace", "TRACE", "A file that a run with --trace and several endpoints wrote."),
     whole("calls", f"Replay the latest N calls. Default: {MOST_CALLS:,}."),
     switch("json", "Print one JSON object."),
 )

@@ -12,8 +12,8 @@ _FLAGS = (
     *FLAGS.values(),
     switch(
         "dry_run",
-        "Send nothing. Show the numbers of rows and tokens, the minimum time, and the first "
-        "request.",
+        "Send nothing. Show the numbers of rows and tokens, the first request and, except for "
+        "batches, the minimum time.",
         section="Display",
     ),
     switch("quiet", "Print no progress, but still notes, errors and the summary.", short="-q"),
@@ -70,7 +70,8 @@ def run(ctx: Context, rows: str) -> int:
     Several endpoints share the rows, each within its own limits: --endpoint a --endpoint b.
 
     Exit status: 0 all done; 1 some rows failed or, with --dry-run, cannot be sent; 2 bad usage or
-    settings, or the run was stopped early; 3 a defect in redline; 130 interrupted.
+    settings, or the run was stopped early, or its results could not be uploaded; 3 a defect in
+    redline; 130 interrupted.
     """
     session = Session(ctx)
     return session.carry_out(session.resolved(rows, session.given))

@@ -95,9 +95,9 @@ _OWN = (
     ),
     switch(
         "cache",
-        "Cache answers, and reuse them for identical calls by the same tenant. Without "
-        "--cache-sampled, only deterministic answers are cached: those with temperature 0 or a "
-        "seed, and embeddings.",
+        "Cache answers other than streams, and reuse them for identical calls by the same tenant. "
+        "Without --cache-sampled, only deterministic answers are cached: those with temperature 0 "
+        "or a seed, and embeddings.",
     ),
     time("cache_ttl", "How long an answer is kept, at most 31d. Default: while there is room."),
     flag(
@@ -135,10 +135,10 @@ def serve(ctx: Context) -> int:
     r"""Serve many endpoints behind one OpenAI-compatible address.
 
     By default, each call goes to the endpoint that should answer it first, within each endpoint's
-    limits. If a server dies, calls that it had not begun to answer are sent to another with
-    the same model, if there is one. The base URL is the first line on stdout. Ctrl-C or SIGTERM
-    lets the calls in flight finish within --drain, and a second signal stops everything
-    immediately; SIGHUP reads the settings again.
+    limits. If a server dies, calls that it had not begun to answer usually go to another with the
+    same model, if there is one. The base URL is the first line on stdout. Ctrl-C or SIGTERM lets
+    the calls in flight finish within --drain, and a second signal stops everything immediately;
+    SIGHUP reads the settings again.
 
         redline serve --endpoint http://10.0.0.5:8000/v1 \
             --endpoint http://10.0.0.6:8000/v1

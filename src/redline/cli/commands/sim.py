@@ -51,7 +51,7 @@ PARAMS = (
         most=65_535,
         section="Address",
     ),
-    flag("api_key", "KEY", "Refuse requests without this key."),
+    flag("api_key", "KEY", "Refuse API requests without this key."),
     _rates("requests", "Request limit, such as 2/1s or 500/60s. Repeatable.", section="Limits"),
     _rates("tokens", "Token limit, such as 200k/60s, on prompt and answer together. Repeatable."),
     _rates("input_tokens", "Limit on the tokens of prompts alone. Repeatable."),

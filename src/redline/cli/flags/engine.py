@@ -57,8 +57,8 @@ ENGINE_FLAGS = (
     ),
     _number(
         "max_model_len",
-        "Maximum tokens of a prompt and its answer together. Default: the model's own maximum, but "
-        "at most 4096.",
+        "Maximum tokens of a prompt and its answer together. Default: the model's own maximum; "
+        "except with vllm, at most 4096.",
     ),
     _number(
         "max_cache_tokens",

@@ -1,4 +1,4 @@
-"""`redline repair`: clears a results file of the lines that a run would refuse."""
+"""`redline repair`: moves damaged and repeated lines out of a results file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ PARAMS = (Word("results", "OUT", "The results file of a run."),)
 
 
 def repair(ctx: Context, results: str) -> None:
-    """Clean OUT and its failures file: move aside every line that a run would refuse.
+    """Clean OUT and its failures file if a run refuses them because of damaged lines.
 
-    These are lines that are damaged or cut short, lines that redline did not write, and, for a row
-    with several lines of the same content in OUT, all but the first. They are moved to a file
-    beside the original, such as labels.damaged-1.jsonl; all other lines stay, byte for byte. Then
-    run the original command again: rows that no longer have a line are sent again, and may be
-    billed again.
+    Lines that are damaged or cut short, lines that redline did not write, and, for a row with
+    several lines of the same content in OUT, all but the first are moved to a file beside the
+    original, such as labels.damaged-1.jsonl; all other lines stay, byte for byte. Then run the
+    original command again: rows that no longer have a line are sent again, and may be billed again.
 
         redline repair labels.jsonl
 

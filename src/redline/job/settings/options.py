@@ -302,8 +302,8 @@ class Options:
     rate: str | None = _choice(
         RATES,
         "Which limits to keep: stated (the default: the limits that are set), or auto (which also "
-        "discovers limits that are not set: from the server's headers, or by a search if it sends "
-        "none).",
+        "discovers limits that are not set: from the server's headers and, if these state no "
+        "request limit, by a search).",
         of_endpoint=True,
     )
     profile: str | None = _choice(
@@ -338,21 +338,21 @@ class Options:
     share: str | None = _of_each(
         "FILE|URL",
         "Share the rate limits of each endpoint and key, but not -c, with all processes that use "
-        "the same file or redis:// server.",
+        "the same file or redis:// URL.",
         read=lambda text, flag: os.path.expanduser(text),
         python="limits",
     )
     budget: int | None = _flag(
         "MONEY",
-        "The most that all runs of this output with a budget may spend together, such as 5usd. "
-        "With --max-tokens, no call is sent that could exceed it; a judge has its own max_tokens.",
+        "The most that a run may spend, such as 5usd, including what earlier runs of the same "
+        "output file spent with a budget. With --max-tokens, no call is sent that could exceed it.",
         read=parse_money,
         section=_COST,
     )
     budget_tokens: int | None = _flag(
         "N",
-        "The most input and output tokens that all runs of this output with a budget may use "
-        "together, such as 2m; enforced like --budget.",
+        "The most input and output tokens that a run may use, such as 2m; counted and enforced "
+        "like --budget.",
         read=values.count,
     )
     via: str | None = _choice(
@@ -363,9 +363,9 @@ class Options:
         "Default: live, but the run is refused while a batch is open.",
     )
     cache: bool | None = _switch(
-        "Cache answers, and reuse them for identical requests, in this run and in later ones "
-        "without --retry-failed. Without --cache-sampled, only deterministic answers are cached: "
-        "those with temperature 0 or a seed, and embeddings.",
+        "Cache answers, and reuse them for identical requests in this run and in later ones with "
+        "--cache, except with --retry-failed. Without --cache-sampled, only deterministic answers "
+        "are cached: those with temperature 0 or a seed, and embeddings.",
         section=_CACHE,
     )
     no_cache: bool | None = _switch("Use no cache, even if redline.toml sets one.", python="cache")
