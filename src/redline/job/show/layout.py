@@ -9,7 +9,7 @@ speed   rows and tokens per second, calls in flight, latency
 limits  usage of each limit; what binds, and for how long
 batch   the states of the batches at the provider
 usage   tokens per row; dollars spent and per minute; rows answered from the cache
-errors  failed attempts by kind, and the message of the last one that was retried
+errors  failed attempts by kind, and the message of the last one
 then    one sentence for each current problem
 """
 

@@ -59,9 +59,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
     words. bound: the constraint that binds; None if none does, or while it is unknown.
 
     errors: failed attempts of this run by kind, including those that were retried; last_error: the
-    message of the latest error that was retried. flawed: rows done by all runs whose answer is cut,
-    empty, filtered or refused, by finish reason. notices: the current problems by kind, each in one
-    sentence.
+    message of the latest one. flawed: rows done by all runs whose answer is cut, empty, filtered or
+    refused, by finish reason. notices: the current problems by kind, each in one sentence.
 
     spent: the spending in words, empty while it is unknown; is_spent_here: the spending of earlier
     runs is not included. spent_usd, expected_usd: dollars spent so far, and expected at the end.

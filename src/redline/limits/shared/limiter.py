@@ -194,7 +194,7 @@ class SharedLimiter(RateLimiter):
         return self._pressure.accepted(now_s)
 
     def answered(self, now_s: float, *, is_limited: bool) -> None:
-        """Counts an answer. A 429 causes a short pause of all processes, at most once per window.
+        """Counts an answer. After a 429, all processes pause; each causes at most one per window.
 
         If 429s recur but are few, this process's guard, unless it is configured, is doubled, once.
         """
