@@ -7,7 +7,7 @@ raises that error.
   an answer                                    raises
   with an `error`                              an error, judged by the status inside
   with a choice that broke off                 the choice's `error`, or ServerFailed
-  with fewer or more choices than requested    BadReply
+  with more or fewer choices than `asked`      BadReply
   a response that has failed or has not ended  its `error`, or BadReply
   of nothing but blank lines                   ServerFailed
 

@@ -26,6 +26,8 @@
   200, unreadable      BadReply      twice         a cut or garbled body; more often a wrong URL
   200, wrong path      Rejected      no            --output-path selects a field that answers lack
 
+If there are several endpoints, the run ends only once none of them is left.
+
 A provider's code or text takes precedence over the status: `provider_errors` has that table. For an
 account without credit, providers send 400, 402, 403 or 429.
 
