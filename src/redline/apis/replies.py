@@ -11,8 +11,8 @@ raises that error.
   a response that has failed or has not ended  its `error`, or BadReply
   of nothing but blank lines                   ServerFailed
 
-Plain JSON counts as an error only if its `object` or `type` is `error`, or if it has no fields
-besides those of an error.
+Plain JSON counts as an error only if its `object` or `type` is `error`, or if it has an `error`
+and only fields that errors have.
 """
 
 from __future__ import annotations
