@@ -31,7 +31,7 @@ class Reply(msgspec.Struct, kw_only=True):
     without any content. For several choices, finish_reason and tool_calls are lists with an item
     for each choice; tool_calls is None if no choice has any.
     headers: the HTTP response's headers, keyed by lower-case name; do not change them. Empty if
-    there was no response.
+    there was no response, or if the answer is from a cache or a batch.
     request_id: the response's `x-request-id`; without one, the `id` of a chat, completion or
     response, or None.
     usage, model: as the endpoint sent them; None if it sent none. input_tokens, output_tokens: read

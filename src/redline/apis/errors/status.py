@@ -2,7 +2,7 @@
 
   status               error         tried again   reason
   (no connection)      Disconnected  yes           a server restarts, or a socket was stale
-  (a timeout expired)  TimedOut      yes           one slow answer says nothing about the next
+  (attempt timed out)  TimedOut      yes           one slow answer says nothing about the next
   400                  Rejected      no            the request is malformed and stays so
   400, invalid answer  BadReply      twice         the model's answer lacks the requested format
   401                  Refused       no            the key is wrong for every row: ends the run
