@@ -32,12 +32,12 @@ def no_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | Non
 class Api(msgspec.Struct, frozen=True, kw_only=True):
     """One API of an endpoint.
 
-    path: the path of its requests; a URL belongs to the API if its path ends with the part of
-    `path` after `/v1`. prompt: the field of a request that holds the prompt. texts: all fields
-    whose strings the model reads. as_json: fields that become part of the prompt as JSON, names
-    included. output_limits: fields that bound the output tokens of one answer. has_system: whether
-    a request may have a system message. has_output: whether answers have generated tokens.
-    is_streamed: whether answers may be streamed.
+    path: the path of its requests; a URL belongs to the API if its path ends with `ending`, and
+    not with a longer one of another API. prompt: the field of a request that holds the prompt.
+    texts: all fields whose strings the model reads. as_json: fields that become part of the prompt
+    as JSON, names included. output_limits: fields that bound the output tokens of one answer.
+    has_system: whether a request may have a system message. has_output: whether answers have
+    generated tokens. is_streamed: whether answers may be streamed.
     read: parses a response body. Its second argument is the request's body, which says how many
     answers were requested, or None if that is unknown. Raises msgspec.DecodeError if the body has
     another format, and ErrorInside, CallError or NoEndpoint if it contains an error.

@@ -290,7 +290,7 @@ def read_line(raw: bytes) -> ResultLine:
     except (ValueError, RecursionError) as error:
         raise BadReply(
             f"a line of the batch's results does not match the Batch API's format: {error}",
-            hint="inspect the batch at the provider; the same command reads it again",
+            hint="inspect the batch's result files at the provider",
         ) from error
     return ResultLine(custom_id=name, problem=problem)
 

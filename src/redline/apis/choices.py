@@ -236,7 +236,7 @@ def in_order(found: list[P], asked: int | None, name: str) -> list[P]:
         what = "an index occurs twice, or was not requested"
     raise BadReply(
         f"asked for {asked} {name}{'' if asked == 1 else 's'}, got {len(found)}: {what}",
-        hint=f"request one {name} per row if the endpoint cannot return several",
+        hint=f"if the row requests several, request one {name} per row",
     )
 
 

@@ -67,8 +67,8 @@ def is_error(value: Any, *, of_any_api: bool = False) -> bool:
     """Whether the JSON of a response is an error.
 
     of_any_api: True for a plain endpoint, whose answers may have fields such as `error`: JSON then
-    counts as an error only if its `object` or `type` is `error`, or if it has no fields besides
-    those of an error.
+    counts as an error only if its `object` or `type` is `error`, or if it has an `error` and
+    only fields that errors have.
     """
     value = _unwrapped(value)
     if not isinstance(value, dict):

@@ -7,12 +7,12 @@ raises that error.
   an answer                                    raises
   with an `error`                              an error, judged by the status inside
   with a choice that broke off                 the choice's `error`, or ServerFailed
-  with fewer or more choices than requested    BadReply
+  with more or fewer choices than `asked`      BadReply
   a response that has failed or has not ended  its `error`, or BadReply
   of nothing but blank lines                   ServerFailed
 
-Plain JSON counts as an error only if its `object` or `type` is `error`, or if it has no fields
-besides those of an error.
+Plain JSON counts as an error only if its `object` or `type` is `error`, or if it has an `error`
+and only fields that errors have.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class LockedFile:
         _OPEN.add(self)
 
     def try_lock(self) -> bool:
-        """Takes the lock; returns False if another process has it.
+        """Takes the lock; returns False if it is already taken.
 
         Raises OSError if the file system does not support locks.
         """

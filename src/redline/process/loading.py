@@ -18,8 +18,8 @@ def load_object(name: str, hint: str = "") -> Any:
 
     Adds the working folder to `sys.path`, and runs the module's code if it is not imported yet.
     name: may contain dots on both sides of the colon. hint: added to the error if the module does
-    not exist. Raises ConfigError, with the failing line of the user's own code, if the object
-    cannot be loaded.
+    not exist. Raises ConfigError if the object cannot be loaded; its hint names the failing line of
+    the user's own code, if there is one.
     """
     module_name, colon, path = name.partition(":")
     if not (colon and module_name and path):

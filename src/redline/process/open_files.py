@@ -16,7 +16,7 @@ _MOST_FILES = 1 << 20
 
 
 def raise_limit(connections: int) -> None:
-    """Raises the soft limit on open files to the hard limit, or to 1,048,576 if that suffices.
+    """Raises the soft limit on open files to the hard limit, at most to 1,048,576 if that suffices.
 
     connections: how many may be in use at once, without idle ones. Raises ConfigError if the hard
     limit is too low for them.

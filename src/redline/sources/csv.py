@@ -131,8 +131,8 @@ class CsvRows(StreamRows):
     """The rows of CSV or TSV with a header row; every value is a string.
 
     A row with too many or too few fields is a bad row. `batches` raises ConfigError if the header
-    cannot be read or has an empty or a repeated name, if the input is cut short, or if there is no
-    row.
+    cannot be read or has an empty or a repeated name, if compressed data is cut short, or if there
+    is no row.
     """
 
     _when_empty = "it has a header but no rows below it"

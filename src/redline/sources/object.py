@@ -131,7 +131,7 @@ class ObjectReader:
         what = f"cannot continue reading {name}: {error.reason}"
         if error.store_kind == "missing":
             what = f"{name} vanished while it was read"
-            hint = "restore it, then run the same command again to continue"
+            hint = "restore it; with -o, run the same command again to continue"
         elif error.store_kind == "changed":
             what = f"{name} was changed while it was read"
         return CorruptInput(what, where="after 0 rows", hint=hint)

@@ -99,8 +99,7 @@ def row_counts(rows: object) -> Iterator[int] | None:
     """Returns an iterator of numbers that add up to a local text file's number of rows.
 
     The iterator reads the file once more, and raises ConfigError as `open_source` does. Returns
-    None for any other input, such as a Parquet file, a URL or a pipe, and for a file that cannot be
-    opened.
+    None for any other input, such as a Parquet file, a URL, a pipe or a missing file.
     """
     if not isinstance(rows, (str, os.PathLike)) or url_of(rows) is not None:
         return None

@@ -231,4 +231,4 @@ def _check_folder(path: Path, name: str) -> None:
 
 
 def _unreadable(name: str, kind: str, error: Exception) -> ConfigError:
-    return ConfigError(f"{name} cannot be read as {kind}: {error}", hint="write it again")
+    return ConfigError(f"{name} cannot be read as {kind}: {error}", hint="check it, or recreate it")

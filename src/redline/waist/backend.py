@@ -224,11 +224,11 @@ class Call(msgspec.Struct, kw_only=True):
     endpoints that the call must never use, such as those without its model; `avoid` includes them.
     committed: True once the first chunk of the answer has been passed on: no retry may follow.
     attempts: the number of attempts started. faults: how many of them failed at an endpoint of a
-    pool that works otherwise, without 429s. requests: how many times the current request was
-    written. sent_s: the monotonic time when the request in flight was written; None between
-    attempts. refused: the number of requests of this attempt that cost nothing, because an endpoint
-    refused them; the call is sent again. billed_at: the endpoint whose failed attempt may have been
-    billed, until another endpoint has the request.
+    pool, not counting 429s, failed connections and requests that another endpoint may accept.
+    requests: how many times the current request was written. sent_s: the monotonic time when the
+    request in flight was written; None between attempts. refused: the number of requests of this
+    attempt that cost nothing, because an endpoint refused them; the call is sent again. billed_at:
+    the endpoint whose failed attempt may have been billed, until another endpoint has the request.
     held: a long answer's share of the memory for answers, until the caller releases it.
     once: True if the request must never be written twice, even if its connection fails.
     on_write: called just before a request is written; a CallError that it raises ends the attempt,

@@ -31,7 +31,7 @@ class Reply(msgspec.Struct, kw_only=True):
     without any content. For several choices, finish_reason and tool_calls are lists with an item
     for each choice; tool_calls is None if no choice has any.
     headers: the HTTP response's headers, keyed by lower-case name; do not change them. Empty if
-    there was no response.
+    there was no response, or if the answer is from a cache or a batch.
     request_id: the response's `x-request-id`; without one, the `id` of a chat, completion or
     response, or None.
     usage, model: as the endpoint sent them; None if it sent none. input_tokens, output_tokens: read
@@ -110,7 +110,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     status: `succeeded`; `exhausted` if the call failed but may succeed later, usually because its
     retries or its time ran out; `rejected` for any other failure. reply: None if no answer was
-    read; a failure has a reply if its answer was rejected, by `fail_on` or by the function `after`.
+    read; a failure has a reply if its answer was rejected, by `fail_on`, `after` or the task.
     error: None for a success. endpoint: the name of the endpoint of the last attempt, "" if it
     reached none. attempts: the number of attempts started, even if their requests were not written.
     latency_s: seconds from the write of the last attempt to its end; 0 if it was not written.

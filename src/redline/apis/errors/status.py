@@ -2,7 +2,7 @@
 
   status               error         tried again   reason
   (no connection)      Disconnected  yes           a server restarts, or a socket was stale
-  (a timeout expired)  TimedOut      yes           one slow answer says nothing about the next
+  (attempt timed out)  TimedOut      yes           one slow answer says nothing about the next
   400                  Rejected      no            the request is malformed and stays so
   400, invalid answer  BadReply      twice         the model's answer lacks the requested format
   401                  Refused       no            the key is wrong for every row: ends the run
@@ -25,6 +25,8 @@
   other 3xx, 4xx       Rejected      no            not understood by the endpoint, so not repeated
   200, unreadable      BadReply      twice         a cut or garbled body; more often a wrong URL
   200, wrong path      Rejected      no            --output-path selects a field that answers lack
+
+If there are several endpoints, the run ends only once none of them is left.
 
 A provider's code or text takes precedence over the status: `provider_errors` has that table. For an
 account without credit, providers send 400, 402, 403 or 429.

@@ -11,7 +11,7 @@ text documents, search results                      their title, source and text
 a PDF in base64                                     a `file` part
 a tool with an input_schema                         a function
 output_config.format                                response_format
-cache_control, service_tier, ... (`_DROPPED`)       nothing, since the answer does not depend on it
+cache_control, service_tier, ... (`_DROPPED`)       nothing, since requests work without them
 a document by URL or file id, tools and blocks      refused
 of tools that Anthropic runs or defines,
 container, mcp_servers, ... (`_REFUSED`)
@@ -59,7 +59,10 @@ _VALUE = re.compile(r"Invalid value '(.*)' - at")
 
 
 class UntranslatableError(ValueError):
-    """The request is invalid, or chat cannot express it. param: the field at fault."""
+    """The request is invalid, or chat cannot express it.
+
+    param: the field at fault; None if unknown.
+    """
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -213,7 +216,7 @@ _KNOWN = frozenset((*_Request.__struct_fields__, *_DROPPED, *_OURS, *_REFUSED))
 def chat_of(body: Any) -> Object:
     """Converts a request to a chat request, which asks for the usage if it is streamed.
 
-    Raises UntranslatableError, whose `param` is the field at fault.
+    Raises UntranslatableError.
     """
     asked: _Request = _converted(body, _Request)
     _refuse(body)

@@ -4,7 +4,7 @@
   may get a new answer each time      passed on, unless sampled answers are also cached
   asks for a stream                   passed on
   is neither a GET nor a POST         passed on
-  has a stored answer                 a hit: answered from the store, no attempt, no limit
+  has a stored answer                 a hit: answered from the store, without an attempt
   is being sent by another call       shared: it waits for that call's answer
   is none of these                    a miss: sent; a complete success is stored, unless the server
                                       answers with `Cache-Control: no-store`
@@ -73,7 +73,7 @@ _NONE_FOR_ALL = _Found(b"", "shared")
 
 
 class Cached(Around):
-    """A backend that caches answers. It is the outermost one: a hit uses no attempt and no limit.
+    """A backend that caches answers, the outermost: a hit uses no attempt and no endpoint's limit.
 
     identity: the identity of the endpoints, see key.py. use: counts requests as in this module's
     table. ttl_s: seconds after which a stored answer is no longer used; with 0, stored answers are

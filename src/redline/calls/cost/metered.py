@@ -1,5 +1,7 @@
 """Keeps a backend within a budget: reserves each attempt's worst case, and settles it afterwards.
 
+If a request sets no maximum of output tokens, its worst case is an estimate.
+
   an attempt ends with                          the amount spent is
   a reply with its usage                        the cost of the usage
   a reply without a usage                       the worst case, at its endpoint's price
@@ -9,8 +11,7 @@
   anything else, before it was written          nothing
 
 An attempt that does not fit in the rest of the budget waits, in order of arrival, until others are
-settled. If no other is in flight, it can never fit: the budget then counts as spent for all waiting
-and later attempts.
+settled. If no other is in flight, the budget counts as spent for all waiting and later attempts.
 """
 
 from __future__ import annotations

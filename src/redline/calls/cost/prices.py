@@ -61,7 +61,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prices:
-    """Prices by model: the user's own, then those that come with redline.
+    """Prices by model: the user's own, and those that come with redline for other names.
 
     own: the user's prices. models: for each endpoint, its model names by the requested names.
     tariffs: for each endpoint, its own prices, if it has any. If a model has different prices at

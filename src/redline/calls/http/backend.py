@@ -399,7 +399,7 @@ class HttpBackend:
                 self._attempts.ended(now_s, now_s - attempt.sent_s, failure)
 
     def found(self) -> list[str]:
-        """Returns the limits that searches have found, in words; empty if none is searched for."""
+        """Returns the limits that searches have found, in words; empty if there are none."""
         return self._steering.found()
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:

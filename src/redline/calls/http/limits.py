@@ -225,7 +225,7 @@ class EndpointLimits:
             self._searches(self.search)
 
     def found(self) -> list[str]:
-        """Returns the limits that searches have found, in words; empty if none is searched for."""
+        """Returns the limits that searches have found, in words; empty if there are none."""
         words = []
         if self._is_auto:
             found = self.limiter.found_rates()

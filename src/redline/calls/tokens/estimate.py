@@ -180,7 +180,7 @@ class TokenEstimator:
 
         The output is the mean of the calls in flight, with its spread, so that a caller can reserve
         a quantile of the sum of many calls; the quantiles of single calls add up to far more. Until
-        there are twenty replies, the output is the request's own maximum; without a maximum, the
+        twenty outputs are counted, the output is the request's own maximum; without a maximum, the
         larger of 256 and the largest output so far. Embeddings have 0 tokens of output.
         """
         asked = asked_of(request)

@@ -60,7 +60,7 @@ class Tokenizer:
 
 
 class Tokenizers:
-    """Tokenizers by model, loaded in a thread in 0.3 to 1.5 s each, and shared by all callers."""
+    """Tokenizers by model, each loaded in 0.3 to 1.5 s, and shared by all callers."""
 
     def __init__(self) -> None:
         self._by_model: dict[str, Tokenizer | None] = {}

@@ -54,8 +54,8 @@ class Stops:
 class Deadline:
     """A clock that calls `ring` when its time is up, at most about 1 ms late and never early.
 
-    If the event loop itself is late, the clock rings later, by at most 5 s. when_s: the monotonic
-    time at which it rings; inf for never.
+    If the event loop itself was late, the clock may ring up to 5 s after the loop continues.
+    when_s: the monotonic time at which the clock is due; inf for never.
     """
 
     __slots__ = ("_has_grace", "_ring", "_stops", "_timer", "_timer_s", "when_s")

@@ -70,7 +70,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         if parts.username is not None or parts.password is not None:
             raise ConfigError(
                 "a base URL must not contain a user name or password",
-                hint="pass the key as api_key, or an Authorization header",
+                hint="use --api-key-env (in Python api_key), or an Authorization header",
             )
         if parts.query or parts.fragment:
             raise ConfigError(
