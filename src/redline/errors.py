@@ -127,7 +127,7 @@ class CallError(RedlineError):
     def body(self) -> bytes:
         """The body of the HTTP response that this error is about, at most 64 KiB; b"" if none.
 
-        Secrets in the body are masked as in the message.
+        Also b"" once the attempt is retried. Secrets in the body are masked as in the message.
         """
         body = self._body
         if not isinstance(body, bytes):

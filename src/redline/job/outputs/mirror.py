@@ -2,7 +2,7 @@
 
 A store has no append, no fsync and no lock. Therefore a run writes local files, as any run does,
 and the results, the failures and the manifest are each uploaded as a whole when the run ends, even
-if it ends early. Before a run, the files of results and failures are compared with their objects:
+if it ends early. Before a run without --restart, both files are compared with their objects:
 
   the file contains the object    the file stays, and is uploaded at the end
   the object contains the file    the object is fetched

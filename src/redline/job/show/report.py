@@ -16,7 +16,7 @@ from redline.waist import CacheUse
 class Report(msgspec.Struct, kw_only=True):
     """The result of a run.
 
-    offered: the rows that this run took from the input; always succeeded + failed + unfinished.
+    offered: the rows that this run set out to process; always succeeded + failed + unfinished.
     skipped: rows that an earlier run has done; failed_before: those of them that failed. untried:
     rows without an outcome that `retry_failed` leaves out. results: the number of successes of all
     runs of the output; flawed: how many of these answers are cut, empty, filtered or refused, by
