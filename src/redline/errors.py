@@ -40,8 +40,8 @@ from typing import ClassVar
 class RedlineError(Exception):
     """Base of all errors. what: what happened; where: where it happened; hint: what to do next.
 
-    stops_run: True if no other row can succeed either; the run then ends, and the row that failed
-    with this error stays unfinished.
+    stops_run: True if a row that fails with this error ends the run, because other rows would fail
+    as well; the row stays unfinished.
     """
 
     stops_run: ClassVar[bool] = False

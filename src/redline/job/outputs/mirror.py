@@ -282,8 +282,8 @@ class Mirror:
         except OSError as error:
             raise ConfigError(
                 f"cannot create the folder {folder}: {error.strerror}",
-                hint=f"run redline in a writable folder, where the run's files for {self.url.name} "
-                "stay until they are uploaded",
+                hint=f"run redline in a writable folder: the run's files for {self.url.name} are "
+                "written there before they are uploaded",
             ) from error
 
     def _url(self, path: Path) -> ObjectUrl:
