@@ -40,8 +40,8 @@ from typing import ClassVar
 class RedlineError(Exception):
     """Base of all errors. what: what happened; where: where it happened; hint: what to do next.
 
-    stops_run: True if no other row can succeed either; the run then ends, and the row that failed
-    with this error stays unfinished.
+    stops_run: True if a row that fails with this error ends the run, because other rows would fail
+    as well; the row stays unfinished.
     """
 
     stops_run: ClassVar[bool] = False
@@ -127,7 +127,7 @@ class CallError(RedlineError):
     def body(self) -> bytes:
         """The body of the HTTP response that this error is about, at most 64 KiB; b"" if none.
 
-        Secrets in the body are masked as in the message.
+        Also b"" once the attempt is retried. Secrets in the body are masked as in the message.
         """
         body = self._body
         if not isinstance(body, bytes):

@@ -51,8 +51,8 @@ class EndpointParked(Event, frozen=True):
 class EndpointLost(Event, frozen=True):
     """The endpoint accepts no connections; `reason` is the error of the first failed attempt.
 
-    The endpoint's rows wait, and are sent once it accepts connections again. If the outage lasts
-    too long (see `Outage`), the endpoint is given up.
+    Unless retries are off, rows that no other endpoint takes wait until it accepts connections
+    again. If the outage lasts too long (see `Outage`), the endpoint is given up.
     """
 
     endpoint: str

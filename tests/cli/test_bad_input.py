@@ -147,7 +147,7 @@ def test_an_output_in_a_folder_that_cannot_be_written(cli: Cli, rows: Rows) -> N
     assert told.status == 2
     assert told.err == (
         "error: cannot write beside locked/out.jsonl: Permission denied\n\n"
-        "hint: make its folder writable, or choose another folder with -o\n"
+        "hint: make sure that its folder exists and is writable, or choose another with -o\n"
     )
 
 

@@ -39,7 +39,10 @@ def hint(told: Any) -> str:
         ("--rpd", "did you mean --requests?"),
         ("--tps", "did you mean --tokens?"),
         ("--seed", "set it as a field of the body: --param NAME=VALUE"),
-        ("--input", "pass the input without a flag: redline run rows.jsonl"),
+        (
+            "--input",
+            "pass rows without a flag to run and tag, as --data to eval, as --rows-from to synth",
+        ),
         ("--tempereture", "did you mean --temperature?"),
         ("--retry-faield", "did you mean --retry-failed?"),
         # Nothing of redline's: names that merely look alike would lead astray.

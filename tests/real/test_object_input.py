@@ -229,7 +229,7 @@ def test_an_object_that_does_not_stay_is_told(
     report = redline.run(rows, model="m", endpoint="sim", output="o.jsonl")
     assert report.stopped is not None
     assert f"s3://data/fleeting.jsonl {what}" in report.stopped.what
-    assert "run the same command again to continue" in report.stopped.hint
+    assert "run the same command again" in report.stopped.hint
     # What came before is saved, and nothing of another object is mixed in.
     assert report.succeeded == report.offered < 12
 

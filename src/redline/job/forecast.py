@@ -29,18 +29,17 @@ class Plan(msgspec.Struct, kw_only=True):
 
     done_rows: rows that have an outcome in the output. untried_rows: rows without an outcome that
     `retry_failed` leaves out. bad_rows: rows that would fail before anything is sent;
-    first_problem: the problem of the first of them.
-    following: the number of requests with which a task follows up its rows' first answers.
-    most_reasks: the most further requests for a row whose answers are not accepted; no other field
-    counts these. input_tokens, output_tokens: estimates, summed over the requests; output_tokens
-    counts the maximum that each request sets, or 256 per answer without one. quoted_tokens: the
-    part of input_tokens that quotes answers, of the maximum length, in following requests.
-    input_error: the relative error to expect in input_tokens; 0.2 is 20 %.
-    limit_s: seconds from the start until the limits allow the last row to be sent; 0 if no limit
-    delays it. bound: the limit that determines limit_s; None without limits. least_s: what limit_s
-    would be if answers had no tokens. is_batched: rows are sent in batches, to which limits do not
-    apply. first_request: the method, URL and body of the first row's first request; None without a
-    row to send.
+    first_problem: the problem of the first of them. following: the number of requests with which a
+    task follows up its rows' first answers. most_reasks: the most further requests for a row whose
+    answers are not accepted; no other field counts these. input_tokens, output_tokens: estimates,
+    summed over the requests; output_tokens counts the maximum that each request sets, or 256 per
+    answer without one. quoted_tokens: the part of input_tokens that quotes answers, of the maximum
+    length, in following requests. input_error: the relative error to expect in input_tokens; 0.2 is
+    20 %. limit_s: seconds from the start until the limits allow the last row to be sent; 0 if no
+    limit delays it. bound: the limit that determines limit_s; None without limits. least_s: what
+    limit_s would be if answers had no tokens. is_batched: the run uses batches, for which limit_s
+    is not computed. first_request: the method, URL and body of the first row's first request; None
+    without a row to send.
     """
 
     rows: int = 0

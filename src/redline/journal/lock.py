@@ -50,7 +50,7 @@ class OutputLock:
         except OSError as error:
             raise ConfigError(
                 f"cannot write beside {output.path}: {error.strerror}",
-                hint="make its folder writable, or choose another folder with -o",
+                hint="make sure that its folder exists and is writable, or choose another with -o",
             ) from error
         try:
             is_locked = self._file.try_lock()

@@ -162,4 +162,4 @@ def _hint(url: ObjectUrl, kind: Kind) -> str:
         case "other":
             return "check the network and the URL, then try again"
         case "changed":
-            return "run the same command again to continue"
+            return "run the same command again"

@@ -22,7 +22,7 @@ _MOST_DIGITS = 18
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Which rows to select: all rows, unless failed, cut or row is set.
 
-    failed: the rows that failed. cut: the rows whose answers were cut at the token limit; with
+    failed: the rows that failed. cut: the successes whose answers were cut at the token limit; with
     failed, both are selected. row: the rows with this number or custom_id; failed and cut are then
     ignored. sample: the most rows to draw from those selected, see `Sample`. adds_input: with row
     or sample, reads the rows from the input if their lines do not contain them.

@@ -192,7 +192,8 @@ def _about_load(seen: _Seen) -> Iterator[Family]:
     )
     yield gauge(
         "redline_parked_seconds",
-        "Seconds until a request may be sent if every endpoint asked redline to wait, otherwise 0.",
+        "Seconds until a request may be sent if each endpoint is down or has asked redline to "
+        "wait, otherwise 0.",
         [(of_job, last.parked_s)],
         "s",
     )

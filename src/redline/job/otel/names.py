@@ -8,7 +8,7 @@ https://github.com/open-telemetry/semantic-conventions/blob/v1.41.0/docs/gen-ai/
 These conventions are continued at https://github.com/open-telemetry/semantic-conventions-genai,
 where metrics have new names that no dashboard supports yet.
 
-The metrics `redline.*` are those of the page for Prometheus (`job/monitor/metrics.py`, which also
+The metrics `redline.*` are from the page for Prometheus (`job/monitor/metrics.py`, which also
 defines their units), with the same labels, and with the prefix `redline.` instead of `redline_`. If
 a collector exports these metrics to Prometheus, they get the page's names again.
 """

@@ -2,7 +2,7 @@
 
 A store has no append, no fsync and no lock. Therefore a run writes local files, as any run does,
 and the results, the failures and the manifest are each uploaded as a whole when the run ends, even
-if it ends early. Before a run, the files of results and failures are compared with their objects:
+if it ends early. Before a run without --restart, both files are compared with their objects:
 
   the file contains the object    the file stays, and is uploaded at the end
   the object contains the file    the object is fetched
@@ -282,8 +282,8 @@ class Mirror:
         except OSError as error:
             raise ConfigError(
                 f"cannot create the folder {folder}: {error.strerror}",
-                hint=f"run redline in a writable folder, where the run's files for {self.url.name} "
-                "stay until they are uploaded",
+                hint=f"run redline in a writable folder: the run's files for {self.url.name} are "
+                "written there before they are uploaded",
             ) from error
 
     def _url(self, path: Path) -> ObjectUrl:

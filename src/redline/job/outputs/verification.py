@@ -97,7 +97,7 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
             if rows
             else "without an input file, or from a URL that is not recorded"
         )
-        hint = "pass the input with --input, if it is in a file"
+        hint = "pass the input with --input, if it can be read again"
         raise ConfigError(f"{output.path} was made {made}", hint=hint)
     verification = Verification()
     succeeded = _scan(output.path, verification)

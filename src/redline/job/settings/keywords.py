@@ -31,7 +31,7 @@ class Keywords(TypedDict, total=False):
 
     Options:
         prompt: Jinja template of the prompt, filled from the row's columns.
-        system: Template of the system message.
+        system: Template of the system message, for rows without one of their own.
         body: Template of the JSON body, in place of a prompt; model and params are added if it
             lacks them.
         url: Path to call, such as /v1/embeddings; may be a template.
@@ -50,8 +50,8 @@ class Keywords(TypedDict, total=False):
             this machine, and to OPENAI_BASE_URL if no endpoint is given.
         headers: Headers sent with every request, by name.
         proxy: URL of an HTTP proxy. Default: from HTTP_PROXY, HTTPS_PROXY and NO_PROXY.
-        limits: All limits of each endpoint, as a Limits; rps, rpm and tpm are added to it, while
-            concurrency and rate override its fields.
+        limits: All limits, as a Limits, whose rates apply to each endpoint separately; rps, rpm and
+            tpm are added to it, while concurrency and rate override its fields.
         rps: Requests per second to each endpoint; may be a fraction: 2.5 becomes 3 per 1.2 s.
         rpm: Requests per minute to each endpoint.
         tpm: Tokens per minute at each endpoint, input and output together; also as text: "200k".
@@ -106,7 +106,7 @@ class Keywords(TypedDict, total=False):
         before: Plain function that takes the row and returns the row to send.
         after: Plain function that takes the output and returns the output to keep.
         executor: Executor that runs `before` and `after`. Default: a thread pool.
-        progress: Show progress. Default: only on a terminal or in a notebook.
+        progress: Show progress; `stream` shows none. Default: only on a terminal or in a notebook.
     """
 
     prompt: str

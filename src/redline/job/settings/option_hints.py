@@ -66,7 +66,10 @@ _SENTENCES = {
     ),
     **dict.fromkeys(
         ("input", "input-file", "in", "file", "dataset", "rows"),
-        ("dry-run", "pass the input without a flag: redline run rows.jsonl"),
+        (
+            "dry-run",
+            "pass rows without a flag to run and tag, as --data to eval, as --rows-from to synth",
+        ),
     ),
 }
 

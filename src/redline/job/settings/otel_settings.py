@@ -20,12 +20,12 @@ _URL_HINT = 'for example endpoint = "http://127.0.0.1:4318"'
 class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where telemetry is sent, and what it contains.
 
-    endpoint: base URL of an OTLP/HTTP receiver; if empty, the OTEL_ variables of the environment
-    set it. headers: sent with each export, and never printed. headers_env: the names of the
-    variables that hold headers' values, by header. service_name: if empty, the name in the
-    environment, otherwise `redline`. sample: the share of the calls that get a span, 0 to 1.
-    every_s: seconds between two exports of metrics, 1 to 3,600. Raises ConfigError for an invalid
-    endpoint, service_name or every_s; `parse_otel` checks the other values.
+    endpoint: base URL of an OTLP/HTTP receiver; if empty, the program's OpenTelemetry providers or,
+    without them, the OTEL_ variables apply. headers: sent with each export, and never printed.
+    headers_env: the names of the variables that hold headers' values, by header. service_name: if
+    empty, the name in the environment, otherwise `redline`. sample: the share of the calls that get
+    a span, 0 to 1. every_s: seconds between two exports of metrics, 1 to 3,600. Raises ConfigError
+    for an invalid endpoint, service_name or every_s; `parse_otel` checks the other values.
     """
 
     endpoint: str = ""

@@ -232,7 +232,8 @@ def _cache(options: Options, environ: Mapping[str, str]) -> Cache | None:
         beside = memory_path(environ)
         if beside is None:
             raise ConfigError(
-                "there is no home folder for the cache", hint="set one: --cache-dir DIR"
+                "there is no home folder for the cache",
+                hint="set one: --cache-dir DIR, or cache=DIR in Python",
             )
         folder = beside.with_name("answers")
     size = {} if options.cache_size is None else {"max_bytes": options.cache_size}

@@ -130,8 +130,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     retry_failed: process only the rows that failed in earlier runs; retries_failures: process these
     as well as new rows. restart: start the output over; its old files are renamed. force: continue
     the output even if it was begun with other settings. fail_on: the flaws, keys of FAIL_ON, that
-    make an answer a failure. allowance: the budget of all runs of the output. prices: the user's
-    prices by model, which override those that redline knows.
+    make an answer a failure. allowance: the budget of all runs of the output that have one. prices:
+    the user's prices by model, which override those that redline knows.
 
     trace: the file in which calls are recorded. metrics_port: host and port of the metrics page.
     alerts: the alert rules to check. otel: how telemetry is exported; None to export none.

@@ -16,7 +16,7 @@ from redline.waist import CacheUse
 class Report(msgspec.Struct, kw_only=True):
     """The result of a run.
 
-    offered: the rows that this run took from the input; always succeeded + failed + unfinished.
+    offered: the rows that this run set out to process; always succeeded + failed + unfinished.
     skipped: rows that an earlier run has done; failed_before: those of them that failed. untried:
     rows without an outcome that `retry_failed` leaves out. results: the number of successes of all
     runs of the output; flawed: how many of these answers are cut, empty, filtered or refused, by
@@ -26,7 +26,7 @@ class Report(msgspec.Struct, kw_only=True):
     outcomes: in input order; empty for a run with an output, whose file has the results.
 
     stopped: the error that ended the run early, None if none did; interrupted: whether the user
-    ended the run. abandoned: work that had not ended when the run was abandoned, one line per row.
+    ended the run. abandoned: work that had not ended when the run did, one line per row.
 
     attempts: the number of requests written; retries: how many of them were written again after a
     failure. rate_limited: attempts that ended with RateLimited. most_in_flight: the most calls in

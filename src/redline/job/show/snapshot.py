@@ -54,8 +54,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
     rows_per_s, tokens_per_s: means over the last 10 s. latency_p50_s, latency_p95_s: of the answers
     of the last minute. tokens_per_row: the mean of this run. slots: maximum calls in flight, 0 if
     there is no bound; is_adaptive: the maximum is being searched for. limits: the rate limits,
-    those that held calls back most often first; are_found: the limits are being searched for, not
-    configured, and have the values that are being tried. found_limits: the limits already found, in
+    those that held calls back most often first; are_found: the rate is `auto`; a limit that is
+    being searched for has the value that is being tried. found_limits: the limits already found, in
     words. bound: the constraint that binds; None if none does, or while it is unknown.
 
     errors: failed attempts of this run by kind, including those that were retried; last_error: the

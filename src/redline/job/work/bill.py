@@ -13,9 +13,10 @@ from redline.waist import Reply
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
     """The spending so far, and the allowance; an amount is None if it is unknown.
 
-    picodollars: with a budget in dollars, the amount that counts against it, from all runs of the
-    output; otherwise the cost of this run's replies. tokens: with a budget in tokens, the number
-    that counts against it, from all runs; otherwise None. here: picodollars of this run alone.
+    picodollars: with a budget in dollars, the amount that counts against it, from all runs with a
+    budget; otherwise the cost of this run's replies. tokens: with a budget in tokens, the number
+    that counts against it, from all these runs; otherwise None. here: picodollars of this run
+    alone.
     """
 
     allowance: Allowance

@@ -71,8 +71,7 @@ class Failures:
                 f"the first {HOPELESS_ROWS} rows all failed, the last with: {error.what}",
                 where=error.where,
                 hint=error.hint
-                or "try a few rows with --limit 5 until they succeed; with -o, start over with "
-                "--restart",
+                or "try a few rows until they succeed; with -o, then start over with --restart",
             )
         most = self._job.stop_at_error_rate
         rows = max(begun, succeeded + self._count)
