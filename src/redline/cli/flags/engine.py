@@ -58,7 +58,7 @@ ENGINE_FLAGS = (
     _number(
         "max_model_len",
         "Maximum tokens of a prompt and its answer together. Default: the model's own maximum, but "
-        "at most 4096.",
+        "at most 4096 without --launcher vllm.",
     ),
     _number(
         "max_cache_tokens",
