@@ -95,9 +95,9 @@ _OWN = (
     ),
     switch(
         "cache",
-        "Cache answers, and reuse them for identical calls by the same tenant. Without "
-        "--cache-sampled, only deterministic answers are cached: those with temperature 0 or a "
-        "seed, and embeddings.",
+        "Cache answers, except streams, and reuse them for identical calls by the same tenant. "
+        "Without --cache-sampled, only deterministic answers are cached: those with temperature 0 "
+        "or a seed, and embeddings.",
     ),
     time("cache_ttl", "How long an answer is kept, at most 31d. Default: while there is room."),
     flag(
