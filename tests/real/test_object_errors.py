@@ -249,7 +249,7 @@ def test_verify_and_repair(server: ObjectServer, cli: Cli) -> None:
         or "2 missing" in cli("verify", out).out
     )
     missing = "s3://data/none.jsonl"
-    hint = "pass the URL that the run was given with -o"
+    hint = "pass the URL that the run was given with -o; a run uploads at its end"
     assert cli("verify", missing) == error(f"{missing} does not exist", hint)
     server.put("data", "other.jsonl", b"{}\n")
     assert cli("verify", "s3://data/other.jsonl") == error(

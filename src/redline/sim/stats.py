@@ -38,8 +38,8 @@ class Ticket(msgspec.Struct, gc=False):
     was sent at once.
     prompt_tokens, completion_tokens: 0 unless the request was answered.
     ended_s: monotonic; 0 until the request ends. status: the HTTP status; None if none was sent.
-    outcome: the request's class; "" until it ends. detail: the kind of fault, or the limit that
-    refused the request.
+    outcome: the request's class; "" until it ends. detail: the kind of fault, the limit that
+    refused the request, or `parked`.
     """
 
     number: int

@@ -21,7 +21,7 @@ from redline.store import url_of
 # The flag `--seed` of commands that draw a sample.
 SEED = whole(
     "seed",
-    "Seed for the sample: the same seed always draws the same rows. Default: 0.",
+    "Seed for the sample: it always draws the same rows of the same files. Default: 0.",
     least=0,
     most=2**63 - 1,
 )
@@ -57,7 +57,8 @@ def open_results(name: str) -> Iterator[Opened]:
     with fetched(url) as copy:
         if not copy.path.exists():
             raise ConfigError(
-                f"{url.name} does not exist", hint="pass the URL that the run was given with -o"
+                f"{url.name} does not exist",
+                hint="pass the URL that the run was given with -o; a run uploads at its end",
             )
         with opened(copy) as found:
             problem = found.problem.replace(f"{copy.path.parent}/", url.beside("").name)

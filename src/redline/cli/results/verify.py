@@ -50,7 +50,8 @@ def _verify_object(url: ObjectUrl, rows: str | None, limit: int | None) -> Verif
     with fetched(url) as copy:
         if not copy.path.exists() and not copy.failed_path.exists():
             raise ConfigError(
-                f"{url.name} does not exist", hint="pass the URL that the run was given with -o"
+                f"{url.name} does not exist",
+                hint="pass the URL that the run was given with -o; a run uploads at its end",
             )
         return check(copy, rows, limit)
 

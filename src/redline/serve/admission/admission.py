@@ -409,7 +409,7 @@ class Admission:
         self._parked_until_s = self._room.load(now_s).parked_until_s
 
     def _again_s(self, line: Line, waiter: Waiter, wait_s: float | None, now_s: float) -> float:
-        """Returns the seconds until a retry: at least the mean time between two starts."""
+        """Returns the seconds until a retry, if known at least the mean time between two starts."""
         if wait_s is None:
             return _USUAL_WAIT_S
         rate = line.drain(waiter.avoid).calls_per_s(now_s)

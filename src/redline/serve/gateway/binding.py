@@ -11,7 +11,7 @@ nothing      no call waits, and an endpoint has room within a second
 parked       every working endpoint has asked the gateway to wait
 concurrency  as many calls are in flight as -c allows, or all but those kept free
 limit        the next call waits for a rate limit
-warming      every endpoint is warming up, and takes few calls at once until it has answered some
+warming      every working endpoint is warming up, with few calls at once until it has answered some
 endpoints    no endpoint takes another call: all its slots are taken, or it is warming up
 """
 

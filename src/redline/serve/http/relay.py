@@ -32,7 +32,7 @@ _ASKED_FOR_USAGE = frozenset({chat.API.path, completions.API.path})
 class Relay(Door):
     """A server that forwards calls, in an `async with` block or from `start` to `aclose`.
 
-    Bodies reach `backend` unchanged, except that requests for streams also ask for usage. An
+    Bodies reach `backend` unchanged, except that streamed chats and completions request usage. An
     endpoint's answers and refusals reach the client unchanged, unless the endpoint refuses the
     server's own key or account. Streams are forwarded as they arrive, without the usage if the
     client did not request it. Calls to Anthropic's Messages API are translated to chats. The

@@ -1,8 +1,8 @@
 """Keeps the simulated provider's files and batches, without a clock: the time is an argument.
 
   status       meaning                                              next status
-  validating   it was just created                                  any other
-  in_progress  its lines are answered, each after its own latency   any other but validating
+  validating   it was just created                                  any other but cancelled
+  in_progress  its lines are answered, each after its own latency   any but validating, cancelled
   cancelling   a client cancelled it                                cancelled
   failed       its file was refused, or there is no room for its
                results; no line is answered

@@ -174,7 +174,7 @@ class Grading:
             raise Rejected(
                 f"the question has no column {self._gold} with its right answer; "
                 f"the row's columns are: {listed(row)}",
-                hint='the task file names the column: gold = "COLUMN"',
+                hint='rename the column, or name it in a task file: gold = "COLUMN"',
             )
         return row[self._gold]
 

@@ -36,8 +36,8 @@ class Gold(msgspec.Struct, frozen=True):
 def first_row(rows: str) -> Mapping[str, Any] | None:
     """Returns the first readable row.
 
-    Returns None if none of the first 1,000 is readable, and for a pipe, which can be read only
-    once. Raises ConfigError if the rows cannot be read at all.
+    Returns None if none of the first 1,000 is readable, and for an input that can be read only
+    once, such as a pipe. Raises ConfigError if the rows cannot be read at all.
     """
     if url_of(rows) is None:
         path = local_path(rows)
@@ -49,11 +49,11 @@ def first_row(rows: str) -> Mapping[str, Any] | None:
 
 
 def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> str | None:
-    """Returns a prompt template with a row's text: its column `text`, or the only one besides gold.
+    """Returns a prompt template with a row's text: its column `text`, or its only column.
 
-    Returns None if the rows have their own prompts. row: the first row; None if it is unknown, and
-    a column `text` is assumed. rows: the name of the rows, for the error. Raises ConfigError if
-    several columns are possible, or none.
+    The columns custom_id and gold do not count. Returns None if the rows have their own prompts.
+    row: the first row; None if it is unknown, and a column `text` is assumed. rows: the name of
+    the rows, for the error. Raises ConfigError if several columns are possible, or none.
     """
     if row is None:
         return _template(_TEXT)

@@ -138,10 +138,10 @@ def _again(request: Request, answer: Any, problem: str) -> Request:
 
 def _no_answer(problem: str, tries: int, finish_reason: str | None) -> Rejected:
     if finish_reason in _FINAL_ENDINGS:
-        return Rejected(problem, hint="check the row; the failures file has the answer")
+        return Rejected(problem, hint="check the row; with -o, the failures file has the answer")
     return Rejected(
         f"no valid answer in {counted(tries, 'try', 'tries')}; the last: {problem}",
         hint="raise --max-tokens"
         if finish_reason == "length"
-        else "the failures file has the last answer",
+        else "with -o, the failures file has the last answer",
     )
