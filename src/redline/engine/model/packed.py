@@ -2,8 +2,9 @@
 
 A library reorders a weight matrix before each product. For the few rows of a generating step, that
 takes as long as the product itself, although the weights are the same in every step. Therefore they
-are reordered only once: a product with 1 to 32 rows then takes 0.5 to 0.7 of the time. Packed
-weights work for any number of rows; the number that they are packed for determines the order.
+are reordered only once: when measured, a product with 1 to 32 rows then took 0.5 to 0.7 of the
+time. Packed weights work for any number of rows; the number that they are packed for determines the
+order.
 
 In float32, two libraries can pack weights. Which is faster depends on the processor, so both are
 timed once for each shape of weights.

@@ -1,7 +1,7 @@
 """Applies all rate limits of one endpoint, with one queue and one timer.
 
 A grant books all windows together or none. Calls of one priority are granted in order of arrival:
-no later one overtakes the first while that waits for all that it needs, so that small requests do
+while the first waits for all that it needs, no later one overtakes it, so that small requests do
 not starve a large one.
 """
 
