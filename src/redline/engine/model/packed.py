@@ -37,10 +37,10 @@ _Maker = Callable[[Tensor, Tensor | None], _Product]
 def pack(model: Any) -> None:
     """Makes the model's linear layers on a CPU use packed weights.
 
-    In float32, MKL packs them, or oneDNN if it is clearly faster; in bfloat16, oneDNN. A layer's own
-    weight is replaced by one with the same shape but no memory; an embedding that shares the weight
-    keeps it. Layers of other kinds, layers whose dtype cannot be packed here, layers packed already
-    and layers with a `forward` of their own are not changed.
+    In float32, MKL packs them, or oneDNN if that is clearly faster; in bfloat16, oneDNN. A layer's
+    own weight is replaced by one with the same shape but no memory; an embedding that shares the
+    weight keeps it. Layers of other kinds, layers whose dtype cannot be packed here, layers packed
+    already and layers with a `forward` of their own are not changed.
     """
     layers: list[Any] = [layer for layer in model.modules() if type(layer) is nn.Linear]
     makers: dict[torch.Size, _Maker] = {}
