@@ -300,7 +300,7 @@ def test_an_interrupt_ends_it_with_the_figures_so_far() -> None:
         (("sim", "--constant", "1", "--poisson", "1"), "--constant and --poisson cannot be"),
         (("sim", "--duration", "5s", "--warm-up", "6s"), "the warm-up of 6 s leaves none"),
         (("sim", "--duration", "0"), "--duration must be above 0 s"),
-        (("sim", "--slo", "ttft"), "--slo is not an objective: ttft"),
+        (("sim", "--slo", "ttft"), "slo is not an objective: ttft"),
         (("sim", "--replay", "none"), "none cannot be read"),
         (("sim", "--replay", "empty.trace"), "empty.trace holds no calls"),
         (("sim", "--rows", "none.jsonl"), "none.jsonl"),

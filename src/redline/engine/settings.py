@@ -38,8 +38,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     tokens of a sequence, prompt and answer together; None for the model's own maximum, but at most
     4,096. max_cache_tokens: the size of the cache in tokens; each sequence reserves max_model_len
     of them, so fewer than max_batch_size sequences may be computed at once; None for room for
-    max_batch_size sequences. max_waiting: the most sequences in the queue; each answer to a request
-    is one. reuses_prefixes: keep keys and values for later prompts with the same beginning.
+    max_batch_size sequences. max_waiting: the most sequences that wait for a slot; each answer to a
+    request is one. reuses_prefixes: keep keys and values for later prompts with the same beginning.
     tensor_parallel: the number of processes that share each layer. pipeline_parallel: the number of
     stages into which the layers are split.
     All numbers except max_wait_s are integers: draft_tokens is at least 0; max_step_tokens,

@@ -99,7 +99,10 @@ async def swept(what: Measuring, plan: Plan, requests: Iterator[Any]) -> AsyncIt
 
 
 class Interrupts:
-    """Handles Ctrl-C and SIGTERM: the first ends the load, the second raises KeyboardInterrupt."""
+    """Handles Ctrl-C and SIGTERM: the first ends the load, later ones raise KeyboardInterrupt.
+
+    If no load has begun, the first one raises it, too.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -162,10 +165,10 @@ def nothing_measured(figures: Figures) -> RedlineError | None:
     if figures.warm_up:
         return RedlineError(
             f"no request was measured: {figures.warm_up:,} in the warm-up, none after it",
-            hint="make the duration longer, or the warm-up shorter",
+            hint="make the duration longer or the limit larger, or the warm-up shorter",
         )
     return RedlineError(
         f"no request was answered in {figures.seconds:.1f} s",
         where=figures.target,
-        hint="the duration must be longer than an answer takes",
+        hint="measure for longer than an answer takes",
     )

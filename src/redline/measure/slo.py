@@ -38,17 +38,17 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _ONE.fullmatch(part)
         if match is None:
-            raise ConfigError(f"--slo is not an objective: {part}", hint=_HINT)
+            raise ConfigError(f"slo is not an objective: {part}", hint=_HINT)
         name, most_s = match[1], float(match[2]) * _SECONDS[match[3]]
         if name not in FIGURES:
             raise ConfigError(
-                f"--slo has an unknown figure: {name}", hint=nearest(name, FIGURES) or _HINT
+                f"slo has an unknown figure: {name}", hint=nearest(name, FIGURES) or _HINT
             )
         if most_s <= 0:
-            raise ConfigError(f"--slo must be above 0 s: {part}", hint=_HINT)
+            raise ConfigError(f"slo must be above 0 s: {part}", hint=_HINT)
         found.append(Objective(name, most_s))
     if not found:
-        raise ConfigError("--slo states no objective", hint=_HINT)
+        raise ConfigError("slo states no objective", hint=_HINT)
     return tuple(found)
 
 

@@ -3,7 +3,8 @@
 cause         binds when                                       what helps
 input         workers wait for rows                            a faster source
 client        its process is busy, blocked or was stopped      CPU, several processes
-limit         calls wait for a rate limit, or for the budget   a higher limit, another key
+limit         calls wait for a rate limit, or for the budget   a higher limit or budget,
+                                                               another key
 concurrency   all slots are in use; the endpoint is not full   more calls in flight (-c)
 endpoint      more calls in flight would only queue there      another endpoint
 down          the endpoint asked to wait, is unreachable or    waiting, another endpoint

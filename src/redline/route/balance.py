@@ -2,7 +2,7 @@
 
 strategy          chooses the endpoint
 p2c               of eight drawn at random, the one with the shortest expected time to answer: the
-                  calls of all clients at its server, divided by its capacity, times its latency
+                  known calls at its server plus one, divided by its capacity, times its latency
 least_tokens      with the fewest seconds of work: tokens of its calls in flight / tokens per second
 room              where the call could start earliest, for endpoints with rate limits
 prefix            that has seen the longest prefix of the prompt, unless its load is too high

@@ -24,8 +24,8 @@ class EndpointPool(Pool):
     endpoints: Endpoints or base URLs, at least one. balance: p2c, least_tokens, room, prefix,
     cheapest, round_robin, weighted_score or normalized_score; see docs/fleet.md. Close the pool
     with `aclose`, or pass it to a Client, which closes it. Raises ConfigError for an unknown
-    `balance`, for anything but a list of endpoints, for an empty list, for two endpoints with the
-    same name or the same server and key, and for a model name that only some endpoints have in
+    `balance`, for anything but a sequence of endpoints, for an empty one, for two endpoints with
+    the same name or the same server and key, and for a model name that only some endpoints have in
     `models`.
     """
 

@@ -25,8 +25,8 @@ count either, nor does a call that its caller cancels, unless that call waited s
 and the endpoint answered no other call meanwhile. The expected failure rate is that of the other
 endpoints, but at least 2 %: an endpoint is degraded when it fails significantly more often, by a
 CUSUM test (Page, Continuous Inspection Schemes, Biometrika 41, 1954) of Bernoulli trials. So a rare
-failure does not degrade an endpoint, and neither does an outage of all of them during which
-connections can still be made.
+failure does not degrade an endpoint, and neither do frequent ones once the other endpoints have
+failed as often for some time.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ _NO_PAGE = frozenset({404, 405, 501})
 class Pages:
     """Reads the endpoint's `metrics` and `probe` pages, on separate connections.
 
-    The requests count against no limit. The endpoint's key is sent only to the endpoint's own host
-    and port.
+    The requests count against none of the endpoint's configured limits. Its key is sent only to its
+    own host and port.
     """
 
     def __init__(self, endpoint: Endpoint, clock: Clock = SYSTEM) -> None:

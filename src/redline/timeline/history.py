@@ -48,9 +48,10 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="
 
     v: TIMELINE_VERSION. at: when it began, in seconds since 1970-01-01 UTC. pid, host: of its
     process. redline: the version. input: the input's path, URL or name. slots: maximum calls in
-    flight at the start. endpoints: their names, or the name of the function that the job calls.
-    limits: as configured, in words. is_batched: whether rows go through the Batch API. has_budget:
-    whether it has a budget in money; None in a record of an older version of redline.
+    flight at the start. endpoints: the names of the first 12, or the name of the function that the
+    job calls. limits: the first 12 configured ones, after headroom, in words. is_batched: whether
+    rows go through the Batch API. has_budget: whether it has a budget in money; None in a record of
+    an older version of redline.
     """
 
     v: int

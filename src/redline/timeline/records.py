@@ -20,9 +20,9 @@ class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The settings of one endpoint.
 
     weight: its capacity relative to the other endpoints. slots: its maximum calls in flight; 0 if
-    not configured. requests, tokens, input_tokens, output_tokens: its rate limits, such as 500/60s.
-    profile: the algorithm that enforces them, as in `Limits`. input_price, output_price: dollars
-    per million tokens of the run's model; None if unknown.
+    it is searched for. requests, tokens, input_tokens, output_tokens: its rate limits after
+    headroom, such as 500/60s. profile: the algorithm that enforces them, as in `Limits`.
+    input_price, output_price: dollars per million tokens of the run's model; None if unknown.
     """
 
     name: str
@@ -41,7 +41,7 @@ class RunBegan(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="
     """The first record of a run.
 
     v: VERSION. at: when the run began, in seconds since 1970-01-01 UTC. balance: the balancing
-    strategy.
+    strategy; "" with one endpoint.
 
     workers: the number of concurrent calls of a job, which makes its next call when one ends
     (closed loop); 0 for calls that arrive independently of earlier ones (open loop).

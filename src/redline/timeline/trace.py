@@ -75,7 +75,7 @@ def check_begin(fd: int, path: Path) -> bool:
     if not any(_records([line + end], path)):
         raise ConfigError(
             f"{path} is not a trace",
-            hint="pass a file written by redline run --trace, or a new file to record one",
+            hint="to read, pass a file that redline run --trace wrote; to record, a new file",
         )
     return True
 

@@ -50,15 +50,15 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     A call passes through the phases in turn. client_s: the client's own work before the first
     attempt (the `before` function, the template, the cache) and after the last one (`after`, until
-    the outcome is taken). In each attempt: queue_s, the wait for room in the budget or for one of
-    several endpoints; slot_s, the wait for a slot; connect_s, the wait for a connection; grant_s,
-    the wait for the limits' grant, including the wait to become one of the few calls that may get
-    ready for one; send_s, from the grant to the write, which comes at the end of the event loop's
-    turn, after results are written; first_byte_s, from the write to the first byte of the response;
-    first_token_s, from there to the first token of a streamed answer; answer_s, until the answer is
-    read and parsed. Between attempts: backoff_s. unattributed_s: the time from the call's beginning
-    to its outcome that belongs to no other phase. After the outcome: durable_s, until the row's
-    line is on disk.
+    the outcome is taken). In each attempt: queue_s, the wait for room in the budget, for one of
+    several endpoints or for a function's batch; slot_s, the wait for a slot; connect_s, the wait
+    for a connection; grant_s, the wait for the limits' grant, including the wait to become one of
+    the few calls that may get ready for one; send_s, from the grant to the write, which comes at
+    the end of the event loop's turn, after results are written; first_byte_s, from the write to the
+    first byte of the response; first_token_s, from there to the first token of a streamed answer;
+    answer_s, until the answer is read and parsed. Between attempts: backoff_s. unattributed_s: the
+    time from the call's beginning to its outcome that belongs to no other phase. After the outcome:
+    durable_s, until the row's line is on disk.
     """
 
     client_s: float = ZERO
@@ -91,7 +91,7 @@ NO_PHASES = Phases()
 class LimitUse(msgspec.Struct, frozen=True, array_like=True):
     """The use of one rate limit of one endpoint.
 
-    name: such as `500/60s requests`, with ` at NAME` if there are several endpoints. held: the
+    name: such as `500 requests/min`, with ` at NAME` if there are several endpoints. held: the
     number of samples in which it held the next call back, alone or with other limits. used: the
     amount that counted against it at the end of the window. count, window_s: the limit's own.
     """
@@ -106,8 +106,8 @@ class LimitUse(msgspec.Struct, frozen=True, array_like=True):
 class EndpointState(msgspec.Struct, frozen=True, array_like=True):
     """The state of one of several endpoints.
 
-    state: a `Health`, or `parked`, at the end of the window. in_flight: the mean number of calls in
-    flight. slots: maximum calls in flight; 0 for no bound.
+    state: a `Health`, or `parked`, at the end of the window. in_flight: calls in flight at the end
+    of the window; in a merged window, a mean. slots: maximum calls in flight; 0 for no bound.
     """
 
     name: str
@@ -187,8 +187,8 @@ class Window(
 
     sent: requests written. retries: those of the requests that had been written before and failed.
     failovers: the retries whose request another endpoint may have billed. answered: attempts that
-    ended with an answer. errors: failed attempts, by kind; error: the last error, in words. done,
-    failed: rows that became durable. input_tokens, output_tokens: of the answers.
+    ended with an answer. errors: failed and cancelled attempts, by kind; error: the last error, in
+    words. done, failed: rows that became durable. input_tokens, output_tokens: of the answers.
 
     Means over the samples: in_flight, requests on the wire; in_hand, rows that have begun and have
     no outcome yet; slots, maximum calls in flight; waiting, calls that wait for a grant; retrying,

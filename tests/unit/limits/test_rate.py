@@ -111,7 +111,7 @@ def test_a_number_that_cannot_be_a_count_is_named(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_count(text, "--rpm")
     assert caught.value.what == f"--rpm must be a whole number from 1 to 10^12, not {text}"
-    assert caught.value.hint == "leave it out for no limit"
+    assert caught.value.hint == "give a whole number, or leave it out for no limit"
 
 
 def test_a_rate_in_a_rate_text_has_the_same_errors() -> None:

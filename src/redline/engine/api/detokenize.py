@@ -2,7 +2,8 @@
 
 A character may span several tokens, and some decoders write a token differently at the beginning
 of a text or inside a run of bytes. So a stream decodes a short window of its last tokens. Unless a
-stop string cuts the text, the returned parts, joined, equal all tokens decoded at once.
+stop string cuts the text, or a long run of bytes has an invalid one, the returned parts, joined,
+equal all tokens decoded at once.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Engine(NamedTuple):
 
 
 def open_engine(settings: EngineSettings) -> Engine:
-    """Loads the models and makes the engine; takes seconds.
+    """Loads the models and makes the engine; takes seconds, or minutes for a large model.
 
     Raises ConfigError if that fails, and EngineFailed if a rank ends before it is ready.
     """

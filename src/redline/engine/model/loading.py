@@ -43,7 +43,7 @@ _LONGEST_REASON_CHARS = 300
 # The hint for a model that the engine cannot run.
 OTHERS = (
     "the engine runs Llama, Qwen2, Qwen3 and Mistral with full attention; "
-    "--launcher vllm runs others"
+    "redline engine --launcher vllm may run others"
 )
 # This occurs in errors about models that bring code besides their weights.
 _CUSTOM_CODE = "trust_remote_code"
@@ -208,7 +208,7 @@ def model_len(wanted: int | None, config: Any, name: str) -> int:
         raise ConfigError(
             f"the model in {name} ({config.model_type}) has {words}, which the engine does not "
             f"support for sequences of {length:,} tokens",
-            hint=f"give max_model_len {window} or less; --launcher vllm runs longer sequences",
+            hint=f"give max_model_len {window} or less, or use redline engine --launcher vllm",
         )
     return length
 

@@ -2,11 +2,12 @@
 
 A library reorders a weight matrix before each product. For the few rows of a generating step, that
 takes as long as the product itself, although the weights are the same in every step. Therefore they
-are reordered only once: a product with 1 to 32 rows then takes 0.5 to 0.7 of the time. Packed
-weights work for any number of rows; the number that they are packed for determines the order.
+are reordered only once: when measured, a product with 1 to 32 rows then took 0.5 to 0.7 of the
+time. Packed weights work for any number of rows; the number that they are packed for determines the
+order.
 
-In float32, two libraries can pack weights. Which is faster depends on the processor, so both are
-timed once for each shape of weights.
+In float32, two libraries can pack weights. Which is faster depends on the processor, so if both are
+available, they are timed once for each shape of weights.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _Maker = Callable[[Tensor, Tensor | None], _Product]
 def pack(model: Any) -> None:
     """Makes the model's linear layers on a CPU use packed weights.
 
-    In float32, the faster of MKL and oneDNN packs them; in bfloat16, oneDNN does. A layer's own
-    weight is replaced by one with the same shape but no memory; an embedding that shares the weight
-    keeps it. Layers of other kinds, layers whose dtype cannot be packed here, layers packed already
-    and layers with a `forward` of their own are not changed.
+    In float32, MKL packs them, or oneDNN if that is clearly faster; in bfloat16, oneDNN. A layer's
+    own weight is replaced by one with the same shape but no memory; an embedding that shares the
+    weight keeps it. Layers of other kinds, layers whose dtype cannot be packed here, layers packed
+    already and layers with a `forward` of their own are not changed.
     """
     layers: list[Any] = [layer for layer in model.modules() if type(layer) is nn.Linear]
     makers: dict[torch.Size, _Maker] = {}
@@ -72,7 +73,7 @@ def _has_onednn() -> bool:
 
 
 def _maker(weight: Tensor) -> _Maker:
-    """Returns the packing function of the fastest library that can pack this weight."""
+    """Returns the packing function of the library to use for this weight."""
     if weight.dtype is not torch.float32:
         return _by_onednn
     if not _has_onednn():

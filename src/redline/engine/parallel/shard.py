@@ -33,7 +33,9 @@ _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
 # `words`, redline's name for the split of the vocabulary.
 _DIMENSIONS = {"colwise": 0, "rowwise": 1, "replicated_with_grad_allreduce": None, "words": 0}
 
-_MAY_SPLIT = "it runs in one process; --pipeline-parallel or --launcher vllm may split it"
+_MAY_SPLIT = (
+    "it runs in one process; pipeline_parallel or redline engine --launcher vllm may split it"
+)
 
 
 class Placement(NamedTuple):
@@ -158,7 +160,7 @@ def _share(name: str, style: str, files: dict[str, Any], source: Source, part: P
     if name not in files:
         raise ConfigError(
             f"the weights of {source.name} lack {name}, so the model cannot be split",
-            hint="run it in one process; --launcher vllm splits it",
+            hint="run it in one process; redline engine --launcher vllm may split it",
         )
     found = files[name].get_slice(name)
     dimension = _DIMENSIONS.get(style)
@@ -185,7 +187,9 @@ def _plan(
     if getattr(config, "quantization_config", None):
         # A shard reads the weights alone, but quantized weights are useless without their scales.
         what = f"{source.name} has quantized weights, so it cannot be split"
-        raise ConfigError(what, hint="run it in one process; --launcher vllm splits it")
+        raise ConfigError(
+            what, hint="run it in one process; redline engine --launcher vllm may split it"
+        )
     if part.stages > layers:
         raise ConfigError(
             f"{source.name} has {counted(layers, 'layer')}, too few for {part.stages} stages"
@@ -265,10 +269,10 @@ def _check_layers_are_all(
         raise ConfigError(
             f"{source.name} ({source.config.model_type}) cannot be split into stages: it changes "
             "hidden states outside its layers",
-            hint="use --tensor-parallel instead of --pipeline-parallel: it splits each layer",
+            hint="use tensor_parallel instead of pipeline_parallel: it splits each layer",
         )
 
 
 def _indivisible(source: Source, what: str, shares: int) -> ConfigError:
-    hint = "choose a --tensor-parallel that divides this number"
+    hint = "choose a tensor_parallel that divides this number"
     return ConfigError(f"{source.name}: {what}, which {shares} ranks cannot share", hint=hint)

@@ -3,7 +3,8 @@
 The engine replaces a model's attention and packs its weights. A model's settings do not reliably
 show that it has more than plain causal attention, such as attention sinks, a layer that attends
 twice, or one that does not receive the step. So the logits of a few tokens are computed both ways:
-in one pass of the model itself, and in two steps of the engine.
+in one pass of the model itself, and in two steps of the engine. If ranks share the model, no
+process has all of it to compare with: it is only run.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class AdaptiveConcurrency:
     def found(self) -> int | None:
         """The best limit so far, not one that is being tried.
 
-        None until a try has brought no gain, or a refusal has cut the limit.
+        None until a try has brought no gain or had no room, or a refusal has cut the limit.
         """
         return self._level if self._has_turned or self._cut_s > -math.inf else None
 
@@ -190,7 +190,7 @@ class AdaptiveConcurrency:
 
         latency_s: from the write to the end of the answer. in_flight: calls in flight when this
         call was written, including itself. is_overload: True for a 429, 503, 529 or timeout; do not
-        report other failures. size: output tokens, 0 if unknown.
+        report other failures, or a row's own deadline. size: output tokens, 0 if unknown.
         """
         if now_s < self._latest_s:
             # The clock was set back: later times cannot be compared with earlier ones.

@@ -7,9 +7,10 @@
   climbing  1, 3, 7, 15, ... steps more  ends the climb; the level before, if any, is watched
   watched   what a climb has gained      takes back half of the gain
 
-A level that is not refused for a window and a round trip is followed by the next level. A climb
-costs a few refusals; for each of them, the next climb is delayed by thousands of calls, and by more
-each time that a climb has gained nothing.
+A rate that is not proven yet is given up if 2 of 10 calls are refused. A level that is not refused
+for a window and a round trip is followed by the next level. A climb costs a few refusals; for each
+of them, the next climb is delayed by thousands of calls, and by more each time that a climb has
+gained nothing.
 """
 
 from __future__ import annotations

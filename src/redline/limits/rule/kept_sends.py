@@ -1,8 +1,8 @@
 """Writes sends to files, so that a run that is killed and restarted exceeds no limit.
 
 Each window has a small file with its pace, a claim, and a ring of its records, each (wall time,
-amount). The file is in the page cache, which survives the death of the process, but not a reboot of
-the machine, which takes longer than most windows last. Nothing is synced.
+amount). Nothing is synced: the file is in the page cache, which survives the death of the process.
+A crash of the machine may lose it, but a reboot takes longer than most windows last.
 
 Writing each send would be one of the most expensive steps of a call. So the claim covers the sends
 that are not in the ring yet: until the next write, at most the claimed amount may change, and only
@@ -57,7 +57,7 @@ class RecentSends:
     in older versions of redline; if `name` has no file for a kind of limit, the first old name that
     has one is read. Files with old names are never written.
     A folder that cannot be written is ignored: the files matter only after the process has died,
-    and the run's journal, which is beside the folder, reports the problem to the user.
+    and the journal of a run, which is beside the folder, reports the problem to the user.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ def parse_count(text: str, what: str = "count") -> int:
     if not 1 <= value <= MAX_COUNT or value != int(value):
         raise ConfigError(
             f"{what} must be a whole number from 1 to 10^12, not {text}",
-            hint="leave it out for no limit",
+            hint="give a whole number, or leave it out for no limit",
         )
     return int(value)
 

@@ -43,13 +43,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     1,000, that is best for the server; None means 64, or up to 1,000 if the request rate needs more
     when answers take 30 s.
     rate: "stated" keeps to the rates above, which the server's headers can only lower; "auto" also
-    adopts other limits in the headers, or searches for a request limit if they state none; without
-    a `concurrency`, "auto" searches for the concurrency as well.
+    adopts other limits in the headers, and searches for a request limit unless they state one;
+    without a `concurrency`, "auto" searches for the concurrency as well.
     profile: the server's algorithm, `fixed`, `moving`, `counter` or `bucket`; `any`, the default,
     is safe for all of them (docs/limits.md).
     headroom: the share of each rate that may be used, above 0 and at most 1.
-    guard_s: the seconds added to each window against jitter, or taken off the burst with `bucket`,
-    0 to 10; None to measure the jitter.
+    guard_s: the seconds added to each window against jitter, 0 to 10; with `bucket`, the burst is
+    smaller by what is refilled in this time; None to measure the jitter.
     charge: which tokens the provider counts against a token limit. `actual`: the usage in the
     reply. `reserved`: prompt + max_tokens at admission, never refunded. `auto`: `reserved` for
     hosts known to charge that way, otherwise `actual`.

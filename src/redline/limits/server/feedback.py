@@ -331,8 +331,8 @@ class _Crowd:
 
       x + (N - used) / 2 - 0.08 x * x / used
 
-    Every client takes half of what is free, and clients that use most give most away, so that all
-    converge to equal amounts (Chiu and Jain 1989), 96 % of the limit in all. The last term is left
+    If every client takes half of what is free, and those that use most give most away, all converge
+    to equal amounts (Chiu and Jain 1989), at least 96 % of the limit in all. The last term is left
     out if no other client is seen.
     """
 
@@ -397,7 +397,8 @@ class Pressure:
     80 % and more, if the pressure    a block: the first quiet window after it restores the share
     was not certain before            before it
 
-    Clients that add and cut shares of their own rate converge to equal rates (Chiu and Jain 1989).
+    Clients that add a fixed amount and cut a share of their rate converge to equal rates (Chiu and
+    Jain 1989).
     """
 
     def __init__(self, rules: Rules) -> None:

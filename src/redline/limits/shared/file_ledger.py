@@ -7,8 +7,8 @@ the system releases the lock.
 The file has a magic line, then two places for the state, each with a turn number and a checksum. A
 turn writes to the older place, so a writer that is killed half-way leaves the state from before its
 turn. That state is still valid: no process was given slots in the unfinished turn. If both places
-are damaged, every window counts as full. A file without the magic line is not a ledger and is never
-written.
+are damaged, every window counts as full. A file that begins with anything but the magic line is not
+a ledger and is never written.
 
 Nothing is synced to disk. Times are those of CLOCK_MONOTONIC, which all processes of a machine
 share until it reboots; a state from an earlier boot is shifted by the wall clock.
@@ -150,7 +150,7 @@ class FileLedger:
         if state is not None and state.limits != limits and now_s - state.touched_s < STALE_S:
             raise ConfigError(
                 f"{self._path} is in use for {state.limits}, not for {limits}",
-                hint="set the same limits in every process, or pass another file to --share",
+                hint="set the same limits in every process, or share through another file",
             )
 
     def _lock(self) -> bool:

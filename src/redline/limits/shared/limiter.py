@@ -6,8 +6,8 @@ slot of the lease, and reports with the next request how the slots were used.
 
 A slot that is due goes to the first caller in line that it fits. If it fits none of those at the
 front, it goes to the caller for which it was booked. So callers of one priority are served in
-order as far as slots fit them, and a slot is lost only if it fits no caller at the front and its
-own caller is gone.
+order as far as slots fit them. A slot is lost only if it fits no caller at the front and its own
+caller is gone, if the event loop is late for it, or if the limiter is parked.
 """
 
 from __future__ import annotations

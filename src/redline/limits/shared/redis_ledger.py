@@ -98,7 +98,7 @@ class RedisLedger:
             raise NoEndpoint(
                 f"the Redis server of the shared limits, {self._where}, cannot be used: "
                 f"{_said(error)}",
-                hint="check that Redis is running, then run the command again",
+                hint="check that Redis is running and can be reached from here",
             ) from error
         lease = _DECODER.decode(answer)
         ended_s = self._clock.now_s()
@@ -148,12 +148,12 @@ class RedisLedger:
         except msgspec.DecodeError as error:
             raise ConfigError(
                 f"the key {self._key} in {self._where} does not hold shared limits",
-                hint="delete this key, or pass another database to --share",
+                hint="delete this key, or share through another database",
             ) from error
         if state.limits != limits and seconds + micros / 1e6 - state.touched_s < STALE_S:
             raise ConfigError(
                 f"{self._where} is in use for {state.limits}, not for {limits}",
-                hint="set the same limits in every process, or pass another database to --share",
+                hint="set the same limits in every process, or share through another database",
             )
 
 

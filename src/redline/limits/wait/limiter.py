@@ -1,7 +1,7 @@
 """Applies all rate limits of one endpoint, with one queue and one timer.
 
 A grant books all windows together or none. Calls of one priority are granted in order of arrival:
-no later one overtakes the first while that waits for all that it needs, so that small requests do
+while the first waits for all that it needs, no later one overtakes it, so that small requests do
 not starve a large one.
 """
 
@@ -38,9 +38,9 @@ _NOTHING = Cost()
 class Limiter(RateLimiter):
     """Applies the rates of `limits`, but not its concurrency (see Slots) or `share`.
 
-    limits: a Limits, or request limits alone, such as "2/1s". clock: the system's by default; in
-    a loop with virtual time, its VirtualClock. For one event loop; for threads, use SyncLimiter.
-    Raises ConfigError for a text that is not a rate.
+    By itself, it searches for no limit. limits: a Limits, or request limits alone, such as "2/1s".
+    clock: the system's by default; in a loop with virtual time, its VirtualClock. For one event
+    loop; for threads, use SyncLimiter. Raises ConfigError for a text that is not a rate.
 
         async with limiter(tokens=900) as grant:
             reply = await call()

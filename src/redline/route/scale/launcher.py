@@ -69,7 +69,7 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
     by a number from 0 that no other running replica has, for example to choose a GPU. The command
     must stay in the foreground. model: the model of the trial request. trial: the path of the
     request that a replica must answer to be ready, one of TRIALS. endpoint: limits, key, headers
-    and timeouts of a replica; its base URL is not used.
+    and timeouts of a replica; its base URL, name and proxy are not used.
     env: variables added to the environment of this process; values may contain {port} and {slot}.
     cwd: the command's working directory. logs: the folder for the output of replicas, one file
     each. start_s: the longest time in seconds that a replica may take to be ready, above 0 and at

@@ -77,7 +77,7 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.capacity < math.inf:
             raise ConfigError(
                 f"the capacity of a replica must be at least 0 and finite, not {self.capacity:g}",
-                hint="0 uses the capacity that its endpoint states",
+                hint="0 uses the number of calls that its endpoint takes at once",
             )
         if not 0 <= self.warm_up_s < math.inf:
             raise ConfigError(
