@@ -95,11 +95,7 @@ _OWN = (
     ),
     switch(
         "cache",
-<<<<<<< HEAD
-        "Cache answers other than streams, and reuse them for identical calls by the same tenant. "
-=======
         "Cache answers, except streams, and reuse them for identical calls by the same tenant. "
->>>>>>> e0d5bb650bfe5b5d33ded58ba2c0c3be5f1f0e8e
         "Without --cache-sampled, only deterministic answers are cached: those with temperature 0 "
         "or a seed, and embeddings.",
     ),

@@ -57,13 +57,8 @@ ENGINE_FLAGS = (
     ),
     _number(
         "max_model_len",
-<<<<<<< HEAD
-        "Maximum tokens of a prompt and its answer together. Default: the model's own maximum; "
-        "except with vllm, at most 4096.",
-=======
         "Maximum tokens of a prompt and its answer together. Default: the model's own maximum, but "
         "at most 4096 without --launcher vllm.",
->>>>>>> e0d5bb650bfe5b5d33ded58ba2c0c3be5f1f0e8e
     ),
     _number(
         "max_cache_tokens",

@@ -117,17 +117,10 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     sentence: what held the job back, and which change would help most. state, seen: the state of
     the latest run, and when it ended or last wrote a record, in seconds since 1970-01-01 UTC.
     shares: each constraint with its share of the time, largest first. helps: predictions for other
-<<<<<<< HEAD
     settings, from all runs. scores: of earlier predictions. band: what held the job back at each
     time, on the axis of `series`. errors: failed attempts, including those that were retried;
     error: the text of the last one. failed: failed rows by kind. settings: their names and values,
     as text.
-=======
-    settings. scores: of earlier predictions. band: what held the job back at each time, on the axis
-    of `series`. errors: failed attempts, including those that were retried; error: the text of the
-    last one that was retried. failed: failed rows by kind. settings: their names and values, as
-    text.
->>>>>>> 6e401f9f338c8de53602bb9cacc59572121fec19
     """
 
     name: str
