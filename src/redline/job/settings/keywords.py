@@ -74,10 +74,10 @@ class Keywords(TypedDict, total=False):
             picks a free port.
         alerts: Thresholds by alert rule, and a webhook to which alerts are posted.
         otel: Send metrics and sampled spans to OpenTelemetry: {} for the default settings.
-        budget: The most that all runs of the output with a budget may spend together, such as
-            "5usd". With max_tokens in params, no call is sent that could exceed it.
-        budget_tokens: The most tokens that all runs of the output with a budget may use together;
-            also as text: "2m".
+        budget: The most that this run, and earlier runs of its output that had a budget, may spend
+            together, such as "5usd". With max_tokens in params, no call is sent that could exceed
+            it.
+        budget_tokens: The most tokens that these runs may use together; also as text: "2m".
         prices: Prices by model, in dollars per million tokens: input, cached_input and output.
         timeout_s: Longest time for one attempt, in seconds. Default: 600.
         max_retries: Maximum retries of a request. Default: 8; 0 for none at all. Retries after HTTP
