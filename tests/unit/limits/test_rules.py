@@ -72,6 +72,7 @@ def test_the_limits_that_hold_a_call_are_those_with_nearly_the_longest_wait() ->
     send(rules, Cost(), 0.1)
     assert [str(line.stated) for line in rules.holding(Cost(), 0.2)] == ["2/10s", "2/8s"]
     assert [str(line.stated) for line in rules.holding(Cost(), 8.5)] == ["2/10s"]
+    assert [str(line.stated) for line in rules.holding(Cost(), 9.5)] == ["2/10s"]
     assert rules.holding(Cost(), 10.5) == []
 
 
@@ -176,6 +177,9 @@ def test_only_the_guard_of_a_searched_limit_has_no_margin() -> None:
     assert guards_s == pytest.approx(
         {Rate(9, 1.0): 0.055, Rate(99, 1.0): 0.055, Rate(200, 10.0): 0.050}
     )
+    own = budget_of(guard_s=0.2, rate="auto")
+    own.set_rates("requests", [Rate(9, 1.0)], 0.0)
+    assert [line.window.guard_s for line in own.lines] == [0.2]
     searched.end_search()
     assert not searched.is_searched
     assert all(line.window.guard_s == stated.guard_s for line in searched.lines)

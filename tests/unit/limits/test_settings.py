@@ -131,6 +131,13 @@ def test_a_bad_rate_says_which_limit() -> None:
     assert refused(tokens=["200k"]).what == "the token limit is not a rate: 200k"
     assert refused(input_tokens="x/1s").what == "the input token limit is not a number above 0: x"
     assert refused(output_tokens="2").what == "the output token limit is not a rate: 2"
+    assert refused(tokens=[200_000]).what == "the token limit must be Rate or str, not int"
+
+
+def test_limits_that_are_searched_for_cannot_be_shared() -> None:
+    error = refused(rate="auto", share="team.limits")
+    assert error.what == "limits that are searched for cannot be shared"
+    assert "leave out --share" in error.hint
 
 
 @pytest.mark.parametrize(
@@ -165,6 +172,14 @@ def test_as_many_calls_hold_a_connection_as_a_second_or_a_burst_may_send(
     requests: tuple[str, ...] | str, profile: str, ahead: int
 ) -> None:
     assert Limits(requests=requests, profile=profile).ahead() == ahead
+
+
+@pytest.mark.parametrize(("lead_s", "even", "burst"), [(4.0, 2, 30), (120.0, 60, 60)])
+def test_more_calls_hold_a_connection_if_connections_take_long(
+    lead_s: float, even: int, burst: int
+) -> None:
+    assert Limits(requests="30/60s").ahead(lead_s=lead_s) == even
+    assert Limits(requests="30/60s", profile="fixed").ahead(lead_s=lead_s) == burst
 
 
 def test_only_amounts_with_output_are_uncertain() -> None:

@@ -275,6 +275,36 @@ def test_what_is_booked_at_once_leaves_room_for_what_is_in_doubt() -> None:
     assert [booked(amount, doubtful, doubtful) for amount in (200, 201)] == [True, False]
 
 
+def test_a_limit_of_input_tokens_ignores_the_uncertainty_of_outputs() -> None:
+    for kind, most in (("input_tokens", 250), ("tokens", 230)):
+        window = window_of(1000, 60.0, profile="any", kind=kind, guard_s=0.0)
+        doubtful = Spread(100.0**2, 0.0, 20.0)
+        assert window.book_now(0.0, Cost(most + 1, 0, doubtful)) is None
+        assert window.book_now(0.0, Cost(most, 0, doubtful)) is not None
+
+
+def test_an_undone_booking_leaves_nothing_behind() -> None:
+    window = window_of(1000, 60.0, profile="any", kind="tokens", guard_s=0.0)
+    booking = window.book_now(0.0, Cost(100, 100, Spread(100.0**2, 0.0, 50.0)))
+    assert booking is not None
+    window.undo(booking)
+    assert window.used(0.0) == 0
+    assert window.wait_s(1000, 0.0) == 0
+
+
+@pytest.mark.parametrize("sends", [1, 2, 3])
+def test_calls_that_have_left_the_window_keep_no_room_though_never_settled(sends: int) -> None:
+    """They were sent at one moment and so have one record."""
+    window = window_of(1000, 60.0, kind="tokens", guard_s=0.0)
+    bookings = [window.book(100, 0.0, 0.0, Spread(100.0**2, 0.0, 300.0)) for _ in range(sends)]
+    for booking in bookings:
+        window.sent(booking, 0.0)
+    assert window.wait_s(1000 - 100 * sends, 1.0) > 1
+    window.wait_s(1, 100.0)
+    send(window, 1, 100.0)
+    assert window.wait_s(999, 101.0) == 0
+
+
 @pytest.mark.parametrize("profile", ["any", "moving"])
 def test_a_limit_that_is_a_bucket_again_is_full_when_it_would_have_been(profile: str) -> None:
     window = window_of(100, 60.0, profile="bucket", guard_s=0.0)
