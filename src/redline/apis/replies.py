@@ -164,5 +164,5 @@ def quote(body: bytes) -> str:
 
 def _page_hint(body: bytes) -> str:
     if body.lstrip()[:1] == b"<":
-        return "this is a web page; check that the base URL ends in the API's /v1"
+        return "this is a web page; check the path and the base URL, which usually ends in /v1"
     return "check the base URL and the path"

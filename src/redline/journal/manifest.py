@@ -110,7 +110,8 @@ def save(output: Output, manifest: Manifest) -> None:
 def other_inputs(old: Manifest, now: str) -> list[str]:
     """Returns the inputs of earlier runs except `now`; an input without a path is "".
 
-    A file that no longer exists is left out: it may have been renamed or moved.
+    A file that no longer exists is left out, since it may have been renamed or moved, unless `now`
+    is "".
     """
     earlier = dict.fromkeys((*old.others, old.input))
     return [place for place in earlier if place != now and _is_there(place, now)]

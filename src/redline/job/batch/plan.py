@@ -226,9 +226,11 @@ def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
 
 
 def margin_s(live_rest_s: float, deadline_s: float) -> float:
-    """Returns how many seconds before its deadline a run cancels its batches.
+    """Returns how many seconds before its deadline a run gives up on its batches.
 
-    The unfinished rows are sent live in that time. live_rest_s: the estimate of `live_s` for them.
-    deadline_s: the length of the run's deadline; 0 once the batches are cancelled.
+    Before they are cancelled, it cancels them then: the provider has 10 minutes for this, or a
+    quarter of a deadline below 40 minutes. Afterwards, it stops waiting for them then. In the
+    remaining time, the unfinished rows are sent live. live_rest_s: the estimate of `live_s` for
+    these rows. deadline_s: the length of the run's deadline; 0 once the batches are being cancelled.
     """
     return min(CANCEL_S, _CANCEL_SHARE * deadline_s) + _LIVE_FACTOR * live_rest_s

@@ -97,7 +97,7 @@ def runs_of(text: str) -> set[str]:
 
 
 def word_count(text: str) -> int:
-    """Counts the words of a text in the same way as its runs."""
+    """Returns the number of words in a text, which is split as in `runs_of`."""
     return len(_WORDS.findall(text))
 
 
