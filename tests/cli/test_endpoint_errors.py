@@ -79,7 +79,9 @@ def test_a_web_page_is_told_as_one(cli: Cli, rows: Rows, odd: Any) -> None:
     assert "3 requests" in told.err
     assert "failed attempts: 3 bad_reply" in told.err
     assert "it begins `<html>welcome</html>`" in told.err
-    assert told.err.endswith("this is a web page; check the path and the base URL, which usually ends in /v1\n")
+    assert told.err.endswith(
+        "this is a web page; check the path and the base URL, which usually ends in /v1\n"
+    )
 
 
 def test_a_run_whose_first_rows_all_fail_is_ended(cli: Cli, rows: Rows, odd: Any) -> None:

@@ -231,6 +231,7 @@ def margin_s(live_rest_s: float, deadline_s: float) -> float:
     Before they are cancelled, it cancels them then: the provider has 10 minutes for this, or a
     quarter of a deadline below 40 minutes. Afterwards, it stops waiting for them then. In the
     remaining time, the unfinished rows are sent live. live_rest_s: the estimate of `live_s` for
-    these rows. deadline_s: the length of the run's deadline; 0 once the batches are being cancelled.
+    these rows. deadline_s: the length of the run's deadline, or 0 if the batches are already being
+    cancelled.
     """
     return min(CANCEL_S, _CANCEL_SHARE * deadline_s) + _LIVE_FACTOR * live_rest_s
