@@ -324,3 +324,12 @@ def test_mistakes_are_named(cli: Cli, flags: tuple[str, ...], error: str) -> Non
     assert told.status == 2
     assert error in told.err
     assert told.out == ""
+
+
+def test_a_search_for_the_concurrency_in_the_settings_has_a_hint_that_helps(cli: Cli) -> None:
+    """-c replaces no concurrency in the tables of several endpoints."""
+    table = '[endpoints.{}]\nbase_url = "http://127.0.0.1:{}/v1"\nconcurrency = "auto"\n'
+    Path("redline.toml").write_text(table.format("a", 9) + table.format("b", 10))
+    told = cli("bench", "a", "b", "--model", "m", "-c", "16")
+    assert told.status == 2
+    assert "hint: replace auto in redline.toml with a number, or remove it and" in told.err

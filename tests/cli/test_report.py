@@ -105,6 +105,13 @@ def test_a_file_of_another_program_is_never_replaced(cli: Cli, name: str, mine: 
     assert Path(name).read_text("utf-8") == mine
 
 
+def test_a_file_that_cannot_be_read_is_not_replaced(cli: Cli) -> None:
+    Path("page.html").symlink_to("/proc/self/mem")
+    told = cli("report", "out.jsonl", "-o", "page.html")
+    assert told.status == 2
+    assert "error: cannot read page.html: Input/output error" in told.err
+
+
 def test_an_output_of_an_older_version_says_what_to_do(cli: Cli, job: Output) -> None:
     (job.state_path / "timeline.jsonl").unlink()
     told = cli("report", "out.jsonl", "-o", "page.html")

@@ -313,8 +313,8 @@ def test_a_want_of_memory_or_threads_is_no_defect(
     assert told.err == error_of(
         "the operating system refuses this process more memory or threads",
         "",
-        "lower --concurrency, or raise the limit: `ulimit -v`, `ulimit -u` or the container's; "
-        "results on disk are safe; with -o, the same command resumes the run",
+        "raise the limit: `ulimit -v`, `ulimit -u` or the container's; or, for a run, lower "
+        "--concurrency; its results on disk are safe; with -o, the same command resumes it",
     )
     assert told.status == 2
 

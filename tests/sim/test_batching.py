@@ -298,6 +298,9 @@ def test_the_queue_is_bounded_in_items_and_in_bytes() -> None:
             assert errors[:4] == [None] * 4
             assert all(isinstance(error, RateLimited) for error in errors[4:])
             assert batcher.figures().refused == 2
+        batcher = batcher_of(ListServer(), bounds=BatchBounds(max_waiting=1))
+        error = (await ask(batcher, *"ab"))[1].error
+        assert str(error).startswith("the queue of the batcher is full: 1 item to be sent")
 
     virtual_run(main())
 

@@ -36,8 +36,8 @@ _REFUSALS = dict.fromkeys(
 ) | {errno.ENAMETOOLONG: "choose a shorter name"}
 _WANT = ConfigError(
     "the operating system refuses this process more memory or threads",
-    hint="lower --concurrency, or raise the limit: `ulimit -v`, `ulimit -u` or the container's; "
-    "results on disk are safe; with -o, the same command resumes the run",
+    hint="raise the limit: `ulimit -v`, `ulimit -u` or the container's; or, for a run, lower "
+    "--concurrency; its results on disk are safe; with -o, the same command resumes it",
 )
 
 # The module (see `Group`) and the description of each command, by name.

@@ -116,7 +116,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 _BY_CAUSE = {
     Cause.INPUT: "a faster source of rows",
     Cause.CLIENT: "a CPU that is less busy, or several processes that share the limits (--share)",
-    Cause.LIMIT: "a higher limit, or another key or endpoint",
+    Cause.LIMIT: "a higher limit or budget, or another key or endpoint",
     Cause.CONCURRENCY: "more calls in flight (-c)",
     Cause.ENDPOINT: "another endpoint or replica; more calls in flight would only wait there",
     Cause.DOWN: "waiting for the endpoint, or an additional endpoint",

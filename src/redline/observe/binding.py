@@ -87,7 +87,7 @@ _HELD: dict[str, Found] = {
     "writer": (Cause.WRITER, "the disk", "no rows are read until more results are durable"),
     "taker": (Cause.WRITER, "the reader of the results", "answered rows wait until they are taken"),
     "memory": (
-        Cause.CONCURRENCY,
+        Cause.CLIENT,
         "the memory for large rows",
         "no rows are read until large ones are done",
     ),

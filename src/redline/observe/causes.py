@@ -2,7 +2,8 @@
 
 cause         binds when                                       what helps
 input         workers wait for rows                            a faster source
-client        its process is busy, blocked or was stopped      CPU, several processes
+client        its process is busy, blocked or was stopped,     CPU, several processes
+              or large rows fill their memory
 limit         calls wait for a rate limit, or for the budget   a higher limit or budget,
                                                                another key
 concurrency   all slots are in use; the endpoint is not full   more calls in flight (-c)

@@ -36,12 +36,12 @@ _FOREIGN_BOMS = {
     b"\xfe\xff": "UTF-16",
 }
 _BINARY_KINDS = {
-    b"PAR1": "it is a Parquet file: give it the suffix .parquet",
-    b"ARROW1": "it is an Arrow file: save it as Parquet",
+    b"PAR1\x15": "it is a Parquet file: give it the suffix .parquet",
+    b"ARROW1\0\0": "it is an Arrow file: save it as Parquet",
     b"PK\x03\x04": "it is a zip archive or an Excel workbook: unpack it, or save it as CSV",
     b"BZh": "it is compressed with bzip2: unpack it with bunzip2",
     b"\xfd7zXZ": "it is compressed with xz: unpack it with unxz",
-    b"SQLite": "it is an SQLite database: export the table as CSV",
+    b"SQLite format 3\0": "it is an SQLite database: export the table as CSV",
 }
 
 

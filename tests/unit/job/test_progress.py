@@ -565,10 +565,14 @@ def test_a_run_is_told_to_wait_when_every_endpoint_that_is_left_is() -> None:
     found = Meter(seen, clock).read()
     assert found.parked_s == 10.0
     assert found.notices == {
-        "waiting": "both endpoints asked redline to wait; the next call is sent in 10 s"
+        "waiting": "every endpoint in use asked redline to wait; no call is sent for another 10 s"
     }
     seen.tally.on_event(EndpointOut(clock.now_s(), "b", "refused", 1, 2))
-    assert Meter(seen, clock).read().parked_s == 30.0
+    found = Meter(seen, clock).read()
+    assert found.parked_s == 30.0
+    assert found.notices["waiting"] == (
+        "every endpoint in use asked redline to wait; no call is sent for another 30 s"
+    )
 
 
 def test_an_endpoint_that_fails_is_named_until_it_works() -> None:

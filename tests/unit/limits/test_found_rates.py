@@ -100,6 +100,8 @@ def test_a_disk_that_fails_later_does_not_end_the_run(path: Path) -> None:
     path.parent.rmdir()
     memory.remember(URL, KEY, "m", Rate(6, 10.0))
     assert memory.recall(URL, KEY, "m") is None
+    path.parent.write_text("a file takes the folder's place")
+    memory.remember(URL, KEY, "m", Rate(6, 10.0))
 
 
 def _write_many(path: Path, name: str) -> None:

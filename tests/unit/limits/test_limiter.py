@@ -879,6 +879,19 @@ def test_the_limit_that_holds_the_head_is_named_unless_it_is_searched_for(
 
 
 @in_virtual_time
+async def test_a_token_limit_from_headers_is_named_during_a_search_for_a_rate() -> None:
+    limiter = limiter_of(rate="auto")
+    limiter.search([Rate(100, 1.0)])
+    grant = await limiter.acquire(60)
+    grant.sent(now_s())
+    limiter.heard([Stated("tokens", 100, 40, None, 60.0)], grant)
+    waiting = asyncio.create_task(limiter.acquire(80))
+    await settled()
+    assert limiter.holding(now_s()) == [("tokens", Rate(100, 60.0))]
+    waiting.cancel()
+
+
+@in_virtual_time
 async def test_a_limit_that_holds_a_call_is_said_in_words() -> None:
     limiter = limiter_of(requests="10/1s", tokens="100/60s", profile="moving")
     assert limiter.binds(Cost(100), now_s()) == ""

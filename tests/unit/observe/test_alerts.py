@@ -50,8 +50,8 @@ def test_an_alert_fires_once_after_its_time_and_ends_once() -> None:
     assert 100 <= last.at_s <= 108
     assert first.number == last.number == 1
     assert first.text == (
-        "rows/s below 20 for 10 s: 5; rule of thumb: a higher limit, or another key or endpoint "
-        "(bound by a rate limit)"
+        "rows/s below 20 for 10 s: 5; rule of thumb: a higher limit or budget, or another key "
+        "or endpoint (bound by a rate limit)"
     )
     assert last.what == "rows/s no longer below 20: 40 now"
 

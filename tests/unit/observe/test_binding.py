@@ -44,7 +44,7 @@ def full(first: Sketch, later: list[Sketch]) -> list[Window]:
         ("input", Cause.INPUT),
         ("writer", Cause.WRITER),
         ("taker", Cause.WRITER),
-        ("memory", Cause.CONCURRENCY),
+        ("memory", Cause.CLIENT),
         ("limit", Cause.LIMIT),
         ("budget", Cause.LIMIT),
         ("parked", Cause.DOWN),

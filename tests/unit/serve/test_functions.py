@@ -274,7 +274,7 @@ def test_a_list_is_queued_whole_or_not_at_all() -> None:
     assert [outcome.output for outcome in outcomes[:2]] == lists[:2]
     error = outcomes[2].error
     assert isinstance(error, RateLimited)
-    assert str(error).startswith("the queue of the batcher is full: 4000 items wait")
+    assert str(error).startswith("the queue of the batcher is full: 4,000 items to be sent")
     assert seen == lists[0] + lists[1]
 
 

@@ -322,6 +322,13 @@ class TestCsvHeader:
         error = error_of(tmp_path, b'"a,b\n1,2\n')
         assert "is not a CSV header: a quote is opened and never closed" in error.what
 
+    @pytest.mark.parametrize("name", ["SQLite", "PAR1", "ARROW1"])
+    def test_a_text_that_begins_like_a_binary_format_is_read(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        (row,) = rows_in(tmp_path, f"{name} version,b\n3,x\n".encode())
+        assert row.data == {f"{name} version": "3", "b": "x"}
+
     def test_a_binary_file_is_refused(self, tmp_path: Path) -> None:
         error = error_of(tmp_path, b"PK\x03\x04\x00\x00")
         assert error.what.endswith("is a binary file")

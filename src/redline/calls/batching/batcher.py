@@ -22,6 +22,7 @@ from redline.calls.wire import Endpoint
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, RateLimited, TimedOut
 from redline.limits.wait import sole_loop
+from redline.process import counted
 from redline.waist import Backend, Call, Health, Load, Outcome, Request, Sink, failed, is_backend
 
 # Batches in flight to an endpoint or a coroutine function. A plain function is called by one thread
@@ -218,7 +219,7 @@ class DynamicBatcher:
         if queue.items and not (has_room and size <= bounds.max_waiting_bytes):
             self._figures.refused += 1
             raise RateLimited(
-                f"the queue of the batcher is full: {queue.items} items wait to be sent",
+                f"the queue of the batcher is full: {counted(queue.items, 'item')} to be sent",
                 hint="try again later, or send fewer items at once",
                 status=429,
             )

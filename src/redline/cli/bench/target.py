@@ -120,7 +120,8 @@ def target_of(
         if endpoint.limits.is_adaptive:
             raise ConfigError(
                 "a load has a fixed concurrency, which auto would change",
-                hint="-c 16, or --find-concurrency to find the best",
+                hint="replace auto in redline.toml with a number, or remove it and pass -c 16 or "
+                "--find-concurrency",
             )
     label = job.embedded.place if job.embedded is not None else ""
     return Target(label=label or ", ".join(one.label for one in job.endpoints), job=job)

@@ -13,7 +13,7 @@ def new_file(
 ) -> Path:
     """Returns the path of a page, report or other file to be written.
 
-    kind: what the file is, for errors. beginning: how such a file begins. hint: for the first two
+    kind: what the file is, for errors. beginning: how such a file begins. hint: for the first three
     errors below. may_be_empty: whether an existing empty file may be replaced. Raises ConfigError
     if the path is a folder, if its folder does not exist, or if an existing file cannot be read or
     begins differently.
@@ -23,7 +23,7 @@ def new_file(
         what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
         raise ConfigError(f"the {kind} {text} {what}", hint=hint)
     own = {beginning.encode(), b""} if may_be_empty else {beginning.encode()}
-    if path.exists() and _beginning_of(path, len(beginning.encode())) not in own:
+    if path.exists() and _beginning_of(path, len(beginning.encode()), hint) not in own:
         raise ConfigError(
             f"{text} exists and is not a {kind} that redline wrote",
             hint=f"choose another -o, or move the file away first; a {kind} of an older version or "
@@ -32,12 +32,12 @@ def new_file(
     return path
 
 
-def _beginning_of(path: Path, size_bytes: int) -> bytes | None:
-    """Returns the first bytes of a file; None if it cannot be read or is not a file."""
+def _beginning_of(path: Path, size_bytes: int, hint: str) -> bytes | None:
+    """Returns the first bytes of a file; None if it is not a file. Raises ConfigError."""
     if not path.is_file():
         return None
     try:
         with path.open("rb") as file:
             return file.read(size_bytes)
-    except OSError:
-        return None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", hint=hint) from error

@@ -50,7 +50,7 @@ def notices(view: View, now_s: float) -> dict[str, str]:
         "failing": failing_in_a_row,
     }
     if count > 1:
-        found["waiting"] = waiting(tally.parked_until_s - now_s, count)
+        found["waiting"] = waiting(tally.parked_until_s - now_s)
         if failing_in_a_row is None:
             found["failing endpoint"] = failing_endpoint(
                 tally.failing(now_s), len(tally.degraded), count
@@ -92,15 +92,15 @@ def outages_ended(outages: Outages | None) -> str | None:
     return f"endpoint {_trouble(outages, 'refused', 'was')} for {duration(outages.lasted_s)}"
 
 
-def waiting(for_s: float, count: int) -> str | None:
-    """Returns a notice that all of several endpoints asked redline to wait, or None.
+def waiting(for_s: float) -> str | None:
+    """Returns a notice that every endpoint in use asked redline to wait, or None.
 
-    for_s: seconds until the first of these waits ends. count: the number of endpoints.
+    for_s: seconds until the first of these waits ends.
     """
     if for_s < _LEAST_WAIT_S:
         return None
-    which = "both" if count == 2 else f"all {count:,}"
-    return f"{which} endpoints asked redline to wait; the next call is sent in {duration(for_s)}"
+    until = f"no call is sent for another {duration(for_s)}"
+    return f"every endpoint in use asked redline to wait; {until}"
 
 
 def failing_endpoint(failing: Outages | None, failing_now: int, count: int) -> str | None:

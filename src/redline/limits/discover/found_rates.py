@@ -9,6 +9,7 @@ and path.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -91,7 +92,8 @@ class FoundRates:
             os.replace(self._beside, self._path)
         except OSError:
             # The file only saves the next run a search: a failure must not end this run.
-            self._beside.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._beside.unlink()
 
     def _entries(self) -> list[_Entry]:
         try:

@@ -119,9 +119,9 @@ class Limiter(RateLimiter):
         """
         head = self._queue.head()
         want = _NOTHING if head is None else head.want
-        is_searched = self.rules.is_searched
+        searched = self.rules.searched
         return [
-            (line.kind, None if is_searched and line.user is None else line.stated)
+            (line.kind, None if line in searched else line.stated)
             for line in self.rules.holding(want, now_s)
         ]
 

@@ -253,8 +253,11 @@ class Admission:
         most_s = max(0.0, until_s - now_s)
         if not most_s or (wait_s or 0.0) > most_s:
             line.refuse("wait")
+            what = "cannot start at once, and no wait is allowed"
+            if most_s:
+                what = f"would wait for {wait_s:.1f} s; at most {most_s:.1f} s is allowed"
             raise Overloaded(
-                f"the call would wait for {wait_s or 0.0:.1f} s; at most {most_s:.1f} s is allowed",
+                f"the call {what}",
                 retry_after_s=self._again_s(line, waiter, wait_s and wait_s - most_s, now_s),
             )
         line.add(waiter, now_s)

@@ -226,6 +226,7 @@ def test_a_call_that_has_waited_for_as_long_as_it_may_is_503() -> None:
         past = entering(gate, deadline_s=begun_s)
         await settled()
         assert error_of(past).status == 503
+        assert error_of(past).what == "the call cannot start at once, and no wait is allowed"
         await asyncio.wait([hasty])
         assert now_s() - begun_s == pytest.approx(2.0)
         assert isinstance(error_of(hasty), Overloaded)
