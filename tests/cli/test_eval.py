@@ -470,9 +470,6 @@ def test_rows_that_are_added_before_others_keep_their_questions_apart(
     cli: Cli, data: str, samples: int
 ) -> None:
     lines = Path(data).read_text().splitlines(keepends=True)
-    named = [json.dumps(json.loads(line) | {"custom_id": str(n)}) for n, line in enumerate(lines)]
-    if samples > 1:
-        lines = [f"{line}\n" for line in named]
     Path(data).write_text("".join(lines[2:]))
     evaluated(cli, "two", data, samples)
     Path(data).write_text("".join(lines))
@@ -488,12 +485,42 @@ def test_rows_that_are_added_before_others_keep_their_questions_apart(
     assert "won" not in told.out
 
 
+def test_samples_from_before_and_after_a_new_order_keep_their_questions_apart(
+    cli: Cli, rows: Rows, tmp_path: Path
+) -> None:
+    task(tmp_path, gold="gold", metric="exact")
+    questions = [{"q": "right", "gold": "a"}, {"q": "wrong", "gold": "a"}]
+    seen: list[str] = []
+
+    def say(body: dict[str, Any]) -> Text:
+        text = body["messages"][-1]["content"]
+        seen.append(text)
+        if seen.count(text) == 2:
+            return 400, {"error": {"message": "not now"}}
+        return "a" if text == "Say right" else "b"
+
+    with scripted(model(say)) as server:
+        given = ("eval", "--task", "task.toml", "--base-url", server.base_url, "--model", "m")
+        sampling = ("--samples", "2", "--temperature", "1", "-c", "1")
+        command = (*given, *sampling, "--data", rows(*questions, name="data.jsonl"), "-o")
+        cli(*command, "out.jsonl")
+        rows(*questions[::-1], name="data.jsonl")
+        resumed = cli(*command, "out.jsonl", "--retry-failed")
+        fresh = cli(*command, "fresh.jsonl")
+    assert re.search(r"^pass@2 +50.0%\nmajority +50.0%  1 of 2$", resumed.out, re.M)
+    assert resumed.out == fresh.out
+    told = cli("eval", "compare", "out.jsonl", "fresh.jsonl")
+    assert "in the first, 0 in the second; 2 equal" in told.out
+
+
 def test_samples_without_names_that_share_a_row_number_are_pointed_out(cli: Cli, data: str) -> None:
+    """The rows of a pipe cannot be read again for the score."""
+    flags = ("--task", "two.toml", "--data", "-", "--samples", "2", "--temperature", "1")
+    command = ("eval", *flags, "--endpoint", "sim", "-o", "out.jsonl")
     lines = Path(data).read_text().splitlines(keepends=True)
-    Path(data).write_text("".join(lines[2:]))
-    evaluated(cli, "two", data, 2)
-    Path(data).write_text("".join(lines))
-    assert "2 row numbers have more than 2 answers" in evaluated(cli, "two", data, 2).out
+    cli(*command, stdin="".join(lines[2:]))
+    told = cli(*command, stdin="".join(lines))
+    assert "2 row numbers have more than 2 answers" in told.out
 
 
 def test_an_answer_whose_row_was_changed_is_pointed_out(cli: Cli, data: str) -> None:

@@ -12,7 +12,7 @@ from redline.errors import ConfigError
 from redline.journal import Output
 from redline.journal import manifest as manifests
 from redline.process import counted
-from redline.tasks.evaluate.scores import Graded, base_name, failed_lines, graded, question_of
+from redline.tasks.evaluate.scores import Graded, base_name, failed_lines, graded, questions_of
 from redline.tasks.evaluate.statistics import Paired, paired
 from redline.tasks.evaluate.text import summary
 
@@ -146,7 +146,7 @@ def compare(first: Path, second: Path) -> Comparison:
 
 
 class _Questions:
-    """The answers of a results file, by question (see `question_of`).
+    """The answers of a results file, by question (see `questions_of`).
 
     Failed samples are not answers, but their hashes identify a question.
     """
@@ -160,14 +160,15 @@ class _Questions:
         self._questions: dict[str, str | int] = {}
         self._named: dict[str, str | int] = {}
         self._hashes: dict[str | int, list[str]] = {}
-        answers = graded(path)
+        answers, failed = graded(path), failed_lines(output.failed_path)
+        question_of = questions_of(manifest, (*answers, *failed))
         for answer in answers:
-            question = question_of(answer, self._may_have_samples)
+            question = question_of(answer)
             self.answers.setdefault(question, []).append(answer)
             if answer.custom_id:
                 self._named[self._base(answer.custom_id)] = question
-        for line in (*answers, *failed_lines(output.failed_path)):
-            question = question_of(line, self._may_have_samples)
+        for line in (*answers, *failed):
+            question = question_of(line)
             self._questions[line.hash] = question
             self._hashes.setdefault(question, []).append(line.hash)
 

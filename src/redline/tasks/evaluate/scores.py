@@ -1,23 +1,25 @@
 """Calculates the score of an evaluation from its results file.
 
 The score covers all answers in the file, including those from before an interruption.
+To find the samples of each question without a custom_id, the input is read again.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from redline.errors import ConfigError
-from redline.journal import Output, read_results
+from redline.errors import ConfigError, RedlineError
+from redline.journal import Manifest, Output, keyed_rows, read_results
 from redline.journal import manifest as manifests
 from redline.process import counted
+from redline.sources import opened_source
 from redline.tasks.evaluate.evaluation import VERDICTS
 from redline.tasks.evaluate.statistics import majority, pass_at, share_interval
 from redline.tasks.evaluate.text import summary
@@ -62,10 +64,11 @@ class Scores:
         succeeded = {answer.hash for answer in self.answers}
         failed = [line for line in failed_lines(output.failed_path) if line.hash not in succeeded]
         self.failed = len(failed)
-        self._asked = Counter(self._question(line) for line in (*failed, *self.answers))
+        question_of = questions_of(manifest, (*failed, *self.answers))
+        self._asked = Counter(map(question_of, (*failed, *self.answers)))
         self._questions = {question: list[Graded]() for question in self._asked}
         for answer in self.answers:
-            self._questions[self._question(answer)].append(answer)
+            self._questions[question_of(answer)].append(answer)
         self.verdicts = Counter(answer.verdict for answer in self.answers)
         self.correct = sum(answer.correct for answer in self.answers)
         self.strict = sum(answer.strict for answer in self.answers)
@@ -74,9 +77,6 @@ class Scores:
         self.is_over = manifest.rows is not None
         self._unread = 0 if manifest.rows is None else max(0, self.total - manifest.rows)
         self._mixed = sum(count > self.samples for count in self._asked.values())
-
-    def _question(self, line: _Line) -> str | int:
-        return question_of(line, may_have_samples=self.samples > 1)
 
     def text(self) -> str:
         """Returns the summary for a reader, then `name: value` lines; accuracy is the last line.
@@ -166,15 +166,37 @@ def _majority_is_right(group: list[Graded]) -> bool:
     return won is not None and won[0]
 
 
-def question_of(line: _Line, may_have_samples: bool) -> str | int:
-    """Returns the key that all answers to one question share.
+def questions_of(manifest: Manifest | None, lines: Iterable[_Line]) -> Callable[[_Line], str | int]:
+    """Returns a function from a line to the key that all answers to its question share.
 
-    For samples without a name, it is the row number, which other questions share if rows were
-    inserted between two runs.
+    A line keeps the row number that it had when it was written, so for samples without a name, the
+    key is the row's number in the input of the last run, which is read again. For a line whose row
+    is not there, it is the line's own number, which another question may have if rows were added or
+    reordered between two runs. Blocks.
     """
-    if not may_have_samples:
-        return line.hash
-    return base_name(line.custom_id) if line.custom_id else line.row
+    # Without a manifest, the number of samples is unknown.
+    if manifest is not None and "samples" not in manifest.settings:
+        return attrgetter("hash")
+    nameless = {line.hash for line in lines if not line.custom_id}
+    rows = _rows_read(manifest, nameless) if manifest is not None and nameless else {}
+
+    def question_of(line: _Line) -> str | int:
+        # A line's own number is made negative, so that it is not taken for a row of the input.
+        return base_name(line.custom_id) if line.custom_id else rows.get(line.hash, -line.row)
+
+    return question_of
+
+
+def _rows_read(manifest: Manifest, hashes: set[str]) -> dict[str, int]:
+    """Returns the row numbers of these hashes in the input; none if it cannot be read again."""
+    if not manifest.input:
+        return {}
+    try:
+        with opened_source(manifest.input, manifest.settings["samples"]) as source:
+            keys = ((f"{key:016x}", row.number) for row, key, _ in keyed_rows(source))
+            return {key: number for key, number in keys if key in hashes}
+    except (RedlineError, OSError, ValueError, RecursionError):
+        return {}
 
 
 def base_name(custom_id: str) -> str:
