@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import redline
@@ -237,6 +238,27 @@ def test_an_input_that_has_nothing_to_do_with_an_existing_output_is_refused(
         "note: the last run of out.jsonl had another input: one.jsonl\n2 rows = 2 succeeded"
     )
     assert cli("run", two, *flags).err.startswith("Nothing to do: 2 done\n")
+
+
+def test_a_file_is_matched_with_an_output_of_python_rows_by_its_json_text(
+    cli: Cli, rows: Rows
+) -> None:
+    made: list[dict[str, Any]] = [{"prompt": "hi"}, {"prompt": "hello"}]
+    redline.run(made, model="m", endpoint="sim", output="out.jsonl", progress=False)
+    name = rows(*made)
+    told = cli("verify", "out.jsonl", "--input", name)
+    assert (told.status, told.out[:15]) == (1, "verify: 0 of 2;")
+    assert "is the text of msgspec.json.encode(row)" in told.err
+    told = cli("run", name, *SIM, "-o", "out.jsonl")
+    assert (told.status, told.err.splitlines()[0]) == (
+        2,
+        f"error: out.jsonl was made from another input, and has no row of {name}",
+    )
+
+    Path(name).write_bytes(b"\n".join(map(msgspec.json.encode, made)))
+    told = cli("verify", "out.jsonl", "--input", name)
+    assert (told.out, told.err) == ("verify: 2 of 2, each once\n", "")
+    assert cli("run", name, *SIM, "-o", "out.jsonl").err.startswith("Nothing to do: 2 done\n")
 
 
 def test_an_input_with_rows_of_an_existing_output_is_named_and_continues_it(

@@ -7,7 +7,7 @@ from pathlib import Path
 from click import Context
 
 from redline.cli.flags import Word, flag, read_flags, whole
-from redline.cli.session import say
+from redline.cli.session import say, tell
 from redline.errors import ConfigError, nearest
 from redline.job.outputs import Verification
 from redline.job.outputs import verify as check
@@ -18,6 +18,11 @@ PARAMS = (
     Word("results", "OUT", "The results file of a run, or its URL."),
     flag("input", "FILE", "The input of the run. Default: the file that the run read."),
     whole("limit", "Compare with only the first N rows of the input."),
+)
+
+_NO_MATCH = (
+    "\nhint: a row without a custom_id matches only if its JSON text is the same; for a row from a "
+    "Python iterable, that is the text of msgspec.json.encode(row)\n"
 )
 
 
@@ -40,6 +45,8 @@ def verify(ctx: Context, results: str) -> int:
     else:
         verification = _verify_object(url, rows, first_rows)
     say(f"{verification}\n")
+    if verification.strange and verification.missing == verification.rows:
+        tell(_NO_MATCH)
     return 0 if verification.is_whole else 1
 
 

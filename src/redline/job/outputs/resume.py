@@ -93,7 +93,7 @@ def manifest_of(job: Job, output: Output) -> Manifest | None:
 
 
 def another_input(job: Job, output: Output) -> str | None:
-    """Returns the input of the output's last run, if it exists and is not this run's input.
+    """Returns the input of the output's last run, if it is known, exists and is not this run's.
 
     Returns None otherwise. Blocks. Without `force` or `retry_failed`, raises ConfigError if the
     output has rows but none of this run's input: one of the two names is probably wrong, and the
@@ -107,15 +107,17 @@ def another_input(job: Job, output: Output) -> str | None:
         # The damage is reported, or ignored with --force, when the output is opened.
         return None
     now = job.manifest().input
-    if old is None or not old.input or not now or old.input not in manifests.other_inputs(old, now):
+    if old is None or not now or old.input not in manifests.other_inputs(old, now):
         return None
+    earlier = near(old.input)
     is_sending = not (job.force or job.retry_failed)
     if is_sending and _has_no_row_of(job, output):
         raise ConfigError(
-            f"{output.name} was made from {near(old.input)}, and has no row of {near(now)}",
+            f"{output.name} was made from {earlier or 'another input'}, and has no row of "
+            f"{near(now)}",
             hint="choose another -o, or add these rows to that output with --force",
         )
-    return near(old.input)
+    return earlier or None
 
 
 def _has_no_row_of(job: Job, output: Output) -> bool:
