@@ -302,6 +302,7 @@ def test_a_count_needs_no_bound_and_counts_the_same_prompt() -> None:
         (asked(tool_choice={"type": "some"}), "tool_choice.type"),
         (asked(tool_choice={"type": "any"}), "tool_choice"),
         (asked(tools=[], tool_choice={"type": "tool", "name": "t"}), "tool_choice"),
+        (asked(compaction={"type": "summarize"}), "compaction"),
         (asked(container="c"), "container"),
         (asked(mcp_servers=[{}]), "mcp_servers"),
         (asked(thread={"type": "create"}), "thread"),

@@ -39,6 +39,7 @@ _DROPPED = frozenset(
     }
 )
 _REFUSED = {
+    "compaction": "chat servers make no summary of a conversation",
     "container": "chat servers have no containers",
     "mcp_servers": "chat servers call no MCP servers",
     "n": "a messages request gets one answer",
