@@ -1176,6 +1176,24 @@ def test_a_hangup_after_a_key_was_revoked_says_that_keys_are_others(
     assert notes == ["settings read: keys changed (1 active)"]
 
 
+def test_a_damaged_key_file_is_noted_once(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    add_key(path, "acme")
+    settings = GatewaySettings(
+        endpoints=(Endpoint(base_url="http://127.0.0.1:9/v1"),), port=0, keys=path
+    )
+    notes = list[str]()
+
+    def damage(_: str) -> None:
+        path.write_text('{"oops"\n')
+        # The gateway has looked at the file twice by then.
+        asyncio.get_running_loop().call_later(2.5, os.kill, os.getpid(), signal.SIGTERM)
+
+    serve_gateway(settings, reread=lambda: settings, on_url=damage, on_note=notes.append)
+    assert len(notes) == 1
+    assert notes[0].startswith("the keys are unchanged: ")
+
+
 async def test_keys_do_not_change_if_other_settings_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "keys.jsonl"
     key, _ = add_key(path, "acme")
