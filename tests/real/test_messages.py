@@ -196,6 +196,36 @@ def test_what_reaches_the_server_is_a_chat(run: Run) -> None:
     run(main())
 
 
+def test_a_tool_runner_sends_the_whole_conversation_in_every_turn(run: Run) -> None:
+    """By default, it would continue a thread that the server holds."""
+    called = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [called]}
+    answers = [{"choices": [{"index": 0, "message": message}]}, chat("It is noon.")]
+
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(answers[len(server.seen) - 1]))
+
+    @anthropic.beta_async_tool
+    async def now() -> str:
+        """Returns the time."""
+        return "noon"
+
+    server = RawServer(handle)
+
+    async def main() -> None:
+        async with server, asking(Relay, server.base_url) as client:
+            runner = client.beta.messages.tool_runner(**ASKED, tools=[now], system="be brief")
+            assert (await runner.until_done()).stop_reason == "end_turn"
+        first, second = [json.loads(seen.body) for seen in server.seen]
+        assert second.keys() == first.keys()
+        assert second["tools"] == first["tools"]
+        assert [message["role"] for message in second["messages"]] == [
+            *("system", "user", "assistant", "tool")
+        ]
+
+    run(main())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "kind", "error"),

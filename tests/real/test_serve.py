@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -1052,6 +1052,64 @@ async def test_a_deferred_response_is_refused_before_it_is_sent() -> None:
     assert not server.seen
 
 
+FAILED = {
+    "type": "response.failed",
+    "response": {
+        "status": "failed",
+        "output": [],
+        "error": {"code": "server_error", "message": "upstream refused secret-key"},
+    },
+}
+
+
+async def streamed_response(*answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events of a response through a gateway, before a server for each answer.
+
+    answers: the events of the first call, at whichever server, those of the second, ... If the SDK
+    raises an error, it comes last.
+    """
+    left = [
+        b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in answer)
+        for answer in answers
+    ]
+
+    async def handle(_: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(left.pop(0), Content_Type="text/event-stream"))
+
+    events: list[dict[str, Any]] = []
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(RawServer(handle)) for _ in answers]
+        endpoints = tuple(
+            Endpoint(base_url=server.base_url, api_key="secret-key", proxy="") for server in servers
+        )
+        settings = GatewaySettings(endpoints=endpoints, port=0)
+        served = await stack.enter_async_context(gateway_of(settings))
+        client = await stack.enter_async_context(
+            openai.AsyncOpenAI(base_url=served.gateway.base_url, api_key="none", max_retries=0)
+        )
+        try:
+            async for event in await client.responses.create(model="m", input="x", stream=True):
+                events += [event.to_dict()]
+        except openai.APIError as error:
+            events.append({"type": type(error).__name__, "message": error.message})
+    return events
+
+
+async def test_a_response_that_fails_within_its_stream_is_one_error_without_the_key() -> None:
+    begun = {"type": "response.created", "response": {"status": "in_progress", "output": []}}
+    first, error = await streamed_response([begun, FAILED])
+    assert (first["type"], error["type"]) == ("response.created", "APIError")
+    assert "upstream refused <key>" in error["message"]
+
+
+async def test_a_response_that_fails_at_once_fails_over() -> None:
+    whole = {"type": "response.completed", "response": {"status": "completed", "output": []}}
+    (event,) = await streamed_response([FAILED], [whole])
+    assert event["type"] == "response.completed"
+    (error,) = await streamed_response([FAILED])
+    assert error["type"] == "InternalServerError"
+
+
 class Loading(EmbeddedSim):
     """Takes a while to start, in which the process gets a SIGHUP. error: why it does not start."""
 
@@ -1116,6 +1174,24 @@ def test_a_hangup_after_a_key_was_revoked_says_that_keys_are_others(
 
     serve_gateway(settings, reread=lambda: settings, on_url=hang_up, on_note=notes.append)
     assert notes == ["settings read: keys changed (1 active)"]
+
+
+def test_a_damaged_key_file_is_noted_once(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    add_key(path, "acme")
+    settings = GatewaySettings(
+        endpoints=(Endpoint(base_url="http://127.0.0.1:9/v1"),), port=0, keys=path
+    )
+    notes = list[str]()
+
+    def damage(_: str) -> None:
+        path.write_text('{"oops"\n')
+        # The gateway has looked at the file twice by then.
+        asyncio.get_running_loop().call_later(2.5, os.kill, os.getpid(), signal.SIGTERM)
+
+    serve_gateway(settings, reread=lambda: settings, on_url=damage, on_note=notes.append)
+    assert len(notes) == 1
+    assert notes[0].startswith("the keys are unchanged: ")
 
 
 async def test_keys_do_not_change_if_other_settings_are_refused(tmp_path: Path) -> None:

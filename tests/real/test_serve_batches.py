@@ -243,7 +243,9 @@ def test_a_batch_waits_for_its_tenants_limits_and_refuses_models_that_it_may_not
             counts = batch.request_counts
             assert (counts.completed, counts.failed) == (50, 1)
             errors = output_of(client, batch.error_file_id)
-            assert "does not exist" in json.dumps(errors["wrong"])
+            refused = errors["wrong"]["response"]
+            assert refused["status_code"] == 404
+            assert refused["body"]["error"]["code"] == "model_not_found"
         # 50 of 20 in 2 s: two whole windows pass.
         assert took_s >= 4
         assert sim.stats()["received"] == 50

@@ -73,7 +73,10 @@ class StreamedAnswer:
         kind = event.get("type")
         if isinstance(kind, str) and kind.startswith("response."):
             if responses.is_last(event):
-                self._response = encoded(event.get("response"))
+                response = event.get("response")
+                if kind == "response.failed":
+                    raise ErrorInside((response or {}).get("error") or "the response failed")
+                self._response = encoded(response)
             return responses.text_of_event(event)
         if isinstance(event.get("usage"), dict):
             self._known["usage"] = event["usage"]

@@ -165,6 +165,7 @@ def test_arguments_of_a_tool(arguments: Any, given: Any) -> None:
     [
         ("stop", {}, ("end_turn", None)),
         (None, {}, ("end_turn", None)),
+        ("tool_calls", {}, ("end_turn", None)),
         ("length", {"stop_reason": "END"}, ("max_tokens", None)),
         ("model_length", {}, ("max_tokens", None)),
         ("content_filter", {}, ("refusal", None)),

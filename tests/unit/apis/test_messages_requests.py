@@ -104,6 +104,7 @@ def test_what_the_answer_does_not_depend_on_is_left_out() -> None:
         "output_config": {"effort": "high"},
         "stream": False,
         "container": None,
+        "thread": None,
     }
     # A client's stream options and the like are made here.
     ours = {"stream_options": {}, "stop": "x", "user": "x", "functions": []}
@@ -301,8 +302,10 @@ def test_a_count_needs_no_bound_and_counts_the_same_prompt() -> None:
         (asked(tool_choice={"type": "some"}), "tool_choice.type"),
         (asked(tool_choice={"type": "any"}), "tool_choice"),
         (asked(tools=[], tool_choice={"type": "tool", "name": "t"}), "tool_choice"),
+        (asked(compaction={"type": "summarize"}), "compaction"),
         (asked(container="c"), "container"),
         (asked(mcp_servers=[{}]), "mcp_servers"),
+        (asked(thread={"type": "create"}), "thread"),
         (asked(n=2), "n"),
         (asked(output_format={"type": "json_schema"}), "output_format"),
     ],

@@ -4,7 +4,6 @@ finish_reason                       stop_reason
 stop, none, or any other            end_turn; tool_use if tools are called; stop_sequence if the
                                     server sends the sequence found, as vLLM and SGLang do
 length, model_length                max_tokens
-tool_calls, function_call           tool_use
 content_filter, or a refusal        refusal
 """
 
@@ -25,12 +24,6 @@ Object = dict[str, Any]
 
 # The key in a tool's input for arguments that are not a JSON object.
 INVALID_JSON = "INVALID_JSON"
-_STOP_REASONS = {
-    "length": "max_tokens",
-    "model_length": "max_tokens",
-    "tool_calls": "tool_use",
-    "function_call": "tool_use",
-}
 
 
 def message_of(
@@ -94,9 +87,8 @@ def stop_of(
     """
     if is_refused or is_filtered(choice.get("finish_reason")):
         return "refusal", None
-    reason = _STOP_REASONS.get(str(choice.get("finish_reason")))
-    if reason is not None:
-        return reason, None
+    if choice.get("finish_reason") in ("length", "model_length"):
+        return "max_tokens", None
     if is_called:
         return "tool_use", None
     for name in ("stop_reason", "matched_stop"):

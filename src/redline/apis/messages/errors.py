@@ -30,11 +30,16 @@ def is_messages_path(path: str) -> bool:
     return path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
-def messages_error(status: int, message: str, request_id: str) -> dict[str, Any]:
-    """Returns the body of an error response with this HTTP status, or a stream's error event."""
+def messages_error(
+    status: int, message: str, request_id: str, param: str | None = None
+) -> dict[str, Any]:
+    """Returns the body of an error response with this HTTP status, or a stream's error event.
+
+    param: the field at fault, if known.
+    """
     kind = _TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": message},
-        "request_id": request_id,
-    }
+    error: dict[str, Any] = {"type": kind, "message": message}
+    if param == "thread":
+        # The SDK's tool runner then repeats the turn with the whole conversation.
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": [param]}
+    return {"type": "error", "error": error, "request_id": request_id}

@@ -14,7 +14,7 @@ output_config.format                                response_format
 cache_control, service_tier, ... (`_DROPPED`)       nothing, since requests work without them
 a document by URL or file id, tools and blocks      refused
 of tools that Anthropic runs or defines,
-container, mcp_servers, ... (`_REFUSED`)
+container, thread, ... (`_REFUSED`)
 a field that the Messages API does not have         the same field, since it is meant for the
                                                     server; nothing for `stop`, ... (`_OURS`)
 """
@@ -39,10 +39,12 @@ _DROPPED = frozenset(
     }
 )
 _REFUSED = {
+    "compaction": "chat servers make no summary of a conversation",
     "container": "chat servers have no containers",
     "mcp_servers": "chat servers call no MCP servers",
     "n": "a messages request gets one answer",
     "output_format": "give it as `output_config.format`",
+    "thread": "chat servers keep no conversations",
 }
 # Chat fields that are set from other fields, or that determine the answer's format: a client's
 # values for them are not passed on.

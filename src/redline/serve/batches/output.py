@@ -81,6 +81,8 @@ class Folder:
         self.results = Output(path=path / "results.jsonl", format="batch")
         self.output = path / "output.jsonl"
         self.errors = path / "errors.jsonl"
+        # Of the ids of result lines; the folder has the name of its batch.
+        self._prefix = f"batch_req_{path.name.removeprefix('batch_')}_"
 
     def counts(self) -> tuple[int, int]:
         """Returns how many lines have an answer so far, and how many have an error. Blocks."""
@@ -103,7 +105,7 @@ class Folder:
                 answer = found.response
                 _put(
                     output,
-                    found.hash,
+                    self._prefix + found.hash,
                     found.custom_id,
                     answer_object(answer.status_code, answer.request_id, answer.body),
                 )
@@ -115,7 +117,7 @@ class Folder:
                 name = failure.custom_id
                 if name is not None and name not in done:
                     done.add(name)
-                    _put(errors, failure.hash, name, *_why(failure))
+                    _put(errors, self._prefix + failure.hash, name, *_why(failure))
             if ending in UNFINISHED:
                 self._add_unfinished(errors, done, ending)
             error_bytes = _synced(errors)
@@ -127,7 +129,8 @@ class Folder:
         for number, name in enumerate(custom_ids(self.input), 1):
             if name not in done:
                 done.add(name)
-                _put(errors, f"{number:016x}", name, None, {"code": code, "message": message})
+                error = {"code": code, "message": message}
+                _put(errors, f"{self._prefix}{number:016x}", name, None, error)
 
 
 def _why(failure: _Failure) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
@@ -149,7 +152,7 @@ def _why(failure: _Failure) -> tuple[dict[str, Any] | None, dict[str, Any] | Non
 
 
 def _put(file: BinaryIO, name: str, custom_id: str, response: Any, error: Any = None) -> None:
-    file.write(_encode(result_object(f"batch_req_{name}", custom_id, response, error)) + b"\n")
+    file.write(_encode(result_object(name, custom_id, response, error)) + b"\n")
 
 
 def _add(used: list[int], body: msgspec.Raw) -> None:

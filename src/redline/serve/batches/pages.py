@@ -40,7 +40,7 @@ def page_of(ids: Iterable[str], query: Mapping[str, str], *, most: int, usual: i
         raise Refusal(f"The order must be asc or desc, not '{order[:20]}'.", param="order")
     is_ascending = order == "asc"
     left = sorted(ids, reverse=not is_ascending)
-    if (after := query.get("after")) is not None:
+    if after := query.get("after"):
         left = [one for one in left if (one > after if is_ascending else one < after)]
     return Page(left[:limit], len(left) > limit)
 

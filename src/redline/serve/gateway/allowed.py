@@ -27,7 +27,7 @@ from redline.serve.keys import Tenant
 # The most characters in a model's name. Tables keep names, and a body-sized name would fill memory.
 _LONGEST_MODEL = 1000
 # OpenAI's values for the urgency of a call.
-_TIERS = {"flex": "low", "priority": "high"}
+_TIERS = {"flex": "low", "priority": "high", "fast": "high", "ultrafast": "high"}
 # Header lines that let a web page read the response, and send JSON and a key, but no cookies
 # (CORS). They also answer a preflight request.
 FOR_PAGES = header_lines(
@@ -88,12 +88,12 @@ def removed_for(tenant: Tenant, facts: BodyFacts) -> dict[str, Any]:
 
     The result maps each to UNSET. It is empty for a tenant that may use the class `high`.
     """
-    if _TIERS["priority"] in tenant.settings.classes:
+    if "high" in tenant.settings.classes:
         return {}
     removed = dict[str, Any]()
     if facts.priority is not None:
         removed["priority"] = msgspec.UNSET
-    if facts.service_tier == "priority":
+    if _TIERS.get(facts.service_tier or "") == "high":
         removed["service_tier"] = msgspec.UNSET
     return removed
 

@@ -13,6 +13,8 @@ import asyncio
 import math
 from collections import Counter
 
+import msgspec
+
 from redline.calls import Call
 from redline.calls.tokens import BodyFacts
 from redline.clock import SYSTEM
@@ -157,4 +159,6 @@ class Lines:
 
 
 def _rejected(refusal: Refusal) -> Outcome:
-    return failed(Rejected(str(refusal), status=refusal.status))
+    error = Rejected(str(refusal), status=refusal.status)
+    error.keep_body(msgspec.json.encode(refusal.body))
+    return failed(error)

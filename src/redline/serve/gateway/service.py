@@ -61,12 +61,15 @@ _NAMED = {
 
 @asynccontextmanager
 async def gateway_of(
-    settings: GatewaySettings, worker: Worker | None = None
+    settings: GatewaySettings,
+    worker: Worker | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Served]:
     """Yields a serving gateway, or one worker's part of it; drains and closes it after the block.
 
-    Raises ConfigError if the gateway cannot start with these settings, and JournalError if its
-    stored state cannot be read or written.
+    on_note: called with a text of one line if the key file is damaged after the start. Raises
+    ConfigError if the gateway cannot start with these settings, and JournalError if its stored
+    state cannot be read or written.
     """
     if worker is None and settings.embedded is not None:
         # Loading a model may take minutes.
@@ -106,7 +109,7 @@ async def gateway_of(
         lineup.report_to(gateway.watch.note)
         lines.count_in(gateway.totals)
         if settings.keys is not None:
-            await stack.enter_async_context(_beside_it(_follow_keys(gateway)))
+            await stack.enter_async_context(_beside_it(_follow_keys(gateway, on_note)))
         if settings.spending is not None:
             await stack.enter_async_context(_keeping(settings.spending, gateway, worker))
         ending = [gateway.aclose]
@@ -222,9 +225,9 @@ def serve_gateway(
         if worker is not None:
             worker.on_orphaned(stop.set)
         raise_limit_fully()
-        async with gateway_of(_worked(settings, worker), worker) as served:
-            # All workers read the same settings: only one reports the notes.
-            told = on_note if worker is None or worker.is_first else lambda _: None
+        # All workers read the same settings and keys: only one reports the notes.
+        told = on_note if worker is None or worker.is_first else lambda _: None
+        async with gateway_of(_worked(settings, worker), worker, told) as served:
             follow = _follow_settings(is_outdated, served, lambda: _worked(reread(), worker), told)
             async with _beside_it(follow):
                 (on_url if worker is None else worker.tell)(served.gateway.base_url)
@@ -383,8 +386,11 @@ async def _renew(lineup: Lineup) -> None:
             lineup.change([*lineup.endpoints], lineup.most)
 
 
-async def _follow_keys(gateway: Gateway) -> None:
-    """Reloads the key file whenever it changes; the keys stay as they are if it is damaged."""
+async def _follow_keys(gateway: Gateway, on_note: Callable[[str], None]) -> None:
+    """Reloads the key file whenever it changes.
+
+    If it is damaged, reports that once, and keeps the previous keys.
+    """
     said = ""
     while True:
         await asyncio.sleep(_LOOK_S)
@@ -395,7 +401,9 @@ async def _follow_keys(gateway: Gateway) -> None:
         except ConfigError as error:
             if error.what != said:
                 said = error.what
-                gateway.watch.note(f"the keys are unchanged: {said}")
+                note = f"the keys are unchanged: {said}"
+                gateway.watch.note(note)
+                on_note(note)
 
 
 def _batches(

@@ -83,7 +83,8 @@ class Refusal(Exception):
         error = self.body
         if is_messages_path(exchange.path):
             request_id = request_id or new_request_id()
-            error = messages_error(self.status, str(self), request_id)
+            param = error["error"]["param"]
+            error = messages_error(self.status, str(self), request_id, param)
             fields += header_lines({"request-id": request_id})
         elif request_id:
             fields += header_lines({"x-request-id": request_id})

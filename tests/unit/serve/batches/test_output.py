@@ -48,6 +48,16 @@ def refused() -> Outcome:
     return failed(error)
 
 
+def test_lines_of_two_batches_have_different_ids(tmp_path: Path) -> None:
+    ids = list[str]()
+    for name in ("batch_a", "batch_b"):
+        (tmp_path / name).mkdir()
+        folder = folder_of(tmp_path / name, {"r0": answered(), "r1": refused()}, asked=3)
+        folder.write("cancelled")
+        ids += [one["id"] for one in read(folder.output) + read(folder.errors)]
+    assert len(set(ids)) == len(ids) == 6
+
+
 def test_answers_and_errors_have_the_lines_of_the_api(tmp_path: Path) -> None:
     outcomes = {
         "r0": answered(),
@@ -65,7 +75,7 @@ def test_answers_and_errors_have_the_lines_of_the_api(tmp_path: Path) -> None:
     assert written.error_bytes == folder.errors.stat().st_size
     output = read(folder.output)
     assert output[0] == {
-        "id": "batch_req_0000000000000001",
+        "id": f"batch_req_{tmp_path.name}_0000000000000001",
         "custom_id": "r0",
         "response": {"status_code": 200, "request_id": "req-1", "body": BODY},
         "error": None,

@@ -19,6 +19,7 @@ IDS = ["b", "d", "a", "c"]
         ({}, "dcba", False),
         ({"limit": "3"}, "dcb", True),
         ({"limit": "4"}, "dcba", False),
+        ({"limit": "", "after": ""}, "dcba", False),
         ({"after": "c"}, "ba", False),
         ({"after": "c", "limit": "1"}, "b", True),
         ({"after": "bb"}, "ba", False),
