@@ -56,8 +56,9 @@ _EATEN = re.compile(r"\x08(?=oxed)|\x0c(?=rac\b|rac\{)")
 _COLOUR = re.compile(r"\\(?:text)?color\s*\{[^{}]{0,30}\}")
 _BARE_BOX = re.compile(r"\\boxed[ \t]*(-?\d[\d.,]*)")
 _N = r"[^{}]*+"
+_NESTED = rf"({_N}(?:\{{{_N}(?:\{{{_N}\}}{_N})*+\}}{_N})*+)\}}"  # up to the brace that closes
 _BOX_START = r"\\?\bf?boxed\s*\{"
-_BOXED = re.compile(rf"{_BOX_START}({_N}(?:\{{{_N}(?:\{{{_N}\}}{_N})*+\}}{_N})*+)\}}")
+_BOXED = re.compile(_BOX_START + _NESTED)
 _COMMAND = re.compile(r"\\([a-zA-Z]+\*?|[^a-zA-Z])")
 # The replacements of LaTeX commands; any other command becomes a space.
 _COMMANDS = {
@@ -68,9 +69,7 @@ _COMMANDS = {
     **{",": THIN, "!": ""},
     **{sign: sign for sign in "$%#&_"},
 }
-_FRACTION_OF = re.compile(
-    rf"(\d?){_FRACTION}\s*(?:\{{([^{{}}]{{0,80}})\}}\s*\{{([^{{}}]{{0,80}})\}}|(\d)\s*(\d))"
-)
+_FRACTION_OF = re.compile(rf"(\d?){_FRACTION}\s*(?:\{{{_NESTED}\s*\{{{_NESTED}|(\d)\s*(\d))")
 _NUMERAL_ONLY = re.compile(r"\s*-?[\d.,]+\s*")
 
 _FENCE = re.compile(r"(?m)^[ \t]*(?:```|~~~)[^\n`]*$")
@@ -131,13 +130,17 @@ def _without_latex(text: str) -> str:
         text = _BOXED.sub(rf"{BOX}\1{BOX_END}", text)
     text = re.sub(_BOX_START, BOX, text)
     text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], " "), text.replace("$$", " "))
-    text = _FRACTION_OF.sub(_fraction, text)
+    return _without_braces(text)
+
+
+def _without_braces(text: str) -> str:
+    text = _FRACTION_OF.sub(_fraction, text).replace("}{", ", ")
     return text.translate(str.maketrans(f"{_FRACTION}&", "  ", "{}"))
 
 
 def _fraction(found: re.Match[str]) -> str:
     """Returns a fraction as `3/4`, `1 3/4` after a digit, or `(9 × 2)/(1)` for expressions."""
-    top, bottom = (found[2], found[3]) if found[4] is None else (found[4], found[5])
+    top, bottom = (_without_braces(part) for part in found.groups()[1:] if part is not None)
     if _NUMERAL_ONLY.fullmatch(top) and _NUMERAL_ONLY.fullmatch(bottom):
         text = f"{top.strip()}/{bottom.strip()}"
         return f"{found[1]} {text}" if found[1] else text
