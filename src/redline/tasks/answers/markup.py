@@ -65,7 +65,7 @@ _COMMANDS = {
     **dict.fromkeys(("frac", "dfrac", "tfrac", "cfrac"), _FRACTION),
     **dict.fromkeys(("begin", "end", "[", "]", "\\", "\n"), "\n"),
     **{"times": "×", "cdot": "·", "approx": "≈", "div": "÷", "pounds": "£", "euro": "€"},
-    **{"circ": "°", "degree": "°", "percent": "%"},
+    **{"circ": "°", "degree": "°", "percent": "%", "pi": "π", "sqrt": "√"},
     **{",": THIN, "!": ""},
     **{sign: sign for sign in "$%#&_"},
 }

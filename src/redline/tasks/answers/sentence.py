@@ -2,7 +2,7 @@
 
 | numbers                                                                | rank                    |
 |------------------------------------------------------------------------|-------------------------|
-| `9 * 2`, the 2 of `2x`: parts of an expression to work out             | none                    |
+| `9 * 2`, the 2 of `2x`, `2π` or `√2`: parts of an expression           | none                    |
 | `Step 3`, `question 5`, `not 17`: names; `3 to 5`: ranges              | none                    |
 | `(2 blue)`: asides                                                     | 0                       |
 | `in 3 days`, `because she has 9`, `when x = 9`: remarks                | 1                       |
@@ -39,13 +39,14 @@ _OPERATOR = (
 _UNIT = rf"(?:{_BLANK}(?:\([^()]{{0,40}}\)|[A-Za-z/°%²]+)){{0,5}}?"
 # After a unit, a dash is a minus only in a sentence with an equals sign.
 _OPERATOR_NEXT = re.compile(
-    rf"[xyznXYZN](?![A-Za-z])|{_BLANK}\)?{_BLANK}(?:{_OPERATOR}|-){_BLANK}\(?-?[$€£]?(?:[\d.(]|"
+    rf"[xyznXYZNi](?![A-Za-z])|{_BLANK}[π√]|"
+    rf"{_BLANK}\)?{_BLANK}(?:{_OPERATOR}|-){_BLANK}\(?-?[$€£]?(?:[\d.(]|"
     rf"[a-z]\b)|{_UNIT}{_BLANK}[×÷*·+/]{_BLANK}\(?[$€£]?[\d(]|{_BLANK}[+×*·]{_BLANK}[A-Za-z]"
 )
 _OPERATOR_BEFORE = re.compile(
-    rf"(?:(?:[\d)%²]|(?<![A-Za-z])[A-Za-z]){_BLANK}(?:{_OPERATOR}|-)|"
+    rf"(?:(?:[\d)%²π]|(?<![A-Za-z])[A-Za-z]){_BLANK}(?:{_OPERATOR}|-)|"
     rf"[A-Za-z)°]{_BLANK}(?:[×÷*·+]|/[ ])){_BLANK}\(?$|"
-    r"\b(?:times|multiplied by|divided by|plus|minus)[ ]$"
+    r"√(?:\[\w\])?[ \[(]?$|\b(?:times|multiplied by|divided by|plus|minus)[ ]$"
 )
 
 # A comma or colon within a numeral (`1,500`, `3:4`) does not end a clause.
