@@ -74,19 +74,26 @@ _SHORT_LINE_WORDS = 3
 _MOST_TRIED = 32  # sentences that have numbers but give no answer
 
 _CORRECTION = re.compile(
-    r"(?i)[^\w]{0,4}(?:(?:but|so|and|oh|ah|hmm),? )?(?:(?:no,? )?wait|actually|"
+    r"(?i)[^\w]{0,4}(?:(?:(?:but|so|and|oh|ah|hmm),? )?(?:(?:no,? )?wait|actually|"
     r"correction|oops|sorry|hold on|no(?=[,.:])|"
     r"hmm|apologies|however|oh|(?:scratch|strike) that|my (?:mistake|bad)|on (?:second thought|"
     r"reflection)|i apologi[sz]e|i made an?|let me (?:correct|fix|re\w*|re-\w+)|"
     r"(?:edit|update)(?=:)|i (?:mean|meant|mis\w+)|make (?:that|it)|rather(?=,)|i (?:was|need|"
     r"have) (?:wrong|mistaken|to correct)|(?:that|this|it|which|my)(?: \w+){0,2}?(?:'s| is| was) "
-    r"(?:wrong|incorrect|not (?:right|correct)|a mistake|an error)(?=[.,;:!]|$))(?!\w)",
+    r"(?:wrong|incorrect|not (?:right|correct)|a mistake|an error)(?=[.,;:!]|$))(?!\w)|"
+    # In other languages only before a punctuation mark, as in `Moment, ...`.
+    r"(?:moment|warte|halt|stopp?|korrektur|entschuldigung|nein|attende[zs]|attends|en fait|non|"
+    r"pardon|désolée?|un momento|espere|espera|en realidad|corrección|perdón|aspetta|in realtà|"
+    r"scusa|na verdade|não|desculpe|подожди(?:те)?|стоп|нет|извините|等等|等一下|不[对對]|更正|"
+    r"いや|待って|すみません|訂正|잠깐|아니)[ ]?[,.:;!…、。—])",
 )
 _CONCLUSION = re.compile(r"(?i)[^\w]{0,4}(?:(?:so|therefore|thus|hence|finally)\b|因此|所以|故)")
 _CORRECTS = re.compile(
     r"(?i)\b(?:wrong|mistakes?|errors?|incorrect|should be|not (?:right|correct)|forgot|missed|"
     r"overlooked|mis(?:read|counted|calculated)|recalculat\w+|correct(?:ion|ed)|instead|no|"
-    r"i meant?)\b",
+    r"i meant?|korrektur|falsch|fehler|verrechnet|faux|erreur|trompée?|corrección|equivoqu\w+|"
+    r"sbagliat\w+|errore|errei|ошиб\w+|неверно)\b|"
+    r"更正|[算看]错|错误|应[该为]|訂正|間違|ミス|正しくは|틀렸|잘못",
 )
 _UNREAL = re.compile(r"(?i)\b(?:if|would|could|might)\b")
 # The words before a number that is nearly alone, as in `Sorry, that should be 22 eggs.`
