@@ -79,10 +79,12 @@ _CHOSEN, _CALLED = (
             # As `The most appropriate next step is C. Start metformin`, unlike `C. difficile`.
             r"\b(?i:most (?:likely|appropriate|accurate|suitable)|best)(?:[ ][a-z-]+){1,6}[ ]"
             rf"(?:is|be){_BLANK}[\[(]?(?P<letter>[A-Z])[).:][ {BOLD}]*(?=[A-Z])",
-            r"(?:\b(?i:choose|select|pick|(?:it|that|which)(?:'s| is| would be)|it (?:must|has to|"
-            r"should) be|lean(?:ing)? towards?|(?<!not )correct(?=:)|select(?:ed|ion)(?: is|(?=:))|"
-            r"letter is)(?:[ ]?:)?|"
-            rf"\bbut(?:[ ]?:)?|(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
+            r"(?:\b(?i:choose|select|pick|most likely|(?:it|that|which)(?:'s| is| would be)|"
+            r"it (?:must|has to|should) be|lean(?:ing)? towards?|(?<!not )correct(?=:)|"
+            r"select(?:ed|ion)(?: is|(?=:))|letter is)(?:[ ]?:)?|"
+            # `but C` chooses, `but C is also plausible` concedes.
+            r"\bbut(?:[ ]?:)?(?!\W{0,9}[A-Z]\W{0,4}[ ](?:is(?! better)|was|seems|also|could|would|"
+            rf"may|might)\b)|(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
             r"(?:答案|答え|正解|정답|उत्तर|odpowied[źz] to)[】\]\s:是為为はは은는]{0,4}|"
             rf"[选選][项項择擇]?[是为為]?(?![: {BOLD}]*\n))"
             rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}(?![、和或与][A-Z])",
