@@ -10,7 +10,8 @@
 Neither two letters at once (`A and C`, `A or B`) nor options that are only listed are a choice. A
 lowercase letter counts if it cannot be a word: `b)`, `(b)`, `the answer is b`. After a letter that
 is announced or chosen, `A is true` is a remark, as is common in answers to `Which is false?`. It
-replaces the letter only if it corrects (`Wait, ...`) or concludes (`So A is correct`).
+replaces the letter only if it corrects (`Wait, ...`) or concludes (`So A is correct`). A correction
+that says little more than a letter (`Oops, D.`) replaces any letter before it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from redline.tasks.answers.conclusion import concludes, correction_start
+from redline.tasks.answers.conclusion import BARE_CORRECTION, concludes, correction_start
 from redline.tasks.answers.mark import Mark, marks
 from redline.tasks.answers.markup import BOLD, BOX_END, HASHES, TAG_END, plain_text
 from redline.tasks.answers.numeral import Span
@@ -79,8 +80,8 @@ _CHOSEN, _CALLED = (
             # As `The most appropriate next step is C. Start metformin`, unlike `C. difficile`.
             r"\b(?i:most (?:likely|appropriate|accurate|suitable)|best)(?:[ ][a-z-]+){1,6}[ ]"
             rf"(?:is|be){_BLANK}[\[(]?(?P<letter>[A-Z])[).:][ {BOLD}]*(?=[A-Z])",
-            r"(?:\b(?i:choose|select|pick|most likely|(?:it|that|which)(?:'s| is| would be)|"
-            r"it (?:must|has to|should) be|lean(?:ing)? towards?|(?<!not )correct(?=:)|"
+            r"(?:\b(?i:choose|select|pick|most likely|richtig ist|(?:it|that|which)(?:'s| is| would"
+            r" be)|it (?:must|has to|should) be|lean(?:ing)? towards?|(?<!not )correct(?=:)|"
             r"select(?:ed|ion)(?: is|(?=:))|letter is)(?:[ ]?:)?|"
             # `but C` chooses, `but C is also plausible` concedes.
             r"\bbut(?:[ ]?:)?(?!\W{0,9}[A-Z]\W{0,4}[ ](?:is(?! better)|was|seems|also|could|would|"
@@ -112,6 +113,11 @@ _AT_END = re.compile(
     r"(?:(?<![A-Z]),[ ]?|(?<![A-Z] )[→⇒][ ]?|"
     r"\b(?i:is|be|es|est|ist|é|è|la|a|with|probably|likely|maybe|perhaps)[ ]|"
     rf"是[ ]?)[{BOLD}(]*(?P<letter>[A-Z])[\]){BOLD}]*[.!?。]?[ {BOLD}]*$"
+)
+# A sentence such as `Oops, D.`, `Sorry, I meant (D)` and `いや、Dです。`
+_CORRECTED = re.compile(
+    rf"(?i){BARE_CORRECTION}(?:option )?[{BOLD}\"'\[(]*(?P<letter>(?-i:[A-Z]))"
+    rf"[\]){BOLD}\"']*(?:です)?[.!。{BOLD}]*"
 )
 _UNSAID = re.compile(r"(?i)\W*(?:if|suppose|assum\w+)\b|.*(?:\bnot\b|n't\b|cannot\b|never\b)")
 _ALONE_ON_LINE = re.compile(rf"(?m)^{_BLANK}[\[(]?(?P<letter>[A-Z])[\]).]{{0,2}}[ {BOLD}.]*$")
@@ -217,8 +223,17 @@ def _chosen(page: Page, letters: str, is_cut: bool) -> tuple[int, str]:
         for one in _called(page.text, letters, _CALLED)
         if (one[0] >= correction and (letter or not is_cut)) or concludes(page, one[0])
     ]
+    chosen += [one for one in _corrected(page, letters, place) if one[0] != end]
     doubtful = [mark for mark in found if mark.is_doubtful] if not chosen else []
     return max(chosen or _announced(page, doubtful, letters), default=(-1, ""))
+
+
+def _corrected(page: Page, letters: str, place: int) -> Iterator[tuple[int, str]]:
+    """Yields the place and letter of each correction after `place` that is little more: `No, D.`"""
+    for span in page.within(place + 1, len(page.text)):
+        found = _CORRECTED.fullmatch(page.text, *span)
+        if found is not None and found["letter"] in letters:
+            yield found.start("letter"), found["letter"]
 
 
 def _announced(page: Page, marks: list[Mark], letters: str) -> Iterator[tuple[int, str]]:
