@@ -36,6 +36,13 @@ _REFUSES = (
     r"\bwould need to know\b|(?<!\bno )(?:more|additional|further) (?:information|details) (?:is|"
     r"are) (?:needed|required)"
     r"|\bi(?:'m| am) not sure|\bi can only (?:help|discuss|answer)\b|\bas an ai\b|\bunanswerable\b"
+    r"|\bi\b[^.,\n]{0,24} (?:can(?:not|'t)|able to) (?:browse|access|view|count)\b"
+    r"|\b(?:kann|können|lässt sich)\b[^.\n]{0,60}\bnicht (?:beantwort|bestimm|berechn|gelöst|"
+    r"lösen|sagen)|\b(?:ne (?:peux|peut|pouvons) pas|(?:pas possible|impossible) de|no (?:puedo|"
+    r"podemos|se puede|es posible)|não (?:posso|podemos|é possível|dá para)|non (?:posso|possiamo|"
+    r"è possibile))(?: \w+)? (?:répond|r[ei]spond|d[eé]termin|calc[ou]l|résou|r[ei]solv)|"
+    r"\b(?:не могу|невозможно) (?:ответ|определ|вычисл|реш)|[无無]法(?:回答|[确確]定|[计計]算|"
+    r"得出)|(?:答え|回答|計算|特定)(?:られ|は?でき)(?:ません|ない)|(?:답|계산|알)\w{0,2} 수 없"
 )
 _REFUSAL = re.compile(rf"(?i){_REFUSES}")
 _REFUSED = re.compile(rf"(?i)(?:{_REFUSES})[^.!?,\n]{{0,8}}$")
