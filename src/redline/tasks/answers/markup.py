@@ -45,7 +45,7 @@ _ELEMENT = re.compile(r"<(/?)([A-Za-z]\w{0,15})(?:\s[^<>\n]{0,200})?/?>")
 _MARKS = {
     **dict.fromkeys(("/b", "/strong", "b", "strong"), BOLD),
     **{"answer": TAG, "final_answer": TAG, "/answer": TAG_END, "/final_answer": TAG_END},
-    **{"sup": "^", "sub": "_"},
+    **{"sup": "^", "sub": "_", "del": "~~", "/del": "~~"},
 }
 
 # A calculator annotation, as in GSM8K's own solutions: `3*6=<<3*6=18>>18`.
@@ -74,6 +74,7 @@ _NUMERAL_ONLY = re.compile(r"\s*-?[\d.,]+\s*")
 
 _FENCE = re.compile(r"(?m)^[ \t]*(?:```|~~~)[^\n`]*$")
 _RULE = re.compile(r"(?m)^[ \t]*(?:_{3,}|\*{3,}|={3,}|[|:\- \t]++)$")
+_DELETED = re.compile(r"(?<!~)~~(?=[^\s~])[^~\n]{1,200}~~(?!~)")
 _LINK = re.compile(r"!?\[([^\[\]\n]{0,300})\]\([^()\s]{0,500}\)")
 _HASHES = re.compile(r"#{4,}")
 _HEAD = re.compile(r"(?m)^[ \t]*(?:>[ \t]?)*(?:#{1,3}(?!#)[ \t]*)?(?:[-*+•‣◦▪●][ \t]+(?=\S))?")
@@ -84,7 +85,7 @@ _NUMBERING = re.compile(rf"(?m)^([ \t{BOLD}{HASHES}]*)\(?(\d{{1,2}})[.)][ \t]+(?
 
 
 def plain_text(answer: str) -> str:
-    """Returns the answer without markup, but with the marks in the table above.
+    """Returns the answer without markup and deleted text, but with the marks in the table above.
 
     Digits and signs of other scripts become their ASCII equivalents. The time and the length of the
     result are linear in the length of the answer.
@@ -148,7 +149,7 @@ def _fraction(found: re.Match[str]) -> str:
 
 
 def _without_markdown(text: str) -> str:
-    text = _RULE.sub("", _FENCE.sub("", text))
+    text = _DELETED.sub("", _RULE.sub("", _FENCE.sub("", text)))
     text = _LINK.sub(r"\1", text)
     text = _STRONG.sub(BOLD, _HEAD.sub("", _HASHES.sub(HASHES, text)))
     return _UNDERLINE.sub(r"\1", _EMPHASIS.sub(r"\1", text)).replace("`", "")
