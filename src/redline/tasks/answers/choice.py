@@ -54,8 +54,8 @@ _CHOSEN, _CALLED = (
     tuple(re.compile(pattern, re.MULTILINE) for pattern in patterns)
     for patterns in (
         (
-            r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go (?:with|for)|prefer|say|"
-            r"guess)|\bmy (?:choice|pick|answer) is)|"
+            r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go (?:with|for)|prefer|"
+            r"answer|say|guess)|\bmy (?:choice|pick|answer) is)|"
             r"(?i:(?<!second[ -])(?<!next[ -])(?<!second most )(?<!next most )(?<!least )(?<!less )"
             r"\b(?:best|correct|right|false|true|proper|good|suitable|appropriate|likely|accurate|"
             r"final|answer|my) (?:option|choice|guess|alternative|statement|one)\b)"
@@ -67,14 +67,14 @@ _CHOSEN, _CALLED = (
             rf"(?i:option |choice )?{_LETTER_HERE}[ {BOLD}]{{0,8}}[.!]?[ {BOLD}]{{0,8}}$",
         ),
         (
-            rf"(?<![A-Za-z]){_LETTER_HERE}[.:,]?(?i:(?:[ ](?:is|must be|(?:seems|appears)"
-            r"(?: to be)?|would be|being)(?=[ ])|(?=[ ]the ))[ ](?:the |indeed |therefore |thus |"
-            r"clearly |most |also |only |likely |probable |appropriate |suitable )*"
-            r"(?:correct|right|best|better(?= (?:choice|option))|answer|accurate|true|response|"
-            r"choice)\b|[ ]fits best\b)",
+            rf"(?<![A-Za-z]){_LETTER_HERE}(?:[ ]\([^()\n]{{0,60}}\))?[.:,]?"
+            r"(?i:(?:[ ](?:is|must be|(?:seems|appears)(?: to be)?|would be|being)(?=[ ])|"
+            r"(?=[ ]the ))[ ](?:the |indeed |therefore |thus |clearly |most |also |only |"
+            r"likely |probable |appropriate |suitable )*(?:correct|right|best|better(?= (?:choice|"
+            r"option))|answer|accurate|true|response|choice)\b|[ ](?:fits best|best [a-z]+s)\b)",
             # As in a list of verdicts on all options.
-            rf"^{_BLANK}(?i:option |choice )?{_LETTER_HERE}[.:)]?"
-            rf"(?:[ {BOLD}—-]*(?:(?i:correct)[ {BOLD}]*(?:[.,;!✓✔✅☑]|$)|[✓✔✅☑])|"
+            rf"^[| ]*{_BLANK}(?i:option |choice )?{_LETTER_HERE}[.:)]?"
+            rf"(?:[ {BOLD}|—-]*(?:(?i:correct|yes)[ {BOLD}|]*(?:[.,;!✓✔✅☑—-]|$)|[✓✔✅☑])|"
             r"(?<=[.:)\]])[^\n✗✘❌]{1,80}[✓✔✅☑][^\w\n]*$)",
             rf"{_LETTER_HERE}[)]?(?:가|이|が)[ ]?(?:정답|正解)(?!이 아니|では)",
             # As `The most appropriate next step is C. Start metformin`, unlike `C. difficile`.
@@ -82,11 +82,12 @@ _CHOSEN, _CALLED = (
             rf"(?:is|be){_BLANK}[\[(]?(?P<letter>[A-Z])[).:][ {BOLD}]*(?=[A-Z])",
             r"(?:\b(?i:choose|select|pick|most likely|richtig ist|(?:it|that|which)(?:'s| is| would"
             r" be)|it (?:must|has to|should) be|lean(?:ing)? towards?|(?<!not )correct(?=:)|"
-            r"select(?:ed|ion)(?: is|(?=:))|letter is)(?:[ ]?:)?|"
+            r"select(?:ed|ion)(?: is|(?=:))|letter is|"
+            r"(?:statement|option|choice|one) (?:that|which) [^.\n]{1,60}? is)(?:[ ]?:)?|"
             # `but C` chooses, `but C is also plausible` concedes.
             r"\bbut(?:[ ]?:)?(?!\W{0,9}[A-Z]\W{0,4}[ ](?:is(?! better)|was|seems|also|could|would|"
             rf"may|might)\b)|(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
-            r"(?:答案|答え|正解|정답|उत्तर|odpowied[źz] to)[】\]\s:是為为はは은는]{0,4}|"
+            r"(?:答案|答え|正解|選択肢|정답|उत्तर|odpowied[źz] to)[】\]\s:是為为はは은는]{0,4}|"
             rf"[选選][项項择擇]?[是为為]?(?![: {BOLD}]*\n))"
             rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}(?![、和或与][A-Z])",
         ),
@@ -110,8 +111,8 @@ _LABELLED = re.compile(
     rf"[ {BOLD}\"'\[(]*(?P<letter>[A-Z])[\]).!\"'$ {BOLD}]*$"
 )
 _AT_END = re.compile(
-    r"(?:(?<![A-Z]),[ ]?|(?<![A-Z] )[→⇒][ ]?|"
-    r"\b(?i:is|be|es|est|ist|é|è|la|a|with|probably|likely|maybe|perhaps)[ ]|"
+    r"(?:(?<![A-Z]),[ ]?|(?<![A-Z] )[→⇒⟹][ ]?|"
+    r"\b(?i:is|be|get|got|es|est|ist|é|è|la|a|with|probably|likely|maybe|perhaps)[ ]|"
     rf"是[ ]?)[{BOLD}(]*(?P<letter>[A-Z])[\]){BOLD}]*[.!?。]?[ {BOLD}]*$"
 )
 # A sentence such as `Oops, D.`, `Sorry, I meant (D)` and `いや、Dです。`
