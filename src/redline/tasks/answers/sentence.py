@@ -83,7 +83,8 @@ _GIVEN = re.compile(
 _CLAUSE = re.compile(
     r"(?i)\b(?!(?:after|before|when|while)[ ]\w+ing\b[^,;:]* (?:is|are|was|were|has|have)\b)"
     r"(?:because|since|if|when|while|given|assuming|considering|although|though|where|unless|"
-    r"whereas|after|before|once|until|weil|wenn|parce que|porque)\b"
+    r"whereas|after|before|once|until|weil|wenn|indem|nachdem|bevor|parce que|puisque|porque|"
+    r"ya que)\b"
     rf"{_IN_CLAUSE}*$",
 )
 _REASON = re.compile(rf"(?i)\b(?:because|since)\b(?:(?!\b(?:so|then|that)\b){_IN_CLAUSE})*$")
