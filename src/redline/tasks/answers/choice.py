@@ -49,8 +49,8 @@ _WORD_NEXT = re.compile(
     r"[ ](?!because|since|as|and|or|but|not|which|is|for|rather|with|given|here|due)[a-z]"
 )
 _LETTER_HERE = rf"{_BLANK}[\[(]?{_BLANK}(?P<letter>[A-Z]|[a-z](?=[).\]]|$)){_BLANK}[\])]?{_ALONE}"
-# Find a letter that is chosen, and a letter that is called right.
-_CHOSEN, _CALLED = (
+# Find a letter that is chosen, one that is called right, and one that may only be conceded.
+_CHOSEN, _CALLED, _CONCEDED = (
     tuple(re.compile(pattern, re.MULTILINE) for pattern in patterns)
     for patterns in (
         (
@@ -85,12 +85,13 @@ _CHOSEN, _CALLED = (
             r"select(?:ed|ion)(?: is|(?=:))|letter is|"
             r"(?:statement|option|choice|one) (?:that|which) [^.\n]{1,60}? is)(?:[ ]?:)?|"
             # `but C` chooses, `but C is also plausible` concedes.
-            r"\bbut(?:[ ]?:)?(?!\W{0,9}[A-Z]\W{0,4}[ ](?:is(?! better)|was|seems|also|could|would|"
+            r"\bbut(?:[ ]?:)?(?!\W{0,9}[A-Z]\W{0,4}[ ](?:is|was|seems|also|could|would|"
             rf"may|might)\b)|(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
             r"(?:答案|答え|正解|選択肢|정답|उत्तर|odpowied[źz] to)[】\]\s:是為为はは은는]{0,4}|"
             rf"[选選][项項择擇]?[是为為]?(?![: {BOLD}]*\n))"
             rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}(?![、和或与][A-Z])",
         ),
+        (rf"\bbut{_LETTER_HERE}",),
     )
 )
 _NOT_BEFORE = re.compile(
@@ -225,8 +226,10 @@ def _chosen(page: Page, letters: str, is_cut: bool) -> tuple[int, str]:
         if (one[0] >= correction and (letter or not is_cut)) or concludes(page, one[0])
     ]
     chosen += [one for one in _corrected(page, letters, place) if one[0] != end]
-    doubtful = [mark for mark in found if mark.is_doubtful] if not chosen else []
-    return max(chosen or _announced(page, doubtful, letters), default=(-1, ""))
+    if not chosen:
+        chosen += _announced(page, [mark for mark in found if mark.is_doubtful], letters)
+        chosen += () if is_cut else _called(page.text, letters, _CONCEDED)
+    return max(chosen, default=(-1, ""))
 
 
 def _corrected(page: Page, letters: str, place: int) -> Iterator[tuple[int, str]]:
