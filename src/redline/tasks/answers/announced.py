@@ -133,7 +133,10 @@ def _following(page: Page, mark: Mark, follows: int) -> Numeral | None:
 
 
 def _enclosed(page: Page, mark: Mark) -> Numeral | None:
-    """Returns the only number in a box or tag, such as `1 234`, or the answer of its sentence."""
+    """Returns the only number in a box or tag, such as `1 234`, or the answer of its sentence.
+
+    A box with numbers but no answer is a numeral without a number, so no earlier number counts.
+    """
     span = Span(mark.content, mark.limit)
     if mark.is_open:
         line = page.of(span).partition("\n")[0]
@@ -147,7 +150,8 @@ def _enclosed(page: Page, mark: Mark) -> Numeral | None:
     is_list = all(_AND.fullmatch(page.text, a.end, b.start) for a, b in pairwise(found))
     if is_list and len({one.number for one in found}) > 1:
         return Numeral(*span, None)  # `17, 18` is not one number
-    return answer_of(page, span, may_be_worded=True).numeral
+    given = answer_of(page, span, may_be_worded=True).numeral
+    return given or (Numeral(*span, None) if found else None)  # `2√3` is not a number
 
 
 def _alone(page: Page, span: Span) -> Numeral | None:

@@ -10,7 +10,8 @@
 Neither two letters at once (`A and C`, `A or B`) nor options that are only listed are a choice. A
 lowercase letter counts if it cannot be a word: `b)`, `(b)`, `the answer is b`. After a letter that
 is announced or chosen, `A is true` is a remark, as is common in answers to `Which is false?`. It
-replaces the letter only if it corrects (`Wait, ...`) or concludes (`So A is correct`).
+replaces the letter only if it corrects (`Wait, ...`) or concludes (`So A is correct`). A correction
+that says little more than a letter (`Oops, D.`) replaces any letter before it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from redline.tasks.answers.conclusion import concludes, correction_start
+from redline.tasks.answers.conclusion import BARE_CORRECTION, concludes, correction_start
 from redline.tasks.answers.mark import Mark, marks
 from redline.tasks.answers.markup import BOLD, BOX_END, HASHES, TAG_END, plain_text
 from redline.tasks.answers.numeral import Span
@@ -48,13 +49,13 @@ _WORD_NEXT = re.compile(
     r"[ ](?!because|since|as|and|or|but|not|which|is|for|rather|with|given|here|due)[a-z]"
 )
 _LETTER_HERE = rf"{_BLANK}[\[(]?{_BLANK}(?P<letter>[A-Z]|[a-z](?=[).\]]|$)){_BLANK}[\])]?{_ALONE}"
-# Find a letter that is chosen, and a letter that is called right.
-_CHOSEN, _CALLED = (
+# Find a letter that is chosen, one that is called right, and one that may only be conceded.
+_CHOSEN, _CALLED, _CONCEDED = (
     tuple(re.compile(pattern, re.MULTILINE) for pattern in patterns)
     for patterns in (
         (
-            r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go (?:with|for)|prefer|say|"
-            r"guess)|\bmy (?:choice|pick|answer) is)|"
+            r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go (?:with|for)|prefer|"
+            r"answer|say|guess)|\bmy (?:choice|pick|answer) is)|"
             r"(?i:(?<!second[ -])(?<!next[ -])(?<!second most )(?<!next most )(?<!least )(?<!less )"
             r"\b(?:best|correct|right|false|true|proper|good|suitable|appropriate|likely|accurate|"
             r"final|answer|my) (?:option|choice|guess|alternative|statement|one)\b)"
@@ -66,27 +67,31 @@ _CHOSEN, _CALLED = (
             rf"(?i:option |choice )?{_LETTER_HERE}[ {BOLD}]{{0,8}}[.!]?[ {BOLD}]{{0,8}}$",
         ),
         (
-            rf"(?<![A-Za-z]){_LETTER_HERE}[.:,]?(?i:(?:[ ](?:is|must be|(?:seems|appears)"
-            r"(?: to be)?|would be|being)(?=[ ])|(?=[ ]the ))[ ](?:the |indeed |therefore |thus |"
-            r"clearly |most |also |only |likely |probable |appropriate |suitable )*"
-            r"(?:correct|right|best|better(?= (?:choice|option))|answer|accurate|true|response|"
-            r"choice)\b|[ ]fits best\b)",
+            rf"(?<![A-Za-z]){_LETTER_HERE}(?:[ ]\([^()\n]{{0,60}}\))?[.:,]?"
+            r"(?i:(?:[ ](?:is|must be|(?:seems|appears)(?: to be)?|would be|being)(?=[ ])|"
+            r"(?=[ ]the ))[ ](?:the |indeed |therefore |thus |clearly |most |also |only |"
+            r"likely |probable |appropriate |suitable )*(?:correct|right|best|better(?= (?:choice|"
+            r"option))|answer|accurate|true|response|choice)\b|[ ](?:fits best|best [a-z]+s)\b)",
             # As in a list of verdicts on all options.
-            rf"^{_BLANK}(?i:option |choice )?{_LETTER_HERE}[.:)]?"
-            rf"(?:[ {BOLD}—-]*(?:(?i:correct)[ {BOLD}]*(?:[.,;!✓✔✅☑]|$)|[✓✔✅☑])|"
+            rf"^[| ]*{_BLANK}(?i:option |choice )?{_LETTER_HERE}[.:)]?"
+            rf"(?:[ {BOLD}|—-]*(?:(?i:correct|yes)[ {BOLD}|]*(?:[.,;!✓✔✅☑—-]|$)|[✓✔✅☑])|"
             r"(?<=[.:)\]])[^\n✗✘❌]{1,80}[✓✔✅☑][^\w\n]*$)",
             rf"{_LETTER_HERE}[)]?(?:가|이|が)[ ]?(?:정답|正解)(?!이 아니|では)",
             # As `The most appropriate next step is C. Start metformin`, unlike `C. difficile`.
             r"\b(?i:most (?:likely|appropriate|accurate|suitable)|best)(?:[ ][a-z-]+){1,6}[ ]"
             rf"(?:is|be){_BLANK}[\[(]?(?P<letter>[A-Z])[).:][ {BOLD}]*(?=[A-Z])",
-            r"(?:\b(?i:choose|select|pick|(?:it|that|which)(?:'s| is| would be)|it (?:must|has to|"
-            r"should) be|lean(?:ing)? towards?|(?<!not )correct(?=:)|select(?:ed|ion)(?: is|(?=:))|"
-            r"letter is)(?:[ ]?:)?|"
-            rf"\bbut(?:[ ]?:)?|(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
-            r"(?:答案|答え|正解|정답|उत्तर|odpowied[źz] to)[】\]\s:是為为はは은는]{0,4}|"
+            r"(?:\b(?i:choose|select|pick|most likely|richtig ist|(?:it|that|which)(?:'s| is| would"
+            r" be)|it (?:must|has to|should) be|lean(?:ing)? towards?|(?<!not )correct(?=:)|"
+            r"select(?:ed|ion)(?: is|(?=:))|letter is|"
+            r"(?:statement|option|choice|one) (?:that|which) [^.\n]{1,60}? is)(?:[ ]?:)?|"
+            # `but C` chooses, `but C is also plausible` concedes.
+            r"\bbut(?:[ ]?:)?(?!\W{0,9}[A-Z]\W{0,4}[ ](?:is|was|seems|also|could|would|"
+            rf"may|might)\b)|(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
+            r"(?:答案|答え|正解|選択肢|정답|उत्तर|odpowied[źz] to)[】\]\s:是為为はは은는]{0,4}|"
             rf"[选選][项項择擇]?[是为為]?(?![: {BOLD}]*\n))"
             rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}(?![、和或与][A-Z])",
         ),
+        (rf"\bbut{_LETTER_HERE}",),
     )
 )
 _NOT_BEFORE = re.compile(
@@ -107,9 +112,14 @@ _LABELLED = re.compile(
     rf"[ {BOLD}\"'\[(]*(?P<letter>[A-Z])[\]).!\"'$ {BOLD}]*$"
 )
 _AT_END = re.compile(
-    r"(?:(?<![A-Z]),[ ]?|(?<![A-Z] )[→⇒][ ]?|"
-    r"\b(?i:is|be|es|est|ist|é|è|la|a|with|probably|likely|maybe|perhaps)[ ]|"
+    r"(?:(?<![A-Z]),[ ]?|(?<![A-Z] )[→⇒⟹][ ]?|"
+    r"\b(?i:is|be|get|got|es|est|ist|é|è|la|a|with|probably|likely|maybe|perhaps)[ ]|"
     rf"是[ ]?)[{BOLD}(]*(?P<letter>[A-Z])[\]){BOLD}]*[.!?。]?[ {BOLD}]*$"
+)
+# A sentence such as `Oops, D.`, `Sorry, I meant (D)` and `いや、Dです。`
+_CORRECTED = re.compile(
+    rf"(?i){BARE_CORRECTION}(?:option )?[{BOLD}\"'\[(]*(?P<letter>(?-i:[A-Z]))"
+    rf"[\]){BOLD}\"']*(?:です)?[.!。{BOLD}]*"
 )
 _UNSAID = re.compile(r"(?i)\W*(?:if|suppose|assum\w+)\b|.*(?:\bnot\b|n't\b|cannot\b|never\b)")
 _ALONE_ON_LINE = re.compile(rf"(?m)^{_BLANK}[\[(]?(?P<letter>[A-Z])[\]).]{{0,2}}[ {BOLD}.]*$")
@@ -215,8 +225,19 @@ def _chosen(page: Page, letters: str, is_cut: bool) -> tuple[int, str]:
         for one in _called(page.text, letters, _CALLED)
         if (one[0] >= correction and (letter or not is_cut)) or concludes(page, one[0])
     ]
-    doubtful = [mark for mark in found if mark.is_doubtful] if not chosen else []
-    return max(chosen or _announced(page, doubtful, letters), default=(-1, ""))
+    chosen += [one for one in _corrected(page, letters, place) if one[0] != end]
+    if not chosen:
+        chosen += _announced(page, [mark for mark in found if mark.is_doubtful], letters)
+        chosen += () if is_cut else _called(page.text, letters, _CONCEDED)
+    return max(chosen, default=(-1, ""))
+
+
+def _corrected(page: Page, letters: str, place: int) -> Iterator[tuple[int, str]]:
+    """Yields the place and letter of each correction after `place` that is little more: `No, D.`"""
+    for span in page.within(place + 1, len(page.text)):
+        found = _CORRECTED.fullmatch(page.text, *span)
+        if found is not None and found["letter"] in letters:
+            yield found.start("letter"), found["letter"]
 
 
 def _announced(page: Page, marks: list[Mark], letters: str) -> Iterator[tuple[int, str]]:

@@ -36,6 +36,13 @@ _REFUSES = (
     r"\bwould need to know\b|(?<!\bno )(?:more|additional|further) (?:information|details) (?:is|"
     r"are) (?:needed|required)"
     r"|\bi(?:'m| am) not sure|\bi can only (?:help|discuss|answer)\b|\bas an ai\b|\bunanswerable\b"
+    r"|\bi\b[^.,\n]{0,24} (?:can(?:not|'t)|able to) (?:browse|access|view|count)\b"
+    r"|\b(?:kann|können|lässt sich)\b[^.\n]{0,60}\bnicht (?:beantwort|bestimm|berechn|gelöst|"
+    r"lösen|sagen)|\b(?:ne (?:peux|peut|pouvons) pas|(?:pas possible|impossible) de|no (?:puedo|"
+    r"podemos|se puede|es posible)|não (?:posso|podemos|é possível|dá para)|non (?:posso|possiamo|"
+    r"è possibile))(?: \w+)? (?:répond|r[ei]spond|d[eé]termin|calc[ou]l|résou|r[ei]solv)|"
+    r"\b(?:не могу|невозможно) (?:ответ|определ|вычисл|реш)|[无無]法(?:回答|[确確]定|[计計]算|"
+    r"得出)|(?:答え|回答|計算|特定)(?:られ|は?でき)(?:ません|ない)|(?:답|계산|알)\w{0,2} 수 없"
 )
 _REFUSAL = re.compile(rf"(?i){_REFUSES}")
 _REFUSED = re.compile(rf"(?i)(?:{_REFUSES})[^.!?,\n]{{0,8}}$")
@@ -73,27 +80,38 @@ _ENDINGS = frozenset(".!?。！？…)]}\"'|;」】") | {BOX_END, TAG_END}
 _SHORT_LINE_WORDS = 3
 _MOST_TRIED = 32  # sentences that have numbers but give no answer
 
-_CORRECTION = re.compile(
-    r"(?i)[^\w]{0,4}(?:(?:but|so|and|oh|ah|hmm),? )?(?:(?:no,? )?wait|actually|"
+_CORRECTION = (
+    r"[^\w]{0,4}(?:(?:(?:but|so|and|oh|ah|hmm),? )?(?:(?:no,? )?wait|actually|"
     r"correction|oops|sorry|hold on|no(?=[,.:])|"
     r"hmm|apologies|however|oh|(?:scratch|strike) that|my (?:mistake|bad)|on (?:second thought|"
     r"reflection)|i apologi[sz]e|i made an?|let me (?:correct|fix|re\w*|re-\w+)|"
     r"(?:edit|update)(?=:)|i (?:mean|meant|mis\w+)|make (?:that|it)|rather(?=,)|i (?:was|need|"
     r"have) (?:wrong|mistaken|to correct)|(?:that|this|it|which|my)(?: \w+){0,2}?(?:'s| is| was) "
-    r"(?:wrong|incorrect|not (?:right|correct)|a mistake|an error)(?=[.,;:!]|$))(?!\w)",
+    r"(?:wrong|incorrect|not (?:right|correct)|a mistake|an error)(?=[.,;:!]|$))(?!\w)|"
+    # In other languages only before a punctuation mark, as in `Moment, ...`.
+    r"(?:moment|warte|halt|stopp?|korrektur|entschuldigung|nein|attende[zs]|attends|en fait|non|"
+    r"pardon|désolée?|un momento|espere|espera|en realidad|corrección|perdón|aspetta|in realtà|"
+    r"scusa|na verdade|não|desculpe|подожди(?:те)?|стоп|нет|извините|等等|等一下|不[对對]|更正|"
+    r"いや|待って|すみません|訂正|잠깐|아니)[ ]?[,.:;!…、。—])"
 )
 _CONCLUSION = re.compile(r"(?i)[^\w]{0,4}(?:(?:so|therefore|thus|hence|finally)\b|因此|所以|故)")
 _CORRECTS = re.compile(
     r"(?i)\b(?:wrong|mistakes?|errors?|incorrect|should be|not (?:right|correct)|forgot|missed|"
     r"overlooked|mis(?:read|counted|calculated)|recalculat\w+|correct(?:ion|ed)|instead|no|"
-    r"i meant?)\b",
+    r"i meant?|korrektur|falsch|fehler|verrechnet|faux|erreur|trompée?|corrección|equivoqu\w+|"
+    r"sbagliat\w+|errore|errei|ошиб\w+|неверно)\b|"
+    r"更正|[算看]错|错误|应[该为]|訂正|間違|ミス|正しくは|틀렸|잘못",
 )
 _UNREAL = re.compile(r"(?i)\b(?:if|would|could|might)\b")
-# The words before a number that is nearly alone, as in `Sorry, that should be 22 eggs.`
-_BARE = re.compile(
-    r"(?i)[\s,:;—-]*(?:(?:so|then|the|right|correct|answer|total|it|that|this|is|it's|that's|should|be|"
-    r"must|would|to)[\s:]+){0,8}",
+# The words before a number or letter that is nearly alone: `Sorry, that should be 22 eggs.`
+_BARE = (
+    r"[\s,:;—-]*(?:(?:so|then|the|right|correct|answer|total|it|that|this|is|it's|that's|should|"
+    r"be|must|would|to|no|i|meant?|richtig|es|ist|sind|c'est|son|é|è|sono|são|это)[\s:,]+|"
+    r"应[该为]|是){0,8}"
 )
+BARE_CORRECTION = _CORRECTION + _BARE
+_CORRECTION_START = re.compile(_CORRECTION, re.IGNORECASE)
+_BARE_HEAD = re.compile(_BARE, re.IGNORECASE)
 _MOST_BARE_WORDS = 2
 
 
@@ -163,7 +181,7 @@ def corrected(page: Page, start: int) -> Numeral | None:
     than the number.
     """
     for span in page.within(start, len(page.text)):
-        opening = _CORRECTION.match(page.text, *span)
+        opening = _CORRECTION_START.match(page.text, *span)
         if opening is None:
             continue
         _, numeral, is_result = _last_answer(page, span.start, len(page.text))
@@ -171,7 +189,7 @@ def corrected(page: Page, start: int) -> Numeral | None:
             return None
         head = page.text[opening.end() : numeral.start]
         tail = re.split(r"\n|\. ", page.text[numeral.end :], maxsplit=1)[0]
-        is_bare = _BARE.fullmatch(head) and len(tail.split()) <= _MOST_BARE_WORDS
+        is_bare = _BARE_HEAD.fullmatch(head) and len(tail.split()) <= _MOST_BARE_WORDS
         is_concluded = _THEREFORE.search(head) and not _UNREAL.search(head)
         is_corrected = is_result or _CORRECTS.search(page.text, span.start)
         return numeral if is_bare or is_concluded or is_corrected else None
@@ -184,7 +202,7 @@ def correction_start(page: Page, start: int) -> int:
     Returns the end of the text if there is none.
     """
     spans = page.within(start, len(page.text))
-    opened = (span.start for span in spans if _CORRECTION.match(page.text, *span))
+    opened = (span.start for span in spans if _CORRECTION_START.match(page.text, *span))
     return next(opened, len(page.text))
 
 

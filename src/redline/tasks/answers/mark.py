@@ -53,11 +53,13 @@ _PATTERNS: dict[Shape, re.Pattern[str]] = {
     "phrase": _PHRASE,
     "hashes": re.compile(rf"{HASHES}{_GAP}(?:[^\n\d$:{HASHES}]{{0,40}}:)?"),
 }
-# An answer that is only supposed or checked, or that other people give, is not the reply's own.
+# An answer that is only supposed or checked, that other people give, or that was only a first
+# thought, is not the reply's own.
 _SUPPOSED = re.compile(
     r"(?i)\b(?:if|whether|suppose|assume|assuming|unless|each|every|any|(?:check|verify|"
     r"confirm)(?:ing)?|(?:you|people|some|many|most|one|"
-    r"they)(?: \w+)? (?:think|say|believe|guess|expect)) (?:that )?(?:the|your|their|an?|this|"
+    r"they)(?: \w+)? (?:think|say|believe|guess|expect)|"
+    r"i(?: \w+)? (?:thought|said|guessed|assumed|believed)) (?:that )?(?:the|your|their|an?|this|"
     r"its|my|our)?[ ]?"
     r"(?:\w+ )?$|\bconfidence in (?:the|this|my) (?:\w+ )?$",
 )

@@ -45,7 +45,7 @@ _ELEMENT = re.compile(r"<(/?)([A-Za-z]\w{0,15})(?:\s[^<>\n]{0,200})?/?>")
 _MARKS = {
     **dict.fromkeys(("/b", "/strong", "b", "strong"), BOLD),
     **{"answer": TAG, "final_answer": TAG, "/answer": TAG_END, "/final_answer": TAG_END},
-    **{"sup": "^", "sub": "_"},
+    **{"sup": "^", "sub": "_", "del": "~~", "/del": "~~"},
 }
 
 # A calculator annotation, as in GSM8K's own solutions: `3*6=<<3*6=18>>18`.
@@ -56,25 +56,25 @@ _EATEN = re.compile(r"\x08(?=oxed)|\x0c(?=rac\b|rac\{)")
 _COLOUR = re.compile(r"\\(?:text)?color\s*\{[^{}]{0,30}\}")
 _BARE_BOX = re.compile(r"\\boxed[ \t]*(-?\d[\d.,]*)")
 _N = r"[^{}]*+"
+_NESTED = rf"({_N}(?:\{{{_N}(?:\{{{_N}\}}{_N})*+\}}{_N})*+)\}}"  # up to the brace that closes
 _BOX_START = r"\\?\bf?boxed\s*\{"
-_BOXED = re.compile(rf"{_BOX_START}({_N}(?:\{{{_N}(?:\{{{_N}\}}{_N})*+\}}{_N})*+)\}}")
+_BOXED = re.compile(_BOX_START + _NESTED)
 _COMMAND = re.compile(r"\\([a-zA-Z]+\*?|[^a-zA-Z])")
 # The replacements of LaTeX commands; any other command becomes a space.
 _COMMANDS = {
     **dict.fromkeys(("frac", "dfrac", "tfrac", "cfrac"), _FRACTION),
     **dict.fromkeys(("begin", "end", "[", "]", "\\", "\n"), "\n"),
     **{"times": "×", "cdot": "·", "approx": "≈", "div": "÷", "pounds": "£", "euro": "€"},
-    **{"circ": "°", "degree": "°", "percent": "%"},
+    **{"circ": "°", "degree": "°", "percent": "%", "pi": "π", "sqrt": "√"},
     **{",": THIN, "!": ""},
     **{sign: sign for sign in "$%#&_"},
 }
-_FRACTION_OF = re.compile(
-    rf"(\d?){_FRACTION}\s*(?:\{{([^{{}}]{{0,80}})\}}\s*\{{([^{{}}]{{0,80}})\}}|(\d)\s*(\d))"
-)
+_FRACTION_OF = re.compile(rf"(\d?){_FRACTION}\s*(?:\{{{_NESTED}\s*\{{{_NESTED}|(\d)\s*(\d))")
 _NUMERAL_ONLY = re.compile(r"\s*-?[\d.,]+\s*")
 
 _FENCE = re.compile(r"(?m)^[ \t]*(?:```|~~~)[^\n`]*$")
 _RULE = re.compile(r"(?m)^[ \t]*(?:_{3,}|\*{3,}|={3,}|[|:\- \t]++)$")
+_DELETED = re.compile(r"(?<!~)~~(?=[^\s~])[^~\n]{1,200}~~(?!~)")
 _LINK = re.compile(r"!?\[([^\[\]\n]{0,300})\]\([^()\s]{0,500}\)")
 _HASHES = re.compile(r"#{4,}")
 _HEAD = re.compile(r"(?m)^[ \t]*(?:>[ \t]?)*(?:#{1,3}(?!#)[ \t]*)?(?:[-*+•‣◦▪●][ \t]+(?=\S))?")
@@ -85,7 +85,7 @@ _NUMBERING = re.compile(rf"(?m)^([ \t{BOLD}{HASHES}]*)\(?(\d{{1,2}})[.)][ \t]+(?
 
 
 def plain_text(answer: str) -> str:
-    """Returns the answer without markup, but with the marks in the table above.
+    """Returns the answer without markup and deleted text, but with the marks in the table above.
 
     Digits and signs of other scripts become their ASCII equivalents. The time and the length of the
     result are linear in the length of the answer.
@@ -131,13 +131,17 @@ def _without_latex(text: str) -> str:
         text = _BOXED.sub(rf"{BOX}\1{BOX_END}", text)
     text = re.sub(_BOX_START, BOX, text)
     text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], " "), text.replace("$$", " "))
-    text = _FRACTION_OF.sub(_fraction, text)
+    return _without_braces(text)
+
+
+def _without_braces(text: str) -> str:
+    text = _FRACTION_OF.sub(_fraction, text).replace("}{", ", ")
     return text.translate(str.maketrans(f"{_FRACTION}&", "  ", "{}"))
 
 
 def _fraction(found: re.Match[str]) -> str:
     """Returns a fraction as `3/4`, `1 3/4` after a digit, or `(9 × 2)/(1)` for expressions."""
-    top, bottom = (found[2], found[3]) if found[4] is None else (found[4], found[5])
+    top, bottom = (_without_braces(part) for part in found.groups()[1:] if part is not None)
     if _NUMERAL_ONLY.fullmatch(top) and _NUMERAL_ONLY.fullmatch(bottom):
         text = f"{top.strip()}/{bottom.strip()}"
         return f"{found[1]} {text}" if found[1] else text
@@ -145,7 +149,7 @@ def _fraction(found: re.Match[str]) -> str:
 
 
 def _without_markdown(text: str) -> str:
-    text = _RULE.sub("", _FENCE.sub("", text))
+    text = _DELETED.sub("", _RULE.sub("", _FENCE.sub("", text)))
     text = _LINK.sub(r"\1", text)
     text = _STRONG.sub(BOLD, _HEAD.sub("", _HASHES.sub(HASHES, text)))
     return _UNDERLINE.sub(r"\1", _EMPHASIS.sub(r"\1", text)).replace("`", "")

@@ -6,6 +6,7 @@
 | `1.234,56` `1.234.567`        | 1234.56 ...   | no other reading is possible                  |
 | `1.234`                       | 1.234         | a decimal point, as in English ...            |
 | `70.000` in a text in German  | 70000         | ... unless the language groups by it          |
+| `1.250 €`                     | 1250          | ... or euros follow: prices end in two digits |
 | `12,50` `0,5`                 | 12.5, 0.5     | no group of three, so a decimal comma         |
 | `25%`                         | 25, percent   | questions ask for 25, not for 0.25            |
 | `1万5000` `3万5千`            | 15000, 35000  | digits after a magnitude are added to it      |
@@ -77,7 +78,8 @@ _TAIL = re.compile(
 )
 _MAGNITUDE = re.compile(
     r"(?:(?P<near>[kKMB]|[bm]n?)|[ -]?(?i:(?P<e2>hundred)|(?P<e3>thousands?|tausend|mil(?:le)?"
-    r"|тыс\w*)|(?P<e5>lakhs?)|(?P<e6>mill?i?(?:on|ón|one)\w*|milh\w+|mio|mln|миллион\w*|млн)|(?P<e7>crores?)"
+    r"|tsd|тыс\w*)|(?P<e5>lakhs?)|(?P<e6>mill?i?(?:on|ón|one)\w*|milh\w+|mio|mln|миллион\w*|млн)"
+    r"|(?P<e7>crores?)"
     r"|(?P<e9>billions?|milliard\w*|mrd|млрд)|(?P<e12>trillions?)))(?![^\W\d])"
     r"|[ ]?(?P<sign>[万萬만亿億억])|(?P<thousand>[千천])(?![克米瓦卡])"  # 千克 is a kilogram
 )
@@ -88,6 +90,7 @@ _MONEY_AFTER = re.compile(
     rf"[ {THIN}]?(?:[$£¥€₠-⃀元円]|(?:(?:US )?dollars?|euros?|cents?|pounds?|rupees?|USD|EUR|"
     r"zł|Kč|kr|Ft|lei|PLN|CZK|SEK|NOK|DKK|HUF|CHF)\b)"
 )
+_EURO_AFTER = re.compile(rf"[ {THIN}]?(?:€|Euro\b)(?!(?:/| per )[lL])")  # fuel: `1.859 €/l`
 
 _SMALL = (
     "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|"
@@ -206,7 +209,8 @@ def numerals(
             or _MONEY_AFTER.match(text, groups.end(), end)
         ):
             run, at = run + groups[0].replace(" ", THIN), groups.end()
-        value, tail = _value_of(run, points_group), _TAIL.match(text, at, end)
+        is_grouped = points_group or _EURO_AFTER.match(text, at, end) is not None
+        value, tail = _value_of(run, is_grouped), _TAIL.match(text, at, end)
         assert tail is not None  # it may be empty
         if value is not None:
             value, at = _with_tail(value, tail), tail.end()

@@ -24,7 +24,8 @@ _BREAK = re.compile(rf"(?P<stop>[.!?…])[\"')\]{BOLD}]*[ {THIN}]+|[。！？]|[
 # A period after an abbreviation of the first group never ends a sentence; after one of the second
 # group, such as `Rs.`, it ends a sentence unless a number follows.
 _ABBREVIATION = re.compile(
-    r"(?i)(?<!\w)(?:(mrs?|ms|dr|e\.g|i\.e|st|[ap]\.m|bzw)|approx|nos?|nr|rs|rp|ca|eq|fig|vs|vol|p)$",
+    r"(?i)(?<!\w)(?:(mrs?|ms|dr|e\.g|i\.e|st|[ap]\.m|bzw|mio|mrd|tsd)|"
+    r"approx|nos?|nr|rs|rp|ca|eq|fig|vs|vol|p)$",
 )
 _NEAR = 12
 _LONGEST = 2000

@@ -2,7 +2,7 @@
 
 | numbers                                                                | rank                    |
 |------------------------------------------------------------------------|-------------------------|
-| `9 * 2`, the 2 of `2x`: parts of an expression to work out             | none                    |
+| `9 * 2`, the 2 of `2x`, `2π` or `√2`: parts of an expression           | none                    |
 | `Step 3`, `question 5`, `not 17`: names; `3 to 5`: ranges              | none                    |
 | `(2 blue)`: asides                                                     | 0                       |
 | `in 3 days`, `because she has 9`, `when x = 9`: remarks                | 1                       |
@@ -39,13 +39,14 @@ _OPERATOR = (
 _UNIT = rf"(?:{_BLANK}(?:\([^()]{{0,40}}\)|[A-Za-z/°%²]+)){{0,5}}?"
 # After a unit, a dash is a minus only in a sentence with an equals sign.
 _OPERATOR_NEXT = re.compile(
-    rf"[xyznXYZN](?![A-Za-z])|{_BLANK}\)?{_BLANK}(?:{_OPERATOR}|-){_BLANK}\(?-?[$€£]?(?:[\d.(]|"
+    rf"[xyznXYZNi](?![A-Za-z])|{_BLANK}[π√]|"
+    rf"{_BLANK}\)?{_BLANK}(?:{_OPERATOR}|-){_BLANK}\(?-?[$€£]?(?:[\d.(√π]|"
     rf"[a-z]\b)|{_UNIT}{_BLANK}[×÷*·+/]{_BLANK}\(?[$€£]?[\d(]|{_BLANK}[+×*·]{_BLANK}[A-Za-z]"
 )
 _OPERATOR_BEFORE = re.compile(
-    rf"(?:(?:[\d)%²]|(?<![A-Za-z])[A-Za-z]){_BLANK}(?:{_OPERATOR}|-)|"
+    rf"(?:(?:[\d)%²π]|(?<![A-Za-z])[A-Za-z]){_BLANK}(?:{_OPERATOR}|-)|"
     rf"[A-Za-z)°]{_BLANK}(?:[×÷*·+]|/[ ])){_BLANK}\(?$|"
-    r"\b(?:times|multiplied by|divided by|plus|minus)[ ]$"
+    r"√(?:\[\w\])?[ \[(]?$|\b(?:times|multiplied by|divided by|plus|minus)[ ]$"
 )
 
 # A comma or colon within a numeral (`1,500`, `3:4`) does not end a clause.
@@ -61,7 +62,8 @@ _REMARK_BEFORE = re.compile(
     r"with|by|as|or|through|across|into|against|versus|vs|day|week|month|year|hour|class|grade|"
     r"level|number|no|room|age|aged|nach|pro|für|bei|mit|en|por|para|pour|après|за|через|(?:by|"
     r"from|after|for|when|while|of|before|since|with)[ ]\w+ing|(?:out|each|all|any|half|one|most|"
-    r"some|rest)[ ]of|\d[\w% ]{0,12}\bof|of her|at an?(?: \w+){1,3} of|(?:compared|relative|close|"
+    r"some|rest)[ ]of|\d[\w% ]{0,12}\bof|of her|(?:earlier|previous|initial) "
+    r"(?:answer|result|guess) of|at an?(?: \w+){1,3} of|(?:compared|relative|close|"
     r"next)[ ]to|of[ ]which|including|(?:goal|target|capacity|budget|limit)[ ]of|"
     r"(?!needs?|needed|has|have|had|going|able|wants?|ought|expects?)\w+[ ]to[ ]\w+)|"
     r"(?P<money_too>\bfor))(?:[ ](?:about|approximately|roughly|around|exactly|only|just|nearly|"
@@ -81,7 +83,8 @@ _GIVEN = re.compile(
 _CLAUSE = re.compile(
     r"(?i)\b(?!(?:after|before|when|while)[ ]\w+ing\b[^,;:]* (?:is|are|was|were|has|have)\b)"
     r"(?:because|since|if|when|while|given|assuming|considering|although|though|where|unless|"
-    r"whereas|after|before|once|until|weil|wenn|parce que|porque)\b"
+    r"whereas|after|before|once|until|weil|wenn|indem|nachdem|bevor|parce que|puisque|porque|"
+    r"ya que)\b"
     rf"{_IN_CLAUSE}*$",
 )
 _REASON = re.compile(rf"(?i)\b(?:because|since)\b(?:(?!\b(?:so|then|that)\b){_IN_CLAUSE})*$")
