@@ -20,7 +20,15 @@ from redline.observe import (
     predictions,
     scores_of,
 )
-from redline.timeline import LimitUse, Prediction, RunFacts, RunHistory, Sketch, Window
+from redline.timeline import (
+    EndpointState,
+    LimitUse,
+    Prediction,
+    RunFacts,
+    RunHistory,
+    Sketch,
+    Window,
+)
 
 draw = random.Random(5)
 Law = Callable[[float], float]
@@ -145,6 +153,20 @@ def test_few_levels_say_nothing_but_what_another_constraint_does() -> None:
     # Three numbers that hardly differ are no three levels.
     near = [run(proportional, n) for n in (20, 23, 27)]
     assert expect(near, slots(54)).unknown
+
+
+@pytest.mark.parametrize("held", ["limit", "slots"])
+def test_a_limit_at_one_endpoint_is_no_cap_if_another_is_full(held: str) -> None:
+    def gains(**used: int) -> set[str]:
+        """Of two endpoints that have used this much of 10 requests/s."""
+        uses = (LimitUse(f"10 requests/s at {name}", 10, n, 10, 1.0) for name, n in used.items())
+        states = (EndpointState("a", "ready", 11, 300), EndpointState("b", "ready", 3, 3))
+        fields = {"held": {held: 10}, "limits": tuple(uses), "endpoints": states}
+        found = predictions([run(proportional, 4, **fields)])
+        return {gain_text(one) for one in found if isinstance(one, Prediction)}
+
+    assert gains(a=10) == gains(a=10, b=7) == {"unknown: limits bind at only some of the endpoints"}
+    assert any(one.startswith("no gain (") for one in gains(a=10, b=9))
 
 
 def test_what_was_not_steady_does_not_count() -> None:
