@@ -33,6 +33,7 @@ from redline.observe.shares import summary_of
 from redline.observe.steady import Level, is_alike, level_of, levels_of, steady
 from redline.process import counted
 from redline.timeline import (
+    MOST_ENDPOINTS,
     MOST_LIMITS,
     LimitUse,
     Prediction,
@@ -188,6 +189,8 @@ def _usual_changes(known: _Known) -> Iterator[tuple[Setting, str]]:
     if now.limits:
         raised = {name: 2 * count for name, count in now.limits.items()}
         yield replace(now, limits=raised), "twice the limits"
+    if now.endpoints >= MOST_ENDPOINTS:
+        return  # There may be more than those that are recorded.
     grown = 1 + 1 / now.endpoints
     limits = {name: round(count * grown) for name, count in now.limits.items()}
     # A search for the number of calls in flight would find more, up to its maximum.
@@ -208,7 +211,8 @@ def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Pre
     """Returns the prediction for a new run whose settings differ from the previous run's.
 
     to, facts: the setting and the facts of the new run. None if there is no earlier run, if nothing
-    has changed, or if the new run uses another model.
+    has changed, if the new run uses another model, or if its limits or endpoints differ and one of
+    the two runs may have more endpoints than are recorded.
     """
     seen = [run for run in earlier if run.windows]
     # Compare the facts too: the slots and limits at the end of a run are not always its settings,
@@ -220,6 +224,8 @@ def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Pre
     if (before.facts.limits, before.facts.endpoints) == (facts.limits, facts.endpoints):
         # Headers may have lowered these limits, and if there are many, a window records only some.
         to = replace(to, limits=was.limits)
+    elif MOST_ENDPOINTS in (was.endpoints, to.endpoints):
+        return None
     change = ", ".join(_changes(was, to))
     if not change or before.facts.model != facts.model:
         return None

@@ -256,6 +256,19 @@ def test_a_search_for_calls_in_flight_would_use_another_endpoint() -> None:
     assert not more.holds(85)
 
 
+def test_no_gain_of_another_endpoint_is_predicted_if_only_the_first_twelve_are_recorded() -> None:
+    def changes(names: str) -> list[str]:
+        last = run(proportional, 16)
+        last.facts = msgspec.structs.replace(FACTS, endpoints=tuple(names))
+        to = msgspec.structs.replace(slots(16), endpoints=12)
+        new = msgspec.structs.replace(FACTS, endpoints=tuple("abcdefghijkl"))
+        found = [*predictions([last]), expected([last], to, new)]
+        return [one.change for one in found if isinstance(one, Prediction)]
+
+    assert changes("abcdefghijkm") == ["32 calls in flight"]
+    assert changes("abcdefghijk") == ["32 calls in flight", "another endpoint"]
+
+
 def test_a_run_is_scored_by_what_was_predicted_of_it() -> None:
     runs = [run(proportional, n) for n in (4, 8, 16)]
     for law, is_right in ((proportional, True), (capped(20), False)):
