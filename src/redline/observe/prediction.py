@@ -11,7 +11,8 @@ input, disk   the observed rate, if one of them binds
 A different setting moves one constraint, and then the next one binds. Nothing is predicted for more
 than twice the observed number of calls in flight. The curve needs three levels, the highest at
 least 1.5 times the lowest; levels of earlier runs of the job with the same endpoints and model
-count as well, and `-c auto` tries several in one run.
+count as well, and `-c auto` tries several in one run. If limits bind at only some of several
+endpoints, nothing is predicted.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from operator import mul
+from statistics import fmean
 
 import msgspec
 from msgspec.structs import replace
@@ -30,7 +32,16 @@ from redline.observe.curve import Curve, Draws, around, combined, quantile
 from redline.observe.shares import summary_of
 from redline.observe.steady import Level, is_alike, level_of, levels_of, steady
 from redline.process import counted
-from redline.timeline import LimitUse, Prediction, RunFacts, RunHistory, Window, merged
+from redline.timeline import (
+    MOST_ENDPOINTS,
+    MOST_LIMITS,
+    LimitUse,
+    Prediction,
+    RunFacts,
+    RunHistory,
+    Window,
+    merged,
+)
 
 _LEAST_LEVELS, _LEAST_FACTOR = 3, 1.5
 _FURTHEST = 2.0
@@ -51,6 +62,9 @@ _BUSY_AT_MOST, _LEAST_BUSY = 0.95, 0.05
 # A likely gain below _NO_GAIN counts as no gain, unless the gain may reach _UNSURE_GAIN.
 _NO_GAIN = 0.05
 _UNSURE_GAIN = 0.15
+# A limit is used up from this share on. An endpoint that has used less of its limits than the
+# second share, relative to another endpoint, is not held back by them.
+_USED_UP, _SPARE = 0.9, 0.8
 _FIXED = (Cause.INPUT, Cause.CLIENT, Cause.WRITER)
 
 _FEW_LEVELS = (
@@ -59,6 +73,7 @@ _FEW_LEVELS = (
 _NOT_STEADY = "the run was not steady for long enough"
 _NOTHING_BINDS = "no setting is known to hold it back"
 _NEW_LIMIT = "a limit is new"
+_MIXED = "limits bind at only some of the endpoints"
 _TOO_FAR = "it needs more than twice the calls in flight seen so far"
 
 
@@ -80,15 +95,15 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
     setting, level, cause: the setting, the recent level and the binding cause of the latest run.
     most_slots: a search's maximum number of calls in flight; 0 if unknown. caps: for each limit, by
     its key in Setting, the answers per second that it allows, and the standard error of their
-    logarithm. others: the answers per second that the client, the input and the disk allow. curve:
-    None if there are too few levels.
+    logarithm; None if limits bind at only some of the endpoints. others: the answers per second
+    that the client, the input and the disk allow. curve: None if there are too few levels.
     """
 
     setting: Setting
     most_slots: int
     level: Level
     cause: Cause
-    caps: dict[str, tuple[float, float]]
+    caps: dict[str, tuple[float, float]] | None
     others: list[Draws]
     curve: Curve | None
 
@@ -127,7 +142,9 @@ def _known_of(runs: Sequence[RunHistory]) -> _Known | str:
         most_slots=last.facts.slots,
         level=level,
         cause=cause,
-        caps=_caps(lately, level, bound.what if cause is Cause.LIMIT else ""),
+        caps=None
+        if _is_mixed(lately, cause)
+        else _caps(lately, level, bound.what if cause is Cause.LIMIT else ""),
         others=_others(whole, level, cause),
         curve=Curve(levels) if is_enough else None,
     )
@@ -136,6 +153,8 @@ def _known_of(runs: Sequence[RunHistory]) -> _Known | str:
 def _predicted(known: _Known, to: Setting, change: str) -> Prediction:
     """Predicts the rate of answers with the setting `to`. change: describes it in words."""
     limits, before_per_s = known.setting.limits, known.level.per_s
+    if known.caps is None:
+        return Prediction(change=change, before_per_s=before_per_s, unknown=_MIXED)
     rates = known.others + [
         around(per_s * to.limits[name] / limits[name], error)
         for name, (per_s, error) in known.caps.items()
@@ -170,6 +189,8 @@ def _usual_changes(known: _Known) -> Iterator[tuple[Setting, str]]:
     if now.limits:
         raised = {name: 2 * count for name, count in now.limits.items()}
         yield replace(now, limits=raised), "twice the limits"
+    if now.endpoints >= MOST_ENDPOINTS:
+        return  # There may be more than those that are recorded.
     grown = 1 + 1 / now.endpoints
     limits = {name: round(count * grown) for name, count in now.limits.items()}
     # A search for the number of calls in flight would find more, up to its maximum.
@@ -190,7 +211,8 @@ def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Pre
     """Returns the prediction for a new run whose settings differ from the previous run's.
 
     to, facts: the setting and the facts of the new run. None if there is no earlier run, if nothing
-    has changed, or if the new run uses another model.
+    has changed, if the new run uses another model, or if its limits or endpoints differ and one of
+    the two runs may have more endpoints than are recorded.
     """
     seen = [run for run in earlier if run.windows]
     # Compare the facts too: the slots and limits at the end of a run are not always its settings,
@@ -202,6 +224,8 @@ def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Pre
     if (before.facts.limits, before.facts.endpoints) == (facts.limits, facts.endpoints):
         # Headers may have lowered these limits, and if there are many, a window records only some.
         to = replace(to, limits=was.limits)
+    elif MOST_ENDPOINTS in (was.endpoints, to.endpoints):
+        return None
     change = ", ".join(_changes(was, to))
     if not change or before.facts.model != facts.model:
         return None
@@ -309,6 +333,29 @@ def _lately(windows: Sequence[Window]) -> list[Window]:
     found = steady(windows)
     since_s = found[-1].end_s - _LATELY_S if found else 0.0
     return [one for one in found if one.end_s > since_s and is_alike(one, found[-1])]
+
+
+def _is_mixed(lately: Sequence[Window], cause: Cause) -> bool:
+    """Returns whether limits bind at only some of the endpoints that have calls in flight.
+
+    cause: what binds. False if something other than limits and endpoints binds, or if a window has
+    as many limits as it can record.
+    """
+    whole = merged(lately)
+    if cause in _FIXED or len(whole.limits) == MOST_LIMITS:
+        return False
+    used = defaultdict[str, list[float]](list)
+    for window in lately:
+        for use in window.limits:
+            used[use.name].append(use.used / use.count / min(1.0, window.end_s / use.window_s))
+    shares = {one.name: 0.0 for one in whole.endpoints if one.in_flight}
+    for name, found in used.items():
+        at = name.partition(" at ")[2]
+        if at in shares:
+            shares[at] = max(shares[at], fmean(found))
+    most = max(shares.values(), default=0.0)
+    is_used_up = cause is Cause.LIMIT or most >= _USED_UP
+    return is_used_up and min(shares.values(), default=0.0) < _SPARE * most
 
 
 def _caps(lately: Sequence[Window], level: Level, binding: str) -> dict[str, tuple[float, float]]:

@@ -20,7 +20,15 @@ from redline.observe import (
     predictions,
     scores_of,
 )
-from redline.timeline import LimitUse, Prediction, RunFacts, RunHistory, Sketch, Window
+from redline.timeline import (
+    EndpointState,
+    LimitUse,
+    Prediction,
+    RunFacts,
+    RunHistory,
+    Sketch,
+    Window,
+)
 
 draw = random.Random(5)
 Law = Callable[[float], float]
@@ -147,6 +155,20 @@ def test_few_levels_say_nothing_but_what_another_constraint_does() -> None:
     assert expect(near, slots(54)).unknown
 
 
+@pytest.mark.parametrize("held", ["limit", "slots"])
+def test_a_limit_at_one_endpoint_is_no_cap_if_another_is_full(held: str) -> None:
+    def gains(**used: int) -> set[str]:
+        """Of two endpoints that have used this much of 10 requests/s."""
+        uses = (LimitUse(f"10 requests/s at {name}", 10, n, 10, 1.0) for name, n in used.items())
+        states = (EndpointState("a", "ready", 11, 300), EndpointState("b", "ready", 3, 3))
+        fields = {"held": {held: 10}, "limits": tuple(uses), "endpoints": states}
+        found = predictions([run(proportional, 4, **fields)])
+        return {gain_text(one) for one in found if isinstance(one, Prediction)}
+
+    assert gains(a=10) == gains(a=10, b=7) == {"unknown: limits bind at only some of the endpoints"}
+    assert any(one.startswith("no gain (") for one in gains(a=10, b=9))
+
+
 def test_what_was_not_steady_does_not_count() -> None:
     steady = [run(capped(6), n) for n in (4, 8, 16)]
     wild = run(proportional, 16)
@@ -232,6 +254,19 @@ def test_a_search_for_calls_in_flight_would_use_another_endpoint() -> None:
     # 17 calls at each of the two, of which either works on 16.
     assert more.holds(2 * 80)
     assert not more.holds(85)
+
+
+def test_no_gain_of_another_endpoint_is_predicted_if_only_the_first_twelve_are_recorded() -> None:
+    def changes(names: str) -> list[str]:
+        last = run(proportional, 16)
+        last.facts = msgspec.structs.replace(FACTS, endpoints=tuple(names))
+        to = msgspec.structs.replace(slots(16), endpoints=12)
+        new = msgspec.structs.replace(FACTS, endpoints=tuple("abcdefghijkl"))
+        found = [*predictions([last]), expected([last], to, new)]
+        return [one.change for one in found if isinstance(one, Prediction)]
+
+    assert changes("abcdefghijkm") == ["32 calls in flight"]
+    assert changes("abcdefghijk") == ["32 calls in flight", "another endpoint"]
 
 
 def test_a_run_is_scored_by_what_was_predicted_of_it() -> None:
