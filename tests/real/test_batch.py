@@ -496,6 +496,23 @@ def test_auto_takes_the_batch_where_it_is_over_in_time() -> None:
         assert stats["batches"]["cancels"] == 0
 
 
+@pytest.mark.parametrize(
+    ("latency", "deadline_s", "cancels"), [("3600", 6, 1), ("0.3", 3600, 0)], ids=["late", "early"]
+)
+def test_auto_knows_when_to_give_up_on_batches_that_hold_all_rows(
+    latency: str, deadline_s: float, cancels: int
+) -> None:
+    with simulated("--batch-latency", latency) as sim:
+        write_rows(20)
+        with dying("batch", "after"):
+            run(sim)
+        assert run(sim, via="auto", deadline_s=deadline_s).succeeded == 20
+        assert_once(20)
+        stats = sim.stats()
+        assert stats["batches"]["cancels"] == cancels
+        assert stats["answered"] == 20 * cancels
+
+
 def test_a_budget_counts_batches_at_half_the_price_over_a_death() -> None:
     with simulated() as sim:
         write_rows(30)

@@ -43,6 +43,7 @@ from redline.job.batch.plan import (
     MOST_LOST_S,
     MOST_RESULTS_S,
     PROBE_ROWS,
+    UNKNOWN_PACE,
     bad_lines,
     is_full,
     live_s,
@@ -426,12 +427,12 @@ class BatchRunner:
     def _late_s(self) -> float:
         """Returns the monotonic time when rows must be sent live to meet the deadline.
 
-        Returns inf without --via auto, a deadline, or a known pace. Once batches are cancelled,
-        only the rows that they did not finish count; inf if there are none.
+        Returns inf without --via auto or a deadline. Once batches are cancelled, only the rows that
+        they did not finish count; inf if there are none.
         """
-        runner, job, pace = self._world.runner, self._world.job, self._ledger.pace
+        runner, job, pace = self._world.runner, self._world.job, self._ledger.pace or UNKNOWN_PACE
         is_leaving, rows = self._collector.is_leaving, self._left.rows
-        if job.via != "auto" or pace is None or job.deadline_s is None or (is_leaving and not rows):
+        if job.via != "auto" or job.deadline_s is None or (is_leaving and not rows):
             return math.inf
         if not is_leaving:
             rows = sum(part.rows for part in self._ledger.parts.values()) + self._filler.rows
