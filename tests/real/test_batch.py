@@ -217,6 +217,22 @@ def test_a_batch_that_finds_no_room_goes_in_halves_that_wait_for_each_other() ->
         assert stats["lines"] == 40
 
 
+def write_models(count: int) -> None:
+    """Writes rows that each need a batch of their own, because each has another model."""
+    rows = [{"prompt": "say", "model": f"m{number}"} for number in range(count)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_batch_without_room_is_made_again_if_the_others_have_ended_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_plan, "FIRST_LOOK_S", 0.5)
+    with simulated("--batch-latency", "0.1", "--batch-tokens", "25") as sim:
+        write_models(2)
+        assert run(sim, model=None).succeeded == 2
+        assert sim.stats()["batches"]["created"] == 3
+
+
 def test_a_batch_holds_no_more_inputs_of_embeddings_than_requests(
     plain: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,6 +177,7 @@ class BatchRunner:
         for part in self._open():
             is_due = part.state != "running" and part.due_s <= SYSTEM.now_s()
             if is_due and not self._is_full and not self._is_late():
+                part.is_alone = not self._running()
                 try:
                     async with self._in_time():
                         await self._store.submit(part)
@@ -377,18 +378,19 @@ class BatchRunner:
         return rest.stopped or over
 
     async def _wait_for_room(self, part: Part, batch: Batch) -> None:
-        """Makes a part wait for other batches, or splits it in half if no other is running.
+        """Makes a part wait for other batches, or splits it in half if there was no other.
 
         Called when the part's batch failed because the account's batches hold too many tokens.
-        Raises ConfigError if the batch has one row and no other batch is running.
+        Raises ConfigError if the batch has one row and there was no other batch.
         """
-        if len(self._running()) > 1:
+        self._is_full = False
+        if len(self._running()) > 1 or not part.is_alone:
             await self._store.note(Note(at="refused", part=part.number))
             part.due_s = 0.0
-            self._wait_for_others()
+            if self._running():
+                self._wait_for_others()
             self._count()
             return
-        self._is_full = False
         async with self._opened(part) as reader:
             rest = await self._collector.leave(part, reader)
             if len(rest.offsets) == 1:
