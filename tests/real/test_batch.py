@@ -233,6 +233,14 @@ def test_a_batch_without_room_is_made_again_if_the_others_have_ended_meanwhile(
         assert sim.stats()["batches"]["created"] == 3
 
 
+def test_waiting_batches_are_not_all_made_again_each_time_that_one_ends() -> None:
+    with simulated("--batch-latency", "0.2", "--batch-tokens", "50") as sim:
+        write_models(24)
+        assert run(sim, model=None).succeeded == 24
+        # Each is made once at the start; then each batch that ends lets at most one be refused.
+        assert sim.stats()["batches"]["created"] <= 3 * 24
+
+
 def test_a_batch_holds_no_more_inputs_of_embeddings_than_requests(
     plain: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:

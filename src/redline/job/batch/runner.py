@@ -176,7 +176,7 @@ class BatchRunner:
     async def _send(self) -> None:
         for part in self._open():
             is_due = part.state != "running" and part.due_s <= SYSTEM.now_s()
-            if is_due and not self._is_full and not self._is_late():
+            if is_due and self._has_room(part) and not self._is_late():
                 part.is_alone = not self._running()
                 try:
                     async with self._in_time():
@@ -230,6 +230,16 @@ class BatchRunner:
                 # Nothing is sent until then, so the provider does not count as silent.
                 waiting.silent_since_s = None
 
+    def _has_room(self, part: Part) -> bool:
+        """Whether the part may be put into a batch now.
+
+        A part that was refused before waits while a newer batch is being checked: for each batch
+        that ends, at most one is then refused for lack of room, not one for each waiting part.
+        """
+        if self._is_full or not part.batches:
+            return not self._is_full
+        return all(other.seen not in ("sent", "validating") for other in self._running())
+
     @property
     def _is_known(self) -> bool:
         """Whether the provider is known to have a Batch API: it has accepted a file before."""
@@ -248,7 +258,9 @@ class BatchRunner:
     def _pause_s(self) -> float:
         """Returns the seconds until a batch is made or polled, or until `_late_s`; at most 1."""
         now_s = SYSTEM.now_s()
-        dues = [part.due_s for part in self._open() if part.state == "running" or not self._is_full]
+        dues = [
+            part.due_s for part in self._open() if part.state == "running" or self._has_room(part)
+        ]
         return max(0.0, min([now_s + _LONGEST_PAUSE_S, self._late_s(), *dues]) - now_s)
 
     async def _look(self) -> None:
