@@ -217,6 +217,30 @@ def test_a_batch_that_finds_no_room_goes_in_halves_that_wait_for_each_other() ->
         assert stats["lines"] == 40
 
 
+def write_models(count: int) -> None:
+    """Writes rows that each need a batch of their own, because each has another model."""
+    rows = [{"prompt": "say", "model": f"m{number}"} for number in range(count)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_batch_without_room_is_made_again_if_the_others_have_ended_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_plan, "FIRST_LOOK_S", 0.5)
+    with simulated("--batch-latency", "0.1", "--batch-tokens", "25") as sim:
+        write_models(2)
+        assert run(sim, model=None).succeeded == 2
+        assert sim.stats()["batches"]["created"] == 3
+
+
+def test_waiting_batches_are_not_all_made_again_each_time_that_one_ends() -> None:
+    with simulated("--batch-latency", "0.2", "--batch-tokens", "50") as sim:
+        write_models(24)
+        assert run(sim, model=None).succeeded == 24
+        # Each is made once at the start; then each batch that ends lets at most one be refused.
+        assert sim.stats()["batches"]["created"] <= 3 * 24
+
+
 def test_a_batch_holds_no_more_inputs_of_embeddings_than_requests(
     plain: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -494,6 +518,23 @@ def test_auto_takes_the_batch_where_it_is_over_in_time() -> None:
         stats = sim.stats()
         assert (stats["answered"], stats["batches"]["answered"]) == (batch_plan.PROBE_ROWS, 40)
         assert stats["batches"]["cancels"] == 0
+
+
+@pytest.mark.parametrize(
+    ("latency", "deadline_s", "cancels"), [("3600", 6, 1), ("0.3", 3600, 0)], ids=["late", "early"]
+)
+def test_auto_knows_when_to_give_up_on_batches_that_hold_all_rows(
+    latency: str, deadline_s: float, cancels: int
+) -> None:
+    with simulated("--batch-latency", latency) as sim:
+        write_rows(20)
+        with dying("batch", "after"):
+            run(sim)
+        assert run(sim, via="auto", deadline_s=deadline_s).succeeded == 20
+        assert_once(20)
+        stats = sim.stats()
+        assert stats["batches"]["cancels"] == cancels
+        assert stats["answered"] == 20 * cancels
 
 
 def test_a_budget_counts_batches_at_half_the_price_over_a_death() -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ def test_what_a_before_function_forgets_to_return_fails_its_row(tmp_path: Path) 
     assert error["message"] == "the `before` function returned a value of type NoneType, not a dict"
 
 
-@pytest.mark.parametrize("value", [object(), "\ud800", float], ids=["object", "surrogate", "type"])
+@pytest.mark.parametrize(
+    "value", [object(), {"cut \ud83d": {object()}}, float], ids=["object", "half", "type"]
+)
 def test_an_output_that_is_not_json_fails_its_row(tmp_path: Path, value: object) -> None:
     async def call(row: dict[str, Any]) -> Any:
         return value if row["n"] == 3 else row["n"]
@@ -52,6 +55,30 @@ def test_an_output_that_is_not_json_fails_its_row(tmp_path: Path, value: object)
     assert (report.succeeded, report.failed, report.unfinished) == (7, 1, 0)
     message = lines(tmp_path / "out.failed.jsonl")[0]["error"]["message"]
     assert "cannot be written as JSON" in message
+
+
+@dataclass
+class Cut:
+    text: str
+
+
+def test_halves_of_surrogate_pairs_in_an_output_are_written_as_replacement_characters(
+    tmp_path: Path,
+) -> None:
+    async def call(row: dict[str, Any]) -> Any:
+        return Cut("cut \ud83d") if row["n"] else {"both \ud83d\ude00": ("\ude00", 1.5, None)}
+
+    path = tmp_path / "out.jsonl"
+    report = redline.run(ROWS[:2], call=call, output=path, concurrency=1)
+    assert (report.succeeded, report.failed) == (2, 0)
+    written = [{"both \U0001f600": ["\ufffd", 1.5, None]}, {"text": "cut \ufffd"}]
+    assert [line["output"] for line in lines(path)] == written
+
+    def fail(output: Any) -> Any:
+        raise ValueError("no")
+
+    redline.run(ROWS[:2], call=call, after=fail, output=path, concurrency=1, restart=True)
+    assert [line["output"] for line in lines(tmp_path / "out.failed.jsonl")] == written
 
 
 class Vector:

@@ -36,7 +36,14 @@ from time import monotonic
 from redline.errors import JournalError, Rejected
 from redline.journal.flaws import Answers
 from redline.journal.identity import KeySet, is_other
-from redline.journal.lines import UNWRITABLE, Brief, Result, failure_writer, line_writer
+from redline.journal.lines import (
+    UNWRITABLE,
+    Brief,
+    Result,
+    failure_writer,
+    line_writer,
+    without_halves,
+)
 from redline.journal.output import Output
 from redline.journal.results_file import ResultsFile, ResultsLost
 from redline.journal.rewrite import drop_mended
@@ -181,10 +188,8 @@ class Journal:
         if outcome.error is None:
             try:
                 line = self._line_of(result)
-            except UNWRITABLE as error:
-                outcome.status, outcome.reply = "rejected", None
-                outcome.error = Rejected(f"the output cannot be written as JSON: {error}")
-                line = self._add_failure(result)
+            except UNWRITABLE:
+                line = self._add_unusual(result)
             else:
                 self._results.add(line)
         else:
@@ -281,6 +286,18 @@ class Journal:
         if result.outcome.is_success and (has_failed or key in self._outdated):
             # Other successes need not be remembered: this run does not read their rows again.
             self._made_good.add(key)
+
+    def _add_unusual(self, result: Result) -> bytes:
+        """Adds a success with halves of surrogate pairs, or a failure if its output is not JSON."""
+        try:
+            line = self._line_of(without_halves(result))
+        except UNWRITABLE as error:
+            outcome = result.outcome
+            outcome.status, outcome.reply = "rejected", None
+            outcome.error = Rejected(f"the output cannot be written as JSON: {error}")
+            return self._add_failure(result)
+        self._results.add(line)
+        return line
 
     def _add_failure(self, result: Result) -> bytes:
         """Adds a failure to the failures file; returns its line. Raises JournalError."""

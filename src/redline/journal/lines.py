@@ -9,11 +9,13 @@ mark of the row's content, see `identity`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from zlib import crc32
 
 import msgspec
+from msgspec.structs import replace
 
 from redline.apis import answer_object, loose_json, result_object
 from redline.calls import Outcome, Reply
@@ -192,12 +194,29 @@ def _failure_line(has_response: bool, result: Result) -> bytes:
         return _sealed({name: json_of(value) for name, value in fields.items()}, result.mark)
 
 
+def without_halves(result: Result) -> Result:
+    """Returns a copy whose output is JSON with U+FFFD for each half of a surrogate pair.
+
+    Raises an error in UNWRITABLE if the output has no such form.
+    """
+    outcome = result.outcome
+    reply = replace(outcome.reply or _NO_REPLY, output=_paired(outcome.output))
+    return replace(result, outcome=replace(outcome, reply=reply))
+
+
 def json_of(value: Any) -> msgspec.Raw | None:
-    """Returns the value as JSON; None if it has no such form."""
+    """Returns the value as JSON, like `without_halves`; None if it has no such form."""
     try:
         return msgspec.Raw(_encode(value))
     except UNWRITABLE:
-        return None
+        with suppress(*UNWRITABLE):
+            return _paired(value)
+    return None
+
+
+def _paired(value: Any) -> msgspec.Raw:
+    plain = msgspec.to_builtins(value, str_keys=True, enc_hook=plain_form)
+    return msgspec.Raw(loose_json.encoded(plain))
 
 
 def _batch_line(keeps_input: bool, result: Result) -> bytes:

@@ -76,6 +76,10 @@ class Pace(msgspec.Struct, frozen=True):
     row_tokens: float
 
 
+# The pace that is assumed if earlier runs have put all rows into batches and sent none live.
+UNKNOWN_PACE = Pace(row_s=30.0, row_tokens=0.0)
+
+
 def next_look_s(before_s: float | None) -> float:
     """Returns the seconds until a batch is polled again.
 

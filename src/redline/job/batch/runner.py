@@ -43,6 +43,7 @@ from redline.job.batch.plan import (
     MOST_LOST_S,
     MOST_RESULTS_S,
     PROBE_ROWS,
+    UNKNOWN_PACE,
     bad_lines,
     is_full,
     live_s,
@@ -175,7 +176,8 @@ class BatchRunner:
     async def _send(self) -> None:
         for part in self._open():
             is_due = part.state != "running" and part.due_s <= SYSTEM.now_s()
-            if is_due and not self._is_full and not self._is_late():
+            if is_due and self._has_room(part) and not self._is_late():
+                part.is_alone = not self._running()
                 try:
                     async with self._in_time():
                         await self._store.submit(part)
@@ -228,6 +230,16 @@ class BatchRunner:
                 # Nothing is sent until then, so the provider does not count as silent.
                 waiting.silent_since_s = None
 
+    def _has_room(self, part: Part) -> bool:
+        """Whether the part may be put into a batch now.
+
+        A part that was refused before waits while a newer batch is being checked: for each batch
+        that ends, at most one is then refused for lack of room, not one for each waiting part.
+        """
+        if self._is_full or not part.batches:
+            return not self._is_full
+        return all(other.seen not in ("sent", "validating") for other in self._running())
+
     @property
     def _is_known(self) -> bool:
         """Whether the provider is known to have a Batch API: it has accepted a file before."""
@@ -246,7 +258,9 @@ class BatchRunner:
     def _pause_s(self) -> float:
         """Returns the seconds until a batch is made or polled, or until `_late_s`; at most 1."""
         now_s = SYSTEM.now_s()
-        dues = [part.due_s for part in self._open() if part.state == "running" or not self._is_full]
+        dues = [
+            part.due_s for part in self._open() if part.state == "running" or self._has_room(part)
+        ]
         return max(0.0, min([now_s + _LONGEST_PAUSE_S, self._late_s(), *dues]) - now_s)
 
     async def _look(self) -> None:
@@ -376,18 +390,19 @@ class BatchRunner:
         return rest.stopped or over
 
     async def _wait_for_room(self, part: Part, batch: Batch) -> None:
-        """Makes a part wait for other batches, or splits it in half if no other is running.
+        """Makes a part wait for other batches, or splits it in half if there was no other.
 
         Called when the part's batch failed because the account's batches hold too many tokens.
-        Raises ConfigError if the batch has one row and no other batch is running.
+        Raises ConfigError if the batch has one row and there was no other batch.
         """
-        if len(self._running()) > 1:
+        self._is_full = False
+        if len(self._running()) > 1 or not part.is_alone:
             await self._store.note(Note(at="refused", part=part.number))
             part.due_s = 0.0
-            self._wait_for_others()
+            if self._running():
+                self._wait_for_others()
             self._count()
             return
-        self._is_full = False
         async with self._opened(part) as reader:
             rest = await self._collector.leave(part, reader)
             if len(rest.offsets) == 1:
@@ -426,12 +441,12 @@ class BatchRunner:
     def _late_s(self) -> float:
         """Returns the monotonic time when rows must be sent live to meet the deadline.
 
-        Returns inf without --via auto, a deadline, or a known pace. Once batches are cancelled,
-        only the rows that they did not finish count; inf if there are none.
+        Returns inf without --via auto or a deadline. Once batches are cancelled, only the rows that
+        they did not finish count; inf if there are none.
         """
-        runner, job, pace = self._world.runner, self._world.job, self._ledger.pace
+        runner, job, pace = self._world.runner, self._world.job, self._ledger.pace or UNKNOWN_PACE
         is_leaving, rows = self._collector.is_leaving, self._left.rows
-        if job.via != "auto" or pace is None or job.deadline_s is None or (is_leaving and not rows):
+        if job.via != "auto" or job.deadline_s is None or (is_leaving and not rows):
             return math.inf
         if not is_leaving:
             rows = sum(part.rows for part in self._ledger.parts.values()) + self._filler.rows
