@@ -19,7 +19,8 @@ return to their places in the queue, which uses up no retry.
                                      the call, even if it is paused      answered no call yet
 
 If there is no other endpoint, the call ends with the error. If all endpoints are degraded, their
-breakers are ignored, and all of them get calls.
+breakers are ignored: an endpoint whose pause is over gets the next call, and the strategy assigns
+all others.
 """
 
 from __future__ import annotations
@@ -395,7 +396,7 @@ class Pool:
                 return failed(Withdrawn(MOVED))
             if self._queue.tickets or self.is_full:
                 member = None
-            elif member is None or not member.is_open(self._now_s()):
+            elif member is None or member.breaker.is_ignored or not member.is_open(self._now_s()):
                 member = self._chosen(call, asked)
             if member is not None:
                 self._taken += 1
@@ -498,6 +499,9 @@ class Pool:
                     return None
             else:
                 among = self._drawn()
+            if among[0].breaker.is_ignored:
+                # Otherwise, a strategy that prefers a broken endpoint would never try the others.
+                among = [each for each in among if each.breaker.again_s <= now_s] or among
             member = members[self._strategy.choose(among, asked, now_s).name]
             if member.is_open(now_s):
                 return member

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -395,6 +396,31 @@ def test_if_all_fail_for_a_while_calls_wait_longer_each_time_and_none_is_lost() 
 
         servers = [ModelServer(f"s{n}", slots=16, fails=fails) for n in range(4)]
         outcomes = await run_rows(pool_of(servers), 800, at_once=8)
+        assert all(outcome.is_success for outcome in outcomes)
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("strategy", ["p2c", "cheapest"])
+def test_once_all_have_failed_one_that_works_again_is_found_whatever_the_strategy(
+    strategy: str,
+) -> None:
+    """It has the smaller weight and the higher price; the other one stays broken."""
+
+    async def main() -> None:
+        begun_s = asyncio.get_running_loop().time()
+
+        def fails(end_s: float) -> Callable[[float, int], CallError | None]:
+            return lambda now_s, _: Disconnected("reset") if 1 <= now_s - begun_s < end_s else None
+
+        broken = ModelServer("broken", slots=16, fails=fails(math.inf))
+        back = ModelServer("back", slots=16, fails=fails(6.0))
+        seats = [
+            Seat(name="broken", make=broken.seated, weight=2.0),
+            Seat(name="back", make=back.seated, price=1.0),
+        ]
+        pool = Pool(seats, strategy_of(strategy, random.Random(1)), seed=1, clock=CLOCK)
+        outcomes = await run_rows(pool, 400, at_once=8)
         assert all(outcome.is_success for outcome in outcomes)
 
     virtual_run(main())
