@@ -65,7 +65,7 @@ from redline.route.balance import (
     soonest,
 )
 from redline.route.call_facts import CallFacts
-from redline.route.health import BAD_PAGES, Breaker, usual_share
+from redline.route.health import BAD_PAGES, LAST_SHARE, USUAL_SHARE, Breaker, usual_share
 from redline.route.member import PoolMember, Seat
 from redline.route.queue import LOOKED_AT, CallQueue, Ticket
 from redline.route.traffic import Traffic, wait_class
@@ -825,10 +825,11 @@ class Pool:
         }
 
     def _usual_share(self, breaker: Breaker) -> float:
-        """Returns the share of calls that fail at the other endpoints."""
-        return usual_share(
-            one.breaker for one in self._members if one.breaker is not breaker and not one.is_out
-        )
+        """Returns the share of calls that fail at the other endpoints; see `usual_share`."""
+        others = [one for one in self._members if one.breaker is not breaker and not one.is_out]
+        now_s = self._now_s()
+        is_any = any(one.breaker.is_working and not one.is_parked(now_s) for one in others)
+        return usual_share([one.breaker for one in others], USUAL_SHARE if is_any else LAST_SHARE)
 
     def _is_elsewhere(
         self,

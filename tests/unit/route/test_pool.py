@@ -319,6 +319,47 @@ def test_if_all_fail_alike_breakers_cost_no_answers(seed: int) -> None:
     virtual_run(main())
 
 
+class Parking(ModelServer):
+    """A server that gets no calls until a given time, which the Retry-After of a 429 sets, too."""
+
+    parked_until_s = -math.inf
+
+    def has_room(self, now_s: float, coming: int = 0) -> bool:
+        return now_s >= self.parked_until_s and super().has_room(now_s, coming)
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        load = super().load(now_s, request)
+        return structs.replace(load, steady=0, parked_until_s=self.parked_until_s)
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        outcome = await super().send(request, call, sink)
+        if isinstance(outcome.error, RateLimited) and outcome.error.retry_after_s:
+            until_s = CLOCK.now_s() + outcome.error.retry_after_s
+            self.parked_until_s = max(self.parked_until_s, until_s)
+        return outcome
+
+
+@pytest.mark.parametrize(("share", "most_s"), [(0.2, 30), (1.0, 75)])
+def test_while_the_others_are_parked_only_one_that_fails_nearly_all_calls_is_degraded(
+    share: float, most_s: float
+) -> None:
+    async def main() -> None:
+        draw, begun_s = random.Random(1), CLOCK.now_s()
+        parked = Parking("parked", slots=64)
+        parked.parked_until_s = begun_s + 60
+        failing = ModelServer(
+            "failing",
+            slots=64,
+            fails=lambda *_: HTTP_500 if draw.random() < share else None,
+            fails_in_s=0.1,
+        )
+        outcomes = await run_rows(pool_of([parked, failing]), 1_000, at_once=16)
+        assert all(outcome.is_success for outcome in outcomes)
+        assert CLOCK.now_s() - begun_s < most_s
+
+    virtual_run(main())
+
+
 STRATEGIES = ("p2c", "least_tokens", "prefix", "cheapest", "round_robin", "weighted_score")
 
 
