@@ -699,6 +699,12 @@ class Pool:
         # If another endpoint works, the call is retried as soon as that one has room.
         avoided = call.avoid | {member.name}
         call.avoid = avoided if self._working(now_s) - avoided else call.barred
+        if member.is_parked(now_s):
+            # The call need not wait as long if another endpoint may take it sooner.
+            never = call.unfit | call.barred
+            may = [one for one in self._members if not (one.is_out or one.name in never)]
+            opens_s = min((one.closed_until_s(now_s) for one in may), default=now_s)
+            call.again_s = max(now_s, opens_s)
         return True
 
     def _count_failure(

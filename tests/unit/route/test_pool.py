@@ -654,6 +654,43 @@ def test_calls_that_are_refused_with_429s_do_not_wait_ever_longer_for_another_en
     virtual_run(main())
 
 
+def asked_to_wait(wait_s: float) -> RateLimited:
+    return RateLimited("HTTP 429", status=429, retry_after_s=wait_s)
+
+
+@pytest.mark.parametrize(
+    ("error", "ends_s", "calls"),
+    [
+        (asked_to_wait(3.0), 4.0, [2, 1]),
+        (HTTP_500, 1.0, [2, 1]),
+        (asked_to_wait(1e4), 3601, [1, 2]),
+    ],
+    ids=["parked", "failed", "parked for longer"],
+)
+def test_a_call_that_is_asked_to_wait_goes_to_another_endpoint_if_that_one_is_free_sooner(
+    error: CallError, ends_s: float, calls: list[int]
+) -> None:
+    """Each endpoint fails the call once: the first one with `error`, the other for an hour."""
+
+    async def main() -> None:
+        errors = {"first": error, "other": asked_to_wait(3600.0)}
+        servers = [
+            Parking(name, fails=lambda _, number, one=one: one if number == 1 else None)
+            for name, one in errors.items()
+        ]
+        seats = [
+            Seat(name=one.name, make=one.seated, price=price) for price, one in enumerate(servers)
+        ]
+        pool = Pool(seats, strategy_of("cheapest", random.Random(1)), clock=CLOCK, seed=1)
+        begun_s = CLOCK.now_s()
+        outcome = await Retry(pool, clock=CLOCK, seed=1).send(Request(body={"work": 1.0}), Call())
+        assert outcome.is_success
+        assert CLOCK.now_s() - begun_s == pytest.approx(ends_s)
+        assert [server.calls for server in servers] == calls
+
+    virtual_run(main())
+
+
 def test_names_are_unique_and_weights_positive() -> None:
     with pytest.raises(ConfigError, match="two endpoints of a pool are named a") as caught:
         pool_of([ModelServer("b"), ModelServer("a"), ModelServer("a")])
