@@ -23,10 +23,10 @@ that ends at its own deadline is a failure if it was written and has waited, wit
 long as an answer takes on average; otherwise it does not count. A call that ends unwritten does not
 count either, nor does a call that its caller cancels, unless that call waited several times as long
 and the endpoint answered no other call meanwhile. The expected failure rate is that of the other
-endpoints, but at least 2 %: an endpoint is degraded when it fails significantly more often, by a
-CUSUM test (Page, Continuous Inspection Schemes, Biometrika 41, 1954) of Bernoulli trials. So a rare
-failure does not degrade an endpoint, and neither do frequent ones once the other endpoints have
-failed as often for some time.
+endpoints, but at least 2 %, or 50 % while each of them is degraded or parked: an endpoint is
+degraded when it fails significantly more often, by a CUSUM test (Page, Continuous Inspection
+Schemes, Biometrika 41, 1954) of Bernoulli trials. So a rare failure does not degrade an endpoint,
+and neither do frequent ones once the other endpoints have failed as often for some time.
 """
 
 from __future__ import annotations
@@ -42,9 +42,12 @@ from redline.waist import Health
 EVIDENCE = math.log(1_000_000)
 # The evidence that degrades a warming endpoint: three failures in a row reach it.
 EVIDENCE_WARMING = math.log(100)
-# A working endpoint is expected to fail at the usual share, which is at least USUAL_SHARE; a broken
-# one at BAD_FACTOR times the usual share plus BAD_LEAST. Neither is above MOST_SHARE.
+# A working endpoint is expected to fail at the usual share, which is at least USUAL_SHARE, or
+# LAST_SHARE while it is the only one that takes calls: then it is degraded only if it fails nearly
+# all of them. A broken one is expected to fail at BAD_FACTOR times the usual share plus BAD_LEAST.
+# None of these is above MOST_SHARE.
 USUAL_SHARE = 0.02
+LAST_SHARE = 0.5
 BAD_FACTOR = 4.0
 BAD_LEAST = 0.1
 MOST_SHARE = 0.97
@@ -254,8 +257,8 @@ class Breaker:
         return True
 
 
-def usual_share(others: Iterable[Breaker]) -> float:
-    """Returns the recent share of failed calls at these endpoints, USUAL_SHARE to MOST_SHARE.
+def usual_share(others: Iterable[Breaker], least: float = USUAL_SHARE) -> float:
+    """Returns the recent share of failed calls at these endpoints, `least` to MOST_SHARE.
 
     Degraded endpoints count: otherwise, each endpoint that fails as they did would stand out, and a
     fleet of which half fails now and then would lose that half, one endpoint after another. An
@@ -269,7 +272,7 @@ def usual_share(others: Iterable[Breaker]) -> float:
         calls += answers + counted
         failures += counted
     # Two calls with the usual share are added, since one failure does not prove a general outage.
-    return min(MOST_SHARE, max(USUAL_SHARE, (failures + 2 * USUAL_SHARE) / (calls + 2)))
+    return min(MOST_SHARE, max(least, (failures + 2 * USUAL_SHARE) / (calls + 2)))
 
 
 def _bad_share(usual: float) -> float:

@@ -19,7 +19,8 @@ return to their places in the queue, which uses up no retry.
                                      the call, even if it is paused      answered no call yet
 
 If there is no other endpoint, the call ends with the error. If all endpoints are degraded, their
-breakers are ignored, and all of them get calls.
+breakers are ignored: an endpoint whose pause is over gets the next call, and the strategy assigns
+all others.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ from redline.route.balance import (
     soonest,
 )
 from redline.route.call_facts import CallFacts
-from redline.route.health import BAD_PAGES, Breaker, usual_share
+from redline.route.health import BAD_PAGES, LAST_SHARE, USUAL_SHARE, Breaker, usual_share
 from redline.route.member import PoolMember, Seat
 from redline.route.queue import LOOKED_AT, CallQueue, Ticket
 from redline.route.traffic import Traffic, wait_class
@@ -395,7 +396,7 @@ class Pool:
                 return failed(Withdrawn(MOVED))
             if self._queue.tickets or self.is_full:
                 member = None
-            elif member is None or not member.is_open(self._now_s()):
+            elif member is None or member.breaker.is_ignored or not member.is_open(self._now_s()):
                 member = self._chosen(call, asked)
             if member is not None:
                 self._taken += 1
@@ -498,6 +499,9 @@ class Pool:
                     return None
             else:
                 among = self._drawn()
+            if among[0].breaker.is_ignored:
+                # Otherwise, a strategy that prefers a broken endpoint would never try the others.
+                among = [each for each in among if each.breaker.again_s <= now_s] or among
             member = members[self._strategy.choose(among, asked, now_s).name]
             if member.is_open(now_s):
                 return member
@@ -695,6 +699,12 @@ class Pool:
         # If another endpoint works, the call is retried as soon as that one has room.
         avoided = call.avoid | {member.name}
         call.avoid = avoided if self._working(now_s) - avoided else call.barred
+        if member.is_parked(now_s):
+            # The call need not wait as long if another endpoint may take it sooner.
+            never = call.unfit | call.barred
+            may = [one for one in self._members if not (one.is_out or one.name in never)]
+            opens_s = min((one.closed_until_s(now_s) for one in may), default=now_s)
+            call.again_s = max(now_s, opens_s)
         return True
 
     def _count_failure(
@@ -821,10 +831,11 @@ class Pool:
         }
 
     def _usual_share(self, breaker: Breaker) -> float:
-        """Returns the share of calls that fail at the other endpoints."""
-        return usual_share(
-            one.breaker for one in self._members if one.breaker is not breaker and not one.is_out
-        )
+        """Returns the share of calls that fail at the other endpoints; see `usual_share`."""
+        others = [one for one in self._members if one.breaker is not breaker and not one.is_out]
+        now_s = self._now_s()
+        is_any = any(one.breaker.is_working and not one.is_parked(now_s) for one in others)
+        return usual_share([one.breaker for one in others], USUAL_SHARE if is_any else LAST_SHARE)
 
     def _is_elsewhere(
         self,

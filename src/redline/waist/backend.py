@@ -233,8 +233,9 @@ class Call(msgspec.Struct, kw_only=True):
     once: True if the request must never be written twice, even if its connection fails.
     on_write: called just before a request is written; a CallError that it raises ends the attempt,
     and nothing is written. on_wait: called when the call begins to wait for its next attempt;
-    it holds no slot while it waits. again_s: the monotonic time before which the server asked
-    not to receive the call again; -inf if it did not ask, or the call does not wait for that time.
+    it holds no slot while it waits. again_s: the monotonic time before which no endpoint takes the
+    call again. A pool sets it after a failure at a parked endpoint, and Retry while the call waits
+    for the end of a Retry-After; otherwise it is -inf.
     silent_s: the monotonic time when the request was written, if the call was then cancelled before
     a byte of the response arrived; otherwise None.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -318,6 +319,47 @@ def test_if_all_fail_alike_breakers_cost_no_answers(seed: int) -> None:
     virtual_run(main())
 
 
+class Parking(ModelServer):
+    """A server that gets no calls until a given time, which the Retry-After of a 429 sets, too."""
+
+    parked_until_s = -math.inf
+
+    def has_room(self, now_s: float, coming: int = 0) -> bool:
+        return now_s >= self.parked_until_s and super().has_room(now_s, coming)
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        load = super().load(now_s, request)
+        return structs.replace(load, steady=0, parked_until_s=self.parked_until_s)
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        outcome = await super().send(request, call, sink)
+        if isinstance(outcome.error, RateLimited) and outcome.error.retry_after_s:
+            until_s = CLOCK.now_s() + outcome.error.retry_after_s
+            self.parked_until_s = max(self.parked_until_s, until_s)
+        return outcome
+
+
+@pytest.mark.parametrize(("share", "most_s"), [(0.2, 30), (1.0, 75)])
+def test_while_the_others_are_parked_only_one_that_fails_nearly_all_calls_is_degraded(
+    share: float, most_s: float
+) -> None:
+    async def main() -> None:
+        draw, begun_s = random.Random(1), CLOCK.now_s()
+        parked = Parking("parked", slots=64)
+        parked.parked_until_s = begun_s + 60
+        failing = ModelServer(
+            "failing",
+            slots=64,
+            fails=lambda *_: HTTP_500 if draw.random() < share else None,
+            fails_in_s=0.1,
+        )
+        outcomes = await run_rows(pool_of([parked, failing]), 1_000, at_once=16)
+        assert all(outcome.is_success for outcome in outcomes)
+        assert CLOCK.now_s() - begun_s < most_s
+
+    virtual_run(main())
+
+
 STRATEGIES = ("p2c", "least_tokens", "prefix", "cheapest", "round_robin", "weighted_score")
 
 
@@ -395,6 +437,31 @@ def test_if_all_fail_for_a_while_calls_wait_longer_each_time_and_none_is_lost() 
 
         servers = [ModelServer(f"s{n}", slots=16, fails=fails) for n in range(4)]
         outcomes = await run_rows(pool_of(servers), 800, at_once=8)
+        assert all(outcome.is_success for outcome in outcomes)
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("strategy", ["p2c", "cheapest"])
+def test_once_all_have_failed_one_that_works_again_is_found_whatever_the_strategy(
+    strategy: str,
+) -> None:
+    """It has the smaller weight and the higher price; the other one stays broken."""
+
+    async def main() -> None:
+        begun_s = asyncio.get_running_loop().time()
+
+        def fails(end_s: float) -> Callable[[float, int], CallError | None]:
+            return lambda now_s, _: Disconnected("reset") if 1 <= now_s - begun_s < end_s else None
+
+        broken = ModelServer("broken", slots=16, fails=fails(math.inf))
+        back = ModelServer("back", slots=16, fails=fails(6.0))
+        seats = [
+            Seat(name="broken", make=broken.seated, weight=2.0),
+            Seat(name="back", make=back.seated, price=1.0),
+        ]
+        pool = Pool(seats, strategy_of(strategy, random.Random(1)), seed=1, clock=CLOCK)
+        outcomes = await run_rows(pool, 400, at_once=8)
         assert all(outcome.is_success for outcome in outcomes)
 
     virtual_run(main())
@@ -583,6 +650,43 @@ def test_calls_that_are_refused_with_429s_do_not_wait_ever_longer_for_another_en
         outcomes = await run_rows(pool_of([busy, slow]), 300, at_once=16)
         assert all(outcome.is_success for outcome in outcomes)
         assert asyncio.get_running_loop().time() < 60
+
+    virtual_run(main())
+
+
+def asked_to_wait(wait_s: float) -> RateLimited:
+    return RateLimited("HTTP 429", status=429, retry_after_s=wait_s)
+
+
+@pytest.mark.parametrize(
+    ("error", "ends_s", "calls"),
+    [
+        (asked_to_wait(3.0), 4.0, [2, 1]),
+        (HTTP_500, 1.0, [2, 1]),
+        (asked_to_wait(1e4), 3601, [1, 2]),
+    ],
+    ids=["parked", "failed", "parked for longer"],
+)
+def test_a_call_that_is_asked_to_wait_goes_to_another_endpoint_if_that_one_is_free_sooner(
+    error: CallError, ends_s: float, calls: list[int]
+) -> None:
+    """Each endpoint fails the call once: the first one with `error`, the other for an hour."""
+
+    async def main() -> None:
+        errors = {"first": error, "other": asked_to_wait(3600.0)}
+        servers = [
+            Parking(name, fails=lambda _, number, one=one: one if number == 1 else None)
+            for name, one in errors.items()
+        ]
+        seats = [
+            Seat(name=one.name, make=one.seated, price=price) for price, one in enumerate(servers)
+        ]
+        pool = Pool(seats, strategy_of("cheapest", random.Random(1)), clock=CLOCK, seed=1)
+        begun_s = CLOCK.now_s()
+        outcome = await Retry(pool, clock=CLOCK, seed=1).send(Request(body={"work": 1.0}), Call())
+        assert outcome.is_success
+        assert CLOCK.now_s() - begun_s == pytest.approx(ends_s)
+        assert [server.calls for server in servers] == calls
 
     virtual_run(main())
 

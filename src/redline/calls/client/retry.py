@@ -11,9 +11,10 @@ A back-off also waits until the retry budget allows the retry. If `Call.avoid` c
 endpoint, another endpoint of the pool is available. After a 429, and after the first two failures
 of any kind, the call then waits for the retry budget alone. A row whose last five failures are
 ServerFailed with the same status, while nearly all other rows succeed, is not retried. If
-max_retries is 0, nothing is retried. After more than max_retries 429s, a random time is added to a
-Retry-After: up to this Retry-After for each further 429, at most `cap_s`, and at most half of the
-time that is then left before the deadline.
+max_retries is 0, nothing is retried. If another endpoint of a pool may take the call before a
+Retry-After has passed, the call waits only until then. After more than max_retries 429s, a random
+time is added to a Retry-After: up to this Retry-After for each further 429, at most `cap_s`, and at
+most half of the time that is then left before the deadline.
 
 Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015): uniform in
 0..min(cap, base 2^k). A waiting row holds no slot, no connection and no tokens.
@@ -78,8 +79,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     and after any failure; above 0 and at most 86,400 s. A back-off is uniform in
     0..min(cap_s, base_s 2^k) after k retries (full jitter: Brooker, AWS Architecture Blog, 2015).
     share: the most retries as a share of first attempts, 0 to 1, in addition to `floor_per_s`
-    retries per second, above 0 and at most 86,400; further retries wait. Retries at the same
-    endpoint after a failed connection, or after a 429 with a Retry-After, are outside this share.
+    retries per second, above 0 and at most 86,400; further retries wait. Retries that wait for an
+    endpoint, after a failed connection or a 429 with a Retry-After, are outside this share.
     Raises ConfigError for a value out of range.
     """
 
@@ -234,15 +235,15 @@ class Retry(Around):
             if self._is_final(error, history):
                 return outcome
             is_elsewhere = outcome.endpoint in call.avoid
-            wait_s = self._wait_s(error, history, call.deadline_s, is_elsewhere=is_elsewhere)
+            wait_s = self._wait_s(error, history, call, is_elsewhere=is_elsewhere)
             if self._clock.now_s() + wait_s >= call.deadline_s:
                 return self._out_of_time(outcome, error, call)
             tried = history.tried = outcome.tried
             error.keep_body(b"")
             now_s = self._clock.now_s()
             self._listener.on_event(RetryScheduled(now_s, error.kind, wait_s, error.what))
-            if error.retry_after_s and not is_elsewhere:
-                call.again_s = now_s + wait_s
+            is_asked = error.retry_after_s and not is_elsewhere
+            call.again_s = now_s + wait_s if is_asked else -math.inf
             if call.on_wait is not None:
                 call.on_wait()
             pause = self._pauses[id(call)] = wait_of_this_task(now_s)
@@ -293,7 +294,7 @@ class Retry(Around):
         )
 
     def _wait_s(
-        self, error: Retryable, history: _History, deadline_s: float, *, is_elsewhere: bool
+        self, error: Retryable, history: _History, call: Call, *, is_elsewhere: bool
     ) -> float:
         now_s = self._clock.now_s()
         if is_elsewhere and (history.tries <= _FAILOVERS or isinstance(error, RateLimited)):
@@ -304,13 +305,16 @@ class Retry(Around):
             # The endpoint's load says when to try another connection; jitter spreads the rows.
             pause_s = self._inner.load(now_s).parked_until_s - now_s
             return min(max(0.0, pause_s), self._policy.cap_s) + min(jitter_s, 1.0)
+        asked_s = error.retry_after_s or 0.0
+        if call.again_s > -math.inf:
+            asked_s = min(asked_s, max(0.0, call.again_s - now_s))
         if isinstance(error, RateLimited) and error.retry_after_s:
             # Of all rows that return at that moment, a token bucket admits one.
             excess = max(0, history.limited - self._policy.max_retries)
-            left_s = max(0.0, deadline_s - now_s - error.retry_after_s)
+            left_s = max(0.0, call.deadline_s - now_s - asked_s)
             spread_s = min(self._policy.cap_s, excess * error.retry_after_s, left_s / 2)
-            return error.retry_after_s + self._random.uniform(0, spread_s)
-        return max(jitter_s, error.retry_after_s or 0.0) + self._budget.spend_s(now_s, self._calls)
+            return asked_s + self._random.uniform(0, spread_s)
+        return max(jitter_s, asked_s) + self._budget.spend_s(now_s, self._calls)
 
     def _out_of_time(self, outcome: Outcome, error: Retryable, call: Call) -> Outcome:
         if isinstance(error, TimedOut) and error.phase == "row":
