@@ -131,7 +131,8 @@ def _has_no_row_of(job: Job, output: Output) -> bool:
     if url_of(rows) is not None or not isinstance(rows, (str, os.PathLike)):
         return False
     path = local_path(rows)
-    if not (path.is_file() or path.is_dir()):
+    # A file that is to be followed may still be empty.
+    if not (path.is_dir() or (path.is_file() and _size(path))):
         return False
     done = [read_keys(each) for each in (output.path, output.failed_path)]
     if not any(map(len, done)):
