@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import os
 import re
 import shutil
 import time
@@ -511,6 +513,20 @@ def test_samples_from_before_and_after_a_new_order_keep_their_questions_apart(
     assert resumed.out == fresh.out
     told = cli("eval", "compare", "out.jsonl", "fresh.jsonl")
     assert "in the first, 0 in the second; 2 equal" in told.out
+
+
+def test_the_data_is_read_again_only_as_far_as_it_was_evaluated(
+    cli: Cli, data: str, tmp_path: Path
+) -> None:
+    lines = Path(data).read_bytes().splitlines(keepends=True)
+    packed, broken = tmp_path / "data.jsonl.gz", gzip.compress(os.urandom(4_000_000).hex().encode())
+
+    def told_of(count: int) -> str:
+        packed.write_bytes(gzip.compress(b"".join(lines[-count:])) + broken[:-1000])
+        return evaluated(cli, "two", packed.name, 2, "--limit", str(count)).out
+
+    told_of(10)
+    assert "to 12 questions" in told_of(12)
 
 
 def test_samples_without_names_that_share_a_row_number_are_pointed_out(cli: Cli, data: str) -> None:

@@ -261,6 +261,23 @@ def test_a_file_is_matched_with_an_output_of_python_rows_by_its_json_text(
     assert cli("run", name, *SIM, "-o", "out.jsonl").err.startswith("Nothing to do: 2 done\n")
 
 
+@pytest.mark.parametrize("old_rows", ["-", "old.jsonl"])
+def test_a_log_is_continued_after_its_old_rows_were_read_elsewhere(
+    cli: Cli, rows: Rows, old_rows: str
+) -> None:
+    """As after a rotation that no run has seen: the log itself has only new rows."""
+    flags = (*SIM, "-q", "-o", "out.jsonl")
+    cli("run", rows({"prompt": "one"}, name="log.jsonl"), *flags)
+    log, old = Path("log.jsonl"), Path("old.jsonl")
+    log.rename(old)
+    with old.open("a") as file:
+        file.write('{"prompt": "two"}\n')
+    log.write_text('{"prompt": "three"}\n')
+    cli("run", old_rows, *flags, stdin=old.read_text())
+    assert cli("run", "log.jsonl", *flags).status == 0
+    assert len(Path("out.jsonl").read_text().splitlines()) == 3
+
+
 def test_an_input_with_rows_of_an_existing_output_is_named_and_continues_it(
     cli: Cli, rows: Rows
 ) -> None:

@@ -21,6 +21,7 @@ from crash.killing import (
     started,
     write_rows,
 )
+from support.until import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -67,6 +68,24 @@ def test_a_followed_file_is_answered_as_it_grows_and_a_rerun_goes_on(tmp_path: P
         assert status == 130, err
         assert sorted(ids(output)) == names(8)
         assert server.requests() == 8
+
+
+def test_a_file_that_is_still_empty_is_followed_after_a_pipe(tmp_path: Path) -> None:
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "labels.jsonl"
+    manifest = tmp_path / "labels.redline" / "manifest.json"
+    with serving() as server:
+        with started(run_flags(Path("-"), output, server), stdin=subprocess.PIPE) as process:
+            assert process.stdin is not None
+            process.stdin.write(row(1))
+            process.stdin.close()
+            assert process.wait(timeout=60) == 0
+        rows.touch()
+        with started(run_flags(rows, output, server, "--follow")) as process:
+            wait_until(lambda: process.poll() or rows.name in manifest.read_text())
+            append(rows, row(2))
+            assert await_lines(output, 2, process) == 2
+            process.send_signal(signal.SIGINT)
+            assert ended(process)[0] == 130
 
 
 def test_a_file_that_had_the_name_between_two_rotations_is_read(tmp_path: Path) -> None:

@@ -1191,7 +1191,7 @@ def test_a_damaged_key_file_is_noted_once(tmp_path: Path) -> None:
 
     serve_gateway(settings, reread=lambda: settings, on_url=damage, on_note=notes.append)
     assert len(notes) == 1
-    assert notes[0].startswith("the keys are unchanged: ")
+    assert notes[0].startswith(f"the keys are unchanged: {path}: line 1 is not a key")
 
 
 async def test_keys_do_not_change_if_other_settings_are_refused(tmp_path: Path) -> None:

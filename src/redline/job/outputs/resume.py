@@ -96,8 +96,8 @@ def another_input(job: Job, output: Output) -> str | None:
     """Returns the input of the output's last run, if it is known, exists and is not this run's.
 
     Returns None otherwise. Blocks. Without `force` or `retry_failed`, raises ConfigError if the
-    output has rows but none of this run's input: one of the two names is probably wrong, and the
-    run would pay for every row.
+    output has rows but none of this run's input, which no earlier run read: one of the two names is
+    probably wrong, and the run would pay for every row.
     """
     if job.restart or not (output.path.exists() or output.failed_path.exists()):
         return None
@@ -110,8 +110,9 @@ def another_input(job: Job, output: Output) -> str | None:
     if old is None or not now or old.input not in manifests.other_inputs(old, now):
         return None
     earlier = near(old.input)
-    is_sending = not (job.force or job.retry_failed)
-    if is_sending and _has_no_row_of(job, output):
+    # An input of an earlier run, such as a log that was rotated since, may have only new rows.
+    is_meant = job.force or job.retry_failed or now in old.others
+    if not is_meant and _has_no_row_of(job, output):
         raise ConfigError(
             f"{output.name} was made from {earlier or 'another input'}, and has no row of "
             f"{near(now)}",
@@ -130,7 +131,8 @@ def _has_no_row_of(job: Job, output: Output) -> bool:
     if url_of(rows) is not None or not isinstance(rows, (str, os.PathLike)):
         return False
     path = local_path(rows)
-    if not (path.is_file() or path.is_dir()):
+    # A file that is to be followed may still be empty.
+    if not (path.is_dir() or (path.is_file() and _size(path))):
         return False
     done = [read_keys(each) for each in (output.path, output.failed_path)]
     if not any(map(len, done)):

@@ -291,8 +291,7 @@ async def _follow_settings(
         try:
             notes = await served.change(reread())
         except ConfigError as error:
-            why = ": ".join(filter(None, (error.where, error.what)))
-            on_note(f"the settings are unchanged: {why}")
+            on_note(f"the settings are unchanged: {_located(error)}")
             continue
         for note in notes:
             served.gateway.watch.note(f"settings read: {note}")
@@ -386,6 +385,11 @@ async def _renew(lineup: Lineup) -> None:
             lineup.change([*lineup.endpoints], lineup.most)
 
 
+def _located(error: ConfigError) -> str:
+    """Returns the error's text, after its place if it has one."""
+    return ": ".join(filter(None, (error.where, error.what)))
+
+
 async def _follow_keys(gateway: Gateway, on_note: Callable[[str], None]) -> None:
     """Reloads the key file whenever it changes.
 
@@ -399,8 +403,8 @@ async def _follow_keys(gateway: Gateway, on_note: Callable[[str], None]) -> None
                 gateway.watch.note("keys read")
             said = ""
         except ConfigError as error:
-            if error.what != said:
-                said = error.what
+            if (what := _located(error)) != said:
+                said = what
                 note = f"the keys are unchanged: {said}"
                 gateway.watch.note(note)
                 on_note(note)

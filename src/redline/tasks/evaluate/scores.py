@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -194,7 +195,8 @@ def _rows_read(manifest: Manifest, hashes: set[str]) -> dict[str, int]:
     try:
         with opened_source(manifest.input, manifest.settings["samples"]) as source:
             keys = ((f"{key:016x}", row.number) for row, key, _ in keyed_rows(source))
-            return {key: number for key, number in keys if key in hashes}
+            # The rest of the input, beyond a `--limit`, is not read.
+            return dict(islice((found for found in keys if found[0] in hashes), len(hashes)))
     except (RedlineError, OSError, ValueError, RecursionError):
         return {}
 
