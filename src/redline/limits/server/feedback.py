@@ -205,11 +205,13 @@ class Feedback:
         """Returns the window's length, as far as it has been measured."""
         window, window_s = line.window, line.stated.window_s
         guess = self._guesses.setdefault(window, WindowGuess(now_s, line.kind))
-        sent = (each.record for each in bookings if each.window is window)
-        record = next(sent, None)
-        if record is None or not guess.is_due(record.sent_s, window.used(now_s)):
+        booking = next((each for each in bookings if each.window is window), None)
+        if booking is None or booking.record is None:
             return window_s
-        sends = [send for send in window.sends(now_s) if send[0] <= record.sent_s]
+        sent_s = booking.record.sent_s
+        if not guess.is_due(sent_s, booking.amount, window.used(now_s)):
+            return window_s
+        sends = [send for send in window.sends(now_s) if send[0] <= sent_s]
         return guess.seen(window_s, one, sends, line.others, now_s)
 
     def _adopt(self, one: Stated, limit: int, bookings: Sequence[Booking], now_s: float) -> bool:
