@@ -29,19 +29,27 @@ ROUND, LEAST_S = 3, 40.0
 class World:
     """A client with `rate="auto"` and a server, in discrete events."""
 
-    def __init__(self, rate: Rate, algorithm: str, style: str, latency_s: float = 0.02) -> None:
-        self.rate = rate
+    def __init__(
+        self,
+        rate: Rate,
+        algorithm: str,
+        style: str,
+        latency_s: float = 0.02,
+        kind: str = "requests",
+    ) -> None:
+        self.rate, self._kind = rate, kind
         self.rules = Rules(Limits(rate="auto"))
-        self.admitted: list[float] = []
+        self.admitted: list[tuple[float, int]] = []
         self.rejected: list[float] = []
         self._style, self._latency_s = style, latency_s
         self._feedback = Feedback(self.rules)
-        self._server = Admission({"requests": [rate]}, algorithm)
+        self._server = Admission({kind: [rate]}, algorithm)
         self._reader = HeaderReader()
         self._chance = random.Random(1)
         self._events: list[tuple[float, int, Any, tuple[Any, ...]]] = []
         self._numbers = itertools.count()
         self._due_s = self._parked_s = -1.0
+        self._next = self._new_call()
         # The search for a rate begins so, and ends with the first headers.
         self.rules.set_rates("requests", [Rate(2, 1.0)], 0.0)
         self._at(0.0, self._pump)
@@ -54,31 +62,38 @@ class World:
 
     def used(self, since_s: float, until_s: float) -> float:
         """The share of the limit that was admitted, of what the guard leaves of it."""
-        admitted = sum(since_s <= at_s < until_s for at_s in self.admitted)
+        admitted = sum(amount for at_s, amount in self.admitted if since_s <= at_s < until_s)
         return admitted * (self.rate.window_s + self.rules.guard_s) / (
             self.rate.count * (until_s - since_s)
         )  # fmt: skip
+
+    def _new_call(self) -> Cost:
+        return Cost(0 if self._kind == "requests" else self._chance.randint(50, 950))
 
     def _at(self, at_s: float, action: Any, *given: Any) -> None:
         heapq.heappush(self._events, (at_s, next(self._numbers), action, given))
 
     def _pump(self, now_s: float) -> None:
         while True:
-            wait_s = max(self.rules.wait_s(Cost(), now_s), self._parked_s - now_s)
+            wait_s = max(self.rules.wait_s(self._next, now_s), self._parked_s - now_s)
             if wait_s > 0:
                 if not now_s < self._due_s <= now_s + wait_s:
                     self._due_s = now_s + wait_s
                     self._at(self._due_s, self._pump)
                 return
-            bookings = self.rules.book(Cost(), now_s)
+            cost, self._next = self._next, self._new_call()
+            bookings = self.rules.book(cost, now_s)
             for booking in bookings:
                 booking.window.sent(booking, now_s)
             arrives_s = now_s + self._chance.uniform(0, 0.002)
-            self._at(arrives_s, self._arrived, bookings, now_s)
+            self._at(arrives_s, self._arrived, cost, bookings, now_s)
 
-    def _arrived(self, now_s: float, bookings: Any, sent_s: float) -> None:
-        rejection = self._server.ask(Charge(), now_s)
-        (self.admitted if rejection is None else self.rejected).append(now_s)
+    def _arrived(self, now_s: float, cost: Cost, bookings: Any, sent_s: float) -> None:
+        rejection = self._server.ask(Charge(cost.input_tokens), now_s)
+        if rejection is None:
+            self.admitted.append((now_s, cost.input_tokens or 1))
+        else:
+            self.rejected.append(now_s)
         headers = limit_headers(self._style, self._server.readings(now_s), WALL_S + now_s)
         takes_s = 0.0
         if rejection is None:
@@ -138,4 +153,15 @@ def test_a_bucket_is_not_taken_for_a_window(rate: Rate, latency_s: float) -> Non
 def test_slow_answers_do_not_hide_the_window() -> None:
     world = World(Rate(40, 2.0), "moving", "openai", 2.0).run(90.0)
     assert world.used(60.0, 90.0) >= 0.9
+    assert not world.rejected
+
+
+@pytest.mark.parametrize("style", ["openai", "anthropic"])
+@pytest.mark.parametrize("rate", [Rate(40_000, 2.0), Rate(200_000, 60.0)], ids=str)
+def test_the_window_of_a_token_limit_is_corrected(rate: Rate, style: str) -> None:
+    # Calls differ in size, so the first rounds may measure too much.
+    since_s = max(LEAST_S, 3 * ROUND * rate.window_s)
+    until_s = since_s + max(LEAST_S / 2, 2 * rate.window_s)
+    world = World(rate, "counter", style, 0.5, kind="tokens").run(until_s)
+    assert world.used(since_s, until_s) >= 0.9
     assert not world.rejected

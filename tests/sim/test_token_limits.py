@@ -111,6 +111,14 @@ def test_predictable_outputs_use_a_small_limit() -> None:
     assert found.used() >= USED
 
 
+def test_calls_that_wait_from_the_start_take_the_outputs_learned_since_then() -> None:
+    traffic = Traffic(most_tokens=4096)
+    rates = {"output_tokens": Rate(100_000, 60.0)}
+    found = run(traffic=traffic, rates=rates, concurrency=700, windows=2.5)
+    assert found.rejected == 0
+    assert found.used("output_tokens", after_windows=1) >= 0.8
+
+
 # What a part that does less does, in the beginning of a run that is right above.
 
 

@@ -393,7 +393,7 @@ class World:
         self.server = Admission({"requests": [rate]}, algorithm)
         self.others = others
         self.faults = faults
-        self.is_new_limit = False
+        self.paused_until_s = 0.0
         self.sent: list[float] = []
         self.admitted: list[float] = []
         self.rejected: list[float] = []
@@ -425,7 +425,7 @@ class World:
 
     def _pump(self, now_s: float) -> None:
         while self._in_flight < self._most_in_flight:
-            wait_s = self.rules.wait_s(Cost(), now_s)
+            wait_s = max(self.rules.wait_s(Cost(), now_s), self.paused_until_s - now_s)
             if wait_s > 0:
                 if not now_s < self._due_s <= now_s + wait_s:
                     self._due_s = now_s + wait_s
@@ -507,6 +507,14 @@ def check_alone(feedback: Any) -> None:
 
 def test_who_is_alone_at_full_speed_sees_nobody_else() -> None:
     check_alone(Feedback)
+
+
+@pytest.mark.parametrize("algorithm", ["fixed", "moving", "counter", "bucket"])
+def test_a_client_that_paused_does_not_take_itself_for_another(algorithm: str) -> None:
+    world = World(Rate(60, 6.0), algorithm).run(16.0)
+    world.paused_until_s = 19.0
+    world.run(60.0)
+    assert world.used(19.0, 60.0) > 0.95
 
 
 OTHERS = [

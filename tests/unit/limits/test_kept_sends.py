@@ -12,6 +12,7 @@ import pytest
 
 from redline.limits import Limits, Rate
 from redline.limits.rule import Cost, Kind, RecentSends, Rules, Window
+from redline.limits.server import Feedback, Stated
 from redline.testing import ManualClock
 
 RATE = Rate(10, 60.0)
@@ -387,6 +388,28 @@ def test_a_failed_beginning_leaves_no_open_file(
         Process(tmp_path, 1000.0).dies()
     monkeypatch.undo()
     assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_sends_of_a_killed_process_are_not_taken_for_other_clients_of_a_bucket(
+    tmp_path: Path,
+) -> None:
+    wall_s, sent = 1000.0, 0
+    for _ in range(3):
+        clock = ManualClock(now_s=wall_s / 7, wall_s=wall_s)
+        rules = Rules(Limits(requests="100/50s", profile="bucket", guard_s=0.05))
+        feedback = Feedback(rules)
+        rules.keep_in(RecentSends(tmp_path, "gpu-1", clock))
+        for _ in range(15):
+            bookings = rules.book(Cost(), clock.now_s())
+            for booking in bookings:
+                booking.window.sent(booking, clock.now_s())
+            sent += 1
+            # Two are refilled per second.
+            left = 100 - sent + int(2 * (clock.wall_s() - 1000.0))
+            feedback.heard([Stated("requests", 100, left)], bookings, clock.now_s())
+            clock.advance(0.1)
+        wall_s = clock.wall_s()
+        assert rules.lines[0].others == 0
 
 
 def test_a_whole_budget_goes_on_and_so_do_limits_that_came_later(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ from redline.events import (
     RequestRepeated,
 )
 from redline.limits import Cost, Grant
+from redline.limits.rule import CERTAIN
 from redline.process import counted
 from redline.structs import mutable
 from redline.waist import (
@@ -460,13 +461,19 @@ class HttpBackend:
         """Waits until an attempt may get ready for its grant; only a few get ready at once."""
         if attempt.cost is not _NOTHING:
             self._steering.expects(attempt.cost)
-        if not self.ahead.take_free():
-            call, wait = attempt.call, self.begin_wait(attempt)
-            await call.in_time(self.ahead.acquire(call.priority), self.clock)
-            wait.ahead_s = self.clock.now_s()
-            if attempt.cost is _NOTHING and self.limiter.counts_tokens:
-                attempt.cost = self._cost(attempt.request)
+        if self.ahead.take_free():
+            attempt.is_ahead = True
+            return
+        call, wait = attempt.call, self.begin_wait(attempt)
+        await call.in_time(self.ahead.acquire(call.priority), self.clock)
         attempt.is_ahead = True
+        wait.ahead_s = self.clock.now_s()
+        if attempt.cost.spread is CERTAIN and self.limiter.counts_tokens:
+            # By now, a token limit may have been found, or the model's mean output may be known.
+            cost = self._cost(attempt.request)
+            if attempt.failed is not None:
+                self._tokens_out += cost.tokens - attempt.cost.tokens
+            attempt.cost = cost
 
     def leave_ahead(self, attempt: _Attempt) -> None:
         """Frees the place of an attempt that has its grant or is over, for another attempt."""

@@ -53,7 +53,7 @@ class LimitLine(msgspec.Struct, eq=False):
     def watch(self, now_s: float) -> None:
         """Starts to track the amount that the server should be counting."""
         self._full_at_s = -math.inf
-        self.note(self.window.used(now_s), now_s)
+        self.note(self.window.counted(now_s), now_s)
 
     def note(self, amount: int, now_s: float) -> None:
         """Counts `amount`, which is about to be sent to the server."""
@@ -352,6 +352,8 @@ class Rules:
         self._recent = recent
         for line in self.lines:
             recent.keep(line.kind, line.window)
+            if self.is_watched:
+                line.watch(recent.since_s)
 
     def _add(self, kind: Kind, rate: Rate, user: Rate | None) -> LimitLine:
         window = Window(

@@ -550,6 +550,13 @@ class Window:
         self._expire(now_s)
         return self._held
 
+    def counted(self, now_s: float) -> int:
+        """Returns the amount that the server may count: of a bucket, what is missing from it."""
+        full_at_s = self.full_at_s
+        if self._is_hard or full_at_s is None:
+            return self.used(now_s)
+        return max(0, math.ceil((full_at_s - now_s) / self._unit_s))
+
     def sends(self, now_s: float) -> list[tuple[float, int]]:
         """Returns (time, amount) of the sends that still count, oldest first, for `recall`.
 

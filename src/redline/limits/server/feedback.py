@@ -205,11 +205,13 @@ class Feedback:
         """Returns the window's length, as far as it has been measured."""
         window, window_s = line.window, line.stated.window_s
         guess = self._guesses.setdefault(window, WindowGuess(now_s, line.kind))
-        sent = (each.record for each in bookings if each.window is window)
-        record = next(sent, None)
-        if record is None or not guess.is_due(record.sent_s, window.used(now_s)):
+        booking = next((each for each in bookings if each.window is window), None)
+        if booking is None or booking.record is None:
             return window_s
-        sends = [send for send in window.sends(now_s) if send[0] <= record.sent_s]
+        sent_s = booking.record.sent_s
+        if not guess.is_due(sent_s, booking.amount, window.used(now_s)):
+            return window_s
+        sends = [send for send in window.sends(now_s) if send[0] <= sent_s]
         return guess.seen(window_s, one, sends, line.others, now_s)
 
     def _adopt(self, one: Stated, limit: int, bookings: Sequence[Booking], now_s: float) -> bool:
@@ -299,10 +301,12 @@ class _Look(msgspec.Struct):
     """Collects a server's counts during one window, and this process's part of them.
 
     since_s: the beginning of the window. The count of a fixed window restarts and is highest at its
-    end; the count of any other kind hardly changes.
+    end; the count of any other kind hardly changes. ours_before: this process's part during the
+    window before.
     """
 
     since_s: float
+    ours_before: float = 0.0
     _seen: int = 0
     _total: int = 0
     _total_ours: int = 0
@@ -348,8 +352,13 @@ class _Crowd:
             return
         look.add(used, ours)
         if booked_s >= look.since_s + line.stated.window_s:
-            self._looks[line.window] = _Look(booked_s)
-            self._conclude(line, limit, *look.counted(), booked_s)
+            total, own = look.counted()
+            self._looks[line.window] = _Look(booked_s, own)
+            # After a pause of this process, a sliding-window counter may count more than was sent,
+            # because it takes the sends of its previous window for even.
+            has_paused = look.ours_before - own > _noise(self._rules, line, limit)
+            if self.share < 1 or not has_paused:
+                self._conclude(line, limit, total, own, booked_s)
 
     def forget(self) -> None:
         """Stops sharing: the server does not count in windows."""

@@ -224,7 +224,7 @@ class WindowGuess(msgspec.Struct):
     since_s: float
     kind: Kind
     _looked_s: float = -math.inf  # the time of the call whose answer was examined last
-    _skipped: int = 0  # answers since then
+    _skipped: int = 0  # the amount of the answered calls since then
     _others: int = 0  # see `seen`
     _looks: int = 0
     _most: int = 0  # the largest count
@@ -240,15 +240,15 @@ class WindowGuess(msgspec.Struct):
     _is_window: bool = False  # whether the limit is known not to be a bucket
     _refill: _Refill = msgspec.field(default_factory=lambda: _Refill())
 
-    def is_due(self, sent_s: float, held: int) -> bool:
-        """Whether the answer to a call sent at `sent_s` must be passed to `seen`.
+    def is_due(self, sent_s: float, amount: int, held: int) -> bool:
+        """Whether the answer to a call of `amount` sent at `sent_s` must be passed to `seen`.
 
         held: the amount sent within the last window, to which the time of a comparison is
         proportional.
         """
         if sent_s < max(self.since_s, self._looked_s):
             return False
-        self._skipped += 1
+        self._skipped += amount
         return self._skipped * _LOOKS > held
 
     @property
