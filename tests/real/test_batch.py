@@ -521,7 +521,7 @@ def test_auto_takes_the_batch_where_it_is_over_in_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("latency", "deadline_s", "cancels"), [("3600", 6, 1), ("0.3", 3600, 0)], ids=["late", "early"]
+    ("latency", "deadline_s", "cancels"), [("3600", 6, 1), ("0.3", 60, 0)], ids=["late", "early"]
 )
 def test_auto_knows_when_to_give_up_on_batches_that_hold_all_rows(
     latency: str, deadline_s: float, cancels: int
@@ -530,7 +530,9 @@ def test_auto_knows_when_to_give_up_on_batches_that_hold_all_rows(
         write_rows(20)
         with dying("batch", "after"):
             run(sim)
-        assert run(sim, via="auto", deadline_s=deadline_s).succeeded == 20
+        # One after the other, the rows may take longer than the deadline, as far as is known.
+        report = run(sim, via="auto", deadline_s=deadline_s, concurrency=1)
+        assert report.succeeded == 20
         assert_once(20)
         stats = sim.stats()
         assert stats["batches"]["cancels"] == cancels
