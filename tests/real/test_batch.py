@@ -241,6 +241,31 @@ def test_waiting_batches_are_not_all_made_again_each_time_that_one_ends() -> Non
         assert sim.stats()["batches"]["created"] <= 3 * 24
 
 
+def test_batches_that_an_earlier_run_saw_refused_for_another_reason_are_all_made_at_once(
+    plain: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def created() -> int:
+        count: int = plain.stats()["batches"]["created"]
+        return count
+
+    async def failed(api: BatchApi, batch_id: str) -> Batch:
+        return Batch(id=batch_id, status="failed")
+
+    look, counts = BatchApi.look, list[int]()
+
+    async def seen(api: BatchApi, batch_id: str) -> Batch:
+        counts.append(created())
+        return await look(api, batch_id)
+
+    write_models(3)
+    monkeypatch.setattr(BatchApi, "look", failed)
+    assert run(plain, model=None).unfinished == 3
+    before = created()
+    monkeypatch.setattr(BatchApi, "look", seen)
+    assert run(plain, model=None).succeeded == 3
+    assert counts[0] == before + 3
+
+
 def test_a_batch_holds_no_more_inputs_of_embeddings_than_requests(
     plain: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:

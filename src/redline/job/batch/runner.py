@@ -233,10 +233,10 @@ class BatchRunner:
     def _has_room(self, part: Part) -> bool:
         """Whether the part may be put into a batch now.
 
-        A part that was refused before waits while a newer batch is being checked: for each batch
-        that ends, at most one is then refused for lack of room, not one for each waiting part.
+        A part that found no room in this run waits while a newer batch is being checked: for each
+        batch that ends, at most one is then refused for lack of room, not one per waiting part.
         """
-        if self._is_full or not part.batches:
+        if self._is_full or part.seen != "failed":
             return not self._is_full
         return all(other.seen not in ("sent", "validating") for other in self._running())
 
