@@ -223,12 +223,21 @@ def write_models(count: int) -> None:
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+@pytest.mark.parametrize("dies", [False, True])
 def test_a_batch_without_room_is_made_again_if_the_others_have_ended_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
+    async def die(*_: object) -> None:
+        raise Died
+
     monkeypatch.setattr(batch_plan, "FIRST_LOOK_S", 0.5)
     with simulated("--batch-latency", "0.1", "--batch-tokens", "25") as sim:
         write_models(2)
+        if dies:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(BatchApi, "look", die)
+                with pytest.raises(Died):
+                    run(sim, model=None)
         assert run(sim, model=None).succeeded == 2
         assert sim.stats()["batches"]["created"] == 3
 
