@@ -347,7 +347,10 @@ def _is_mixed(lately: Sequence[Window], cause: Cause) -> bool:
     used = defaultdict[str, list[float]](list)
     for window in lately:
         for use in window.limits:
-            used[use.name].append(use.used / use.count / min(1.0, window.end_s / use.window_s))
+            age = min(1.0, window.end_s / use.window_s)
+            # In a run shorter than its window, a limit allows bursts, unless it holds calls back.
+            if use.held or age == 1.0:
+                used[use.name].append(min(1.0, use.used / (use.count * age)))
     shares = {one.name: 0.0 for one in whole.endpoints if one.in_flight}
     for name, found in used.items():
         at = name.partition(" at ")[2]

@@ -169,6 +169,13 @@ def test_a_limit_at_one_endpoint_is_no_cap_if_another_is_full(held: str) -> None
     assert any(one.startswith("no gain (") for one in gains(a=10, b=9))
 
 
+def test_a_burst_at_one_endpoint_in_a_long_window_is_no_sign_that_its_limit_binds() -> None:
+    states = tuple(EndpointState(name, "ready", 8, 300) for name in ("a", "b"))
+    uses = (LimitUse("9,999 requests/day at a", 0, 500, 9999, 86400.0),)
+    runs = [run(proportional, n, limits=uses, endpoints=states) for n in (4, 8, 16)]
+    assert not any(one.unknown for one in predictions(runs) if isinstance(one, Prediction))
+
+
 def test_what_was_not_steady_does_not_count() -> None:
     steady = [run(capped(6), n) for n in (4, 8, 16)]
     wild = run(proportional, 16)

@@ -70,8 +70,8 @@ class Part(msgspec.Struct, kw_only=True):
     """A part that is not done. batches: the IDs of all batches made from it; the last one counts.
 
     The fields from due_s on are not in the file; times are monotonic. due_s: when the part is next
-    made into a batch, or its batch is polled. wait_s: the wait before that poll. is_alone: False if
-    other batches were running when this run made the part's batch. seen, finished: the batch's
+    made into a batch, or its batch is polled. wait_s: the wait before that poll. is_alone: whether
+    no other batch was running when this run made the part's batch. seen, finished: the batch's
     status and the number of its finished rows at the last poll. silent_since_s: since when the
     provider has not responded, or has not returned the results of a batch that is over.
     over_since_s: since when the batch has been over and the provider has responded. lost_since_s:
@@ -91,7 +91,7 @@ class Part(msgspec.Struct, kw_only=True):
     making_wall_s: float = 0.0
     due_s: float = 0.0
     wait_s: float | None = None
-    is_alone: bool = True
+    is_alone: bool = False
     seen: str = "sent"
     finished: int = 0
     silent_since_s: float | None = None

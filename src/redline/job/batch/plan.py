@@ -59,6 +59,9 @@ CANCEL_S = 600.0
 _CANCEL_SHARE = 0.25
 # The first rows may be faster than the others.
 _LIVE_FACTOR = 1.5
+# If no pace is known, a row is assumed to take this long, but all rows together at most this share
+# of the deadline: with the factor above and the time to cancel, a quarter is left for the batches.
+_ASSUMED_ROW_S, _ASSUMED_SHARE = 30.0, 1 / 3
 _BAD_REPLIES = 2
 # The error codes of rows that the provider did not process before their batch ended. An error with
 # any other code may be permanent.
@@ -74,10 +77,6 @@ class Pace(msgspec.Struct, frozen=True):
 
     row_s: float
     row_tokens: float
-
-
-# The pace that is assumed if earlier runs have put all rows into batches and sent none live.
-UNKNOWN_PACE = Pace(row_s=30.0, row_tokens=0.0)
 
 
 def next_look_s(before_s: float | None) -> float:
@@ -227,6 +226,15 @@ def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
         for rate in limits.rates(kind)
     ]
     return max(times)
+
+
+def assumed_pace(rows: int, slots: int, deadline_s: float) -> Pace:
+    """Returns the pace of `rows` rows if earlier runs have sent none live.
+
+    deadline_s: the length of the run's deadline.
+    """
+    most_s = _ASSUMED_SHARE * deadline_s / max(1, math.ceil(rows / slots))
+    return Pace(row_s=min(_ASSUMED_ROW_S, most_s), row_tokens=0.0)
 
 
 def margin_s(live_rest_s: float, deadline_s: float) -> float:

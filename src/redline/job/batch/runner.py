@@ -43,7 +43,7 @@ from redline.job.batch.plan import (
     MOST_LOST_S,
     MOST_RESULTS_S,
     PROBE_ROWS,
-    UNKNOWN_PACE,
+    assumed_pace,
     bad_lines,
     is_full,
     live_s,
@@ -233,10 +233,10 @@ class BatchRunner:
     def _has_room(self, part: Part) -> bool:
         """Whether the part may be put into a batch now.
 
-        A part that was refused before waits while a newer batch is being checked: for each batch
-        that ends, at most one is then refused for lack of room, not one for each waiting part.
+        A part that found no room in this run waits while a newer batch is being checked: for each
+        batch that ends, at most one is then refused for lack of room, not one per waiting part.
         """
-        if self._is_full or not part.batches:
+        if self._is_full or part.seen != "failed":
             return not self._is_full
         return all(other.seen not in ("sent", "validating") for other in self._running())
 
@@ -444,13 +444,14 @@ class BatchRunner:
         Returns inf without --via auto or a deadline. Once batches are cancelled, only the rows that
         they did not finish count; inf if there are none.
         """
-        runner, job, pace = self._world.runner, self._world.job, self._ledger.pace or UNKNOWN_PACE
+        runner, job, slots = self._world.runner, self._world.job, self._world.slots
         is_leaving, rows = self._collector.is_leaving, self._left.rows
         if job.via != "auto" or job.deadline_s is None or (is_leaving and not rows):
             return math.inf
         if not is_leaving:
             rows = sum(part.rows for part in self._ledger.parts.values()) + self._filler.rows
-        rest_s = live_s(rows, pace, job.call_limits[0], self._world.slots)
+        pace = self._ledger.pace or assumed_pace(rows, slots, job.deadline_s)
+        rest_s = live_s(rows, pace, job.call_limits[0], slots)
         assert runner.ends_s is not None
         return runner.ends_s - margin_s(rest_s, 0.0 if is_leaving else job.deadline_s)
 
