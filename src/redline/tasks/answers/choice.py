@@ -116,9 +116,9 @@ _AT_END = re.compile(
     r"\b(?i:is|be|get|got|es|est|ist|é|è|la|a|with|probably|likely|maybe|perhaps)[ ]|"
     rf"是[ ]?)[{BOLD}(]*(?P<letter>[A-Z])[\]){BOLD}]*[.!?。]?[ {BOLD}]*$"
 )
-# A sentence such as `Oops, D.`, `Sorry, I meant (D)` and `いや、Dです。`
+# A sentence such as `Oops, D.`, `Sorry, I meant (D)` and `いや、Dです。`, not `Let me recheck D.`
 _CORRECTED = re.compile(
-    rf"(?i){BARE_CORRECTION}(?:option )?[{BOLD}\"'\[(]*(?P<letter>(?-i:[A-Z]))"
+    rf"(?i)(?!.*\blet me ){BARE_CORRECTION}(?:option )?[{BOLD}\"'\[(]*(?P<letter>(?-i:[A-Z]))"
     rf"[\]){BOLD}\"']*(?:です)?[.!。{BOLD}]*"
 )
 _UNSAID = re.compile(r"(?i)\W*(?:if|suppose|assum\w+)\b|.*(?:\bnot\b|n't\b|cannot\b|never\b)")
