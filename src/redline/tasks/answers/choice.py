@@ -84,9 +84,10 @@ _CHOSEN, _CALLED, _CONCEDED = (
             r" be)|it (?:must|has to|should) be|lean(?:ing)? towards?|(?<!not )correct(?=:)|"
             r"select(?:ed|ion)(?: is|(?=:))|letter is|"
             r"(?:statement|option|choice|one) (?:that|which) [^.\n]{1,60}? is)(?:[ ]?:)?|"
-            # `but C` chooses, `but C is also plausible` concedes.
-            r"\bbut(?:[ ]?:)?(?!\W{0,9}[A-Z]\W{0,4}[ ](?:is|was|seems|also|could|would|"
-            rf"may|might)\b)|(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
+            # `but C` and `but C is more specific` choose, `but C is also plausible` concedes.
+            r"\bbut(?:[ ]?:)?(?!\W{0,9}[A-Z]\W{0,4}[ ](?:(?:(?:is|was|seems)[ ])?(?:also|a close|"
+            r"close|possible|plausible|tempting)|could|would|may|might)\b)|"
+            rf"(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
             r"(?:答案|答え|正解|選択肢|정답|उत्तर|odpowied[źz] to)[】\]\s:是為为はは은는]{0,4}|"
             rf"[选選][项項择擇]?[是为為]?(?![: {BOLD}]*\n))"
             rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}(?![、和或与][A-Z])",
