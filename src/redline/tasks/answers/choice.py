@@ -80,10 +80,12 @@ _CHOSEN, _CALLED, _CONCEDED = (
             # As `The most appropriate next step is C. Start metformin`, unlike `C. difficile`.
             r"\b(?i:most (?:likely|appropriate|accurate|suitable)|best)(?:[ ][a-z-]+){1,6}[ ]"
             rf"(?:is|be){_BLANK}[\[(]?(?P<letter>[A-Z])[).:][ {BOLD}]*(?=[A-Z])",
-            r"(?:\b(?i:choose|select|pick|most likely|richtig ist|(?:it|that|which)(?:'s| is| would"
+            r"(?:\b(?i:choose|select|pick|richtig ist|(?:it|that|which)(?:'s| is| would"
             r" be)|it (?:must|has to|should) be|lean(?:ing)? towards?|(?<!not )correct(?=:)|"
             r"select(?:ed|ion)(?: is|(?=:))|letter is|"
             r"(?:statement|option|choice|one) (?:that|which) [^.\n]{1,60}? is)(?:[ ]?:)?|"
+            # As `most likely C`, unlike `most likely C. difficile` and `most likely B cells`.
+            rf"\b(?i:most likely)(?!\W{{0,9}}[A-Z]\.?{_WORD_NEXT.pattern})|"
             # `but C` and `but C is more specific` choose, `but C is also plausible` concedes.
             r"\bbut(?:[ ]?:)?(?!\W{0,9}[A-Z]\W{0,4}[ ](?:(?:(?:is|was|seems)[ ])?(?:also|a close|"
             r"close|possible|plausible|tempting)|could|would|may|might)\b)|"
