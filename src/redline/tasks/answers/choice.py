@@ -74,7 +74,7 @@ _CHOSEN, _CALLED, _CONCEDED = (
             r"option))|answer|accurate|true|response|choice)\b|[ ](?:fits best|best [a-z]+s)\b)",
             # As in a list of verdicts on all options.
             rf"^[| ]*{_BLANK}(?i:option |choice )?{_LETTER_HERE}[.:)]?"
-            rf"(?:[ {BOLD}|—-]*(?:(?i:correct|yes)[ {BOLD}|]*(?:[.,;!✓✔✅☑—-]|$)|[✓✔✅☑])|"
+            rf"(?:[ {BOLD}|—-]*(?:(?i:correct)[ {BOLD}|]*(?:[.,;!✓✔✅☑—-]|$)|[✓✔✅☑])|"
             r"(?<=[.:)\]])[^\n✗✘❌]{1,80}[✓✔✅☑][^\w\n]*$)",
             rf"{_LETTER_HERE}[)]?(?:가|이|が)[ ]?(?:정답|正解)(?!이 아니|では)",
             # As `The most appropriate next step is C. Start metformin`, unlike `C. difficile`.
