@@ -71,7 +71,8 @@ _CHOSEN, _CALLED, _CONCEDED = (
             r"(?i:(?:[ ](?:is|must be|(?:seems|appears)(?: to be)?|would be|being)(?=[ ])|"
             r"(?=[ ]the ))[ ](?:the |indeed |therefore |thus |clearly |most |also |only |"
             r"likely |probable |appropriate |suitable )*(?:correct|right|best|better(?= (?:choice|"
-            r"option))|answer|accurate|true|response|choice)\b|[ ](?:fits best|best [a-z]+s)\b)",
+            r"option))|answer|accurate|true|response|choice)\b|[ ](?:fits best|best "
+            r"(?!practices)[a-z]+s)\b)",
             # As in a list of verdicts on all options.
             rf"^[| ]*{_BLANK}(?i:option |choice )?{_LETTER_HERE}[.:)]?"
             rf"(?:[ {BOLD}|—-]*(?:(?i:correct)[ {BOLD}|]*(?:[.,;!✓✔✅☑—-]|$)|[✓✔✅☑])|"
@@ -145,9 +146,10 @@ _WRONG_NEXT = re.compile(
     r"(?:does|can|could|would) not\b|contradicts\b))"
 )
 # A letter that is called right in passing: in a clause that concedes or gives a reason (`although A
-# is true`), with a limit (`A is true only for gases`), or on a condition (`B would be correct if`).
+# is true`), as the last of several (`which of A, B or C is true`), with a limit (`A is true only for
+# gases`), or on a condition (`B would be correct if`).
 _CONCEDES = re.compile(
-    r"(?i)\b(?:although|though|while|whereas|even if|because|since)\b[^,.;!?\n]*$"
+    r"(?i)\b(?:although|though|while|whereas|even if|because|since)\b[^,.;!?\n]*$|\bor\W*$"
 )
 _LIMITED = re.compile(
     r"(?i)[^.\n]*(?:\bis only [^.\n]*\0|\0 (?:only|in general|too)\b|"
