@@ -84,7 +84,8 @@ _CHOSEN, _CALLED, _CONCEDED = (
             r"(?:\b(?i:choose|select|pick|richtig ist|(?:it|that|which)(?:'s| is| would"
             r" be)|it (?:must|has to|should) be|lean(?:ing)? towards?|(?<!not )correct(?=:)|"
             r"select(?:ed|ion)(?: is|(?=:))|letter is|"
-            r"(?:statement|option|choice|one) (?:that|which) [^.\n]{1,60}? is)(?:[ ]?:)?|"
+            r"(?:statement|option|choice|one) (?:that|which) "
+            r"(?![^.\n]{0,60}(?:eliminat|ruled|exclud|reject))[^.\n]{1,60}? is)(?:[ ]?:)?|"
             # As `most likely C`, unlike `most likely C. difficile` and `most likely B cells`.
             rf"\b(?i:most likely)(?!\W{{0,9}}[A-Z]\.?{_WORD_NEXT.pattern})|"
             # `but C` and `but C is more specific` choose, `but C is also plausible` concedes.
@@ -146,8 +147,8 @@ _WRONG_NEXT = re.compile(
     r"(?:does|can|could|would) not\b|contradicts\b))"
 )
 # A letter that is called right in passing: in a clause that concedes or gives a reason (`although A
-# is true`), as the last of several (`which of A, B or C is true`), with a limit (`A is true only for
-# gases`), or on a condition (`B would be correct if`).
+# is true`), as the last of several (`which of A, B or C is true`), with a limit (`A is true only
+# for gases`), or on a condition (`B would be correct if`).
 _CONCEDES = re.compile(
     r"(?i)\b(?:although|though|while|whereas|even if|because|since)\b[^,.;!?\n]*$|\bor\W*$"
 )
