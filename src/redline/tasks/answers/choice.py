@@ -92,7 +92,8 @@ _CHOSEN, _CALLED, _CONCEDED = (
             r"\bbut(?:[ ]?:)?(?!\W{0,9}[A-Z]\W{0,4}[ ](?:(?:(?:is|was|seems)[ ])?(?:also|a close|"
             r"close|possible|plausible|tempting)|could|would|may|might)\b)|"
             rf"(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
-            r"(?:答案|答え|正解|選択肢|정답|उत्तर|odpowied[źz] to)[】\]\s:是為为はは은는]{0,4}|"
+            r"(?:答案|答え|正解|選択肢(?=は)|정답|उत्तर|odpowied[źz] to)"
+            r"[】\]\s:是為为はは은는]{0,4}|"
             rf"[选選][项項择擇]?[是为為]?(?![: {BOLD}]*\n))"
             rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}(?![、和或与][A-Z])",
         ),
