@@ -36,7 +36,7 @@ _REFUSES = (
     r"\bwould need to know\b|(?<!\bno )(?:more|additional|further) (?:information|details) (?:is|"
     r"are) (?:needed|required)"
     r"|\bi(?:'m| am) not sure|\bi can only (?:help|discuss|answer)\b|\bas an ai\b|\bunanswerable\b"
-    r"|\bi\b[^.,\n]{0,24} (?:can(?:not|'t)|able to) (?:browse|access|view|count)\b"
+    r"|\bi\b[^.,\n]{0,24} (?:can(?:not|'t)|(?:un|not )able to) (?:browse|access|view|count)\b"
     r"|\b(?:kann|können|lässt sich)\b[^.\n]{0,60}\bnicht (?:beantwort|bestimm|berechn|gelöst|"
     r"lösen|sagen)|\b(?:ne (?:peux|peut|pouvons) pas|(?:pas possible|impossible) de|no (?:puedo|"
     r"podemos|se puede|es posible)|não (?:posso|podemos|é possível|dá para)|non (?:posso|possiamo|"
