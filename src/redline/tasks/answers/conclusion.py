@@ -49,6 +49,8 @@ _REFUSES_ABROAD = (
 _REFUSAL = re.compile(rf"(?i){_REFUSES}|{_REFUSES_ABROAD}")
 _REFUSED_BEFORE = re.compile(rf"(?i){_REFUSES}")
 _REFUSED = re.compile(rf"(?i)(?:{_REFUSES}|{_REFUSES_ABROAD})[^.!?,\n]{{0,8}}$")
+# As in `No se puede calcular directamente, pero x = 6`.
+_GOES_ON = re.compile(r"(?i)\b(?:aber|donc|mais|así que|pero|então|quindi|поэтому)\b|所以|ので")
 _NEAR = 80
 _AFTERWARDS = re.compile(
     r"(?im)^[^\w\n]{0,8}(?:(?:explanation|verification|(?:double[- ])?check|proof|"
@@ -125,7 +127,8 @@ def answer_of(page: Page, span: Span, may_be_worded: bool) -> Pick:
     and `may_be_worded` is true.
     """
     text = page.of(span)
-    if _REFUSAL.search(text):
+    refused = _REFUSAL.search(text)
+    if refused and not _GOES_ON.search(text, refused.end()):
         return Pick("valueless")
     found = page.numerals(span)
     none = _NONE_LEFT.search(text)
