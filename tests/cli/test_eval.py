@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import os
 import re
 import shutil
 import time
@@ -511,6 +513,17 @@ def test_samples_from_before_and_after_a_new_order_keep_their_questions_apart(
     assert resumed.out == fresh.out
     told = cli("eval", "compare", "out.jsonl", "fresh.jsonl")
     assert "in the first, 0 in the second; 2 equal" in told.out
+
+
+def test_the_score_reads_the_data_only_up_to_the_last_question_asked(cli: Cli, data: str) -> None:
+    """The end of the data is cut off, so reading it would fail."""
+    lines = Path(data).read_text().splitlines(keepends=True)
+    cut = Path("cut.jsonl.gz")
+    for first, limit in ((lines[:2], "1"), (lines[1::-1], "2")):
+        tail = [json.dumps({"q": os.urandom(500_000).hex()}) + "\n" for _ in range(9)]
+        cut.write_bytes(gzip.compress("".join([*first, *tail]).encode(), 1)[:-1000])
+        told = evaluated(cli, "two", str(cut), 2, "--limit", limit)
+    assert "row number" not in told.out
 
 
 def test_samples_without_names_that_share_a_row_number_are_pointed_out(cli: Cli, data: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -188,13 +189,16 @@ def questions_of(manifest: Manifest | None, lines: Iterable[_Line]) -> Callable[
 
 
 def _rows_read(manifest: Manifest, hashes: set[str]) -> dict[str, int]:
-    """Returns the row numbers of these hashes in the input; none if it cannot be read again."""
+    """Returns the row numbers of these hashes in the input; none if it cannot be read again.
+
+    Reads the input up to the last of these rows.
+    """
     if not manifest.input:
         return {}
     try:
         with opened_source(manifest.input, manifest.settings["samples"]) as source:
             keys = ((f"{key:016x}", row.number) for row, key, _ in keyed_rows(source))
-            return {key: number for key, number in keys if key in hashes}
+            return dict(islice((pair for pair in keys if pair[0] in hashes), len(hashes)))
     except (RedlineError, OSError, ValueError, RecursionError):
         return {}
 
