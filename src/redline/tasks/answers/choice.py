@@ -95,7 +95,7 @@ _CHOSEN, _CALLED, _CONCEDED = (
             r"(?:答案|答え|正解|選択肢(?=は)|정답|उत्तर|odpowied[źz] to)"
             r"[】\]\s:是為为はは은는]{0,4}|"
             rf"[选選][项項择擇]?[是为為]?(?![: {BOLD}]*\n))"
-            rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}(?![、和或与][A-Z])",
+            rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}(?![、和或与とか][A-Z])",
         ),
         (rf"\bbut{_LETTER_HERE}",),
     )
