@@ -89,13 +89,14 @@ _CHOSEN, _CALLED, _CONCEDED = (
             # As `most likely C`, unlike `most likely C. difficile` and `most likely B cells`.
             rf"\b(?i:most likely)(?!\W{{0,9}}[A-Z]\.?{_WORD_NEXT.pattern})|"
             # `but C` and `but C is more specific` choose, `but C is also plausible` concedes.
-            r"\bbut(?:[ ]?:)?(?!\W{0,9}[A-Z]\W{0,4}[ ](?:(?:(?:is|was|seems)[ ])?(?:also|a close|"
-            r"close|possible|plausible|tempting)|could|would|may|might)\b)|"
+            r"\bbut(?:[ ]?:)?(?!\W{0,9}[A-Z]\W{0,4}[ ](?:(?:is|was|seems)(?![ ](?:the|what|more|"
+            r"better|closer|closest)\b)|also|could|would|may|might)\b)|"
             rf"(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
             r"(?:答案|答え|正解|選択肢(?=は)|정답|उत्तर|odpowied[źz] to)"
             r"[】\]\s:是為为はは은는]{0,4}|"
             rf"[选選][项項择擇]?[是为為]?(?![: {BOLD}]*\n))"
-            rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}(?![、和或与とか][A-Z])",
+            rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}"
+            r"(?![、和或与とか][A-Z])",
         ),
         (rf"\bbut{_LETTER_HERE}",),
     )
