@@ -125,7 +125,7 @@ _AT_END = re.compile(
 )
 # A sentence such as `Oops, D.`, `Sorry, I meant (D)` and `いや、Dです。`, not `Let me recheck D.`
 _CORRECTED = re.compile(
-    rf"(?i)(?!.*\blet me ){BARE_CORRECTION}(?:option )?[{BOLD}\"'\[(]*(?P<letter>(?-i:[A-Z]))"
+    rf"(?i)(?!.*\blet me re){BARE_CORRECTION}(?:option )?[{BOLD}\"'\[(]*(?P<letter>(?-i:[A-Z]))"
     rf"[\]){BOLD}\"']*(?:です)?[.!。{BOLD}]*"
 )
 _UNSAID = re.compile(r"(?i)\W*(?:if|suppose|assum\w+)\b|.*(?:\bnot\b|n't\b|cannot\b|never\b)")
