@@ -71,25 +71,32 @@ _CHOSEN, _CALLED, _CONCEDED = (
             r"(?i:(?:[ ](?:is|must be|(?:seems|appears)(?: to be)?|would be|being)(?=[ ])|"
             r"(?=[ ]the ))[ ](?:the |indeed |therefore |thus |clearly |most |also |only |"
             r"likely |probable |appropriate |suitable )*(?:correct|right|best|better(?= (?:choice|"
-            r"option))|answer|accurate|true|response|choice)\b|[ ](?:fits best|best [a-z]+s)\b)",
+            r"option))|answer|accurate|true|response|choice)\b|[ ](?:fits best|best "
+            r"(?!practices)[a-z]+s)\b)",
             # As in a list of verdicts on all options.
             rf"^[| ]*{_BLANK}(?i:option |choice )?{_LETTER_HERE}[.:)]?"
-            rf"(?:[ {BOLD}|—-]*(?:(?i:correct|yes)[ {BOLD}|]*(?:[.,;!✓✔✅☑—-]|$)|[✓✔✅☑])|"
+            rf"(?:[ {BOLD}|—-]*(?:(?i:correct)[ {BOLD}|]*(?:[.,;!✓✔✅☑—-]|$)|[✓✔✅☑])|"
             r"(?<=[.:)\]])[^\n✗✘❌]{1,80}[✓✔✅☑][^\w\n]*$)",
             rf"{_LETTER_HERE}[)]?(?:가|이|が)[ ]?(?:정답|正解)(?!이 아니|では)",
             # As `The most appropriate next step is C. Start metformin`, unlike `C. difficile`.
             r"\b(?i:most (?:likely|appropriate|accurate|suitable)|best)(?:[ ][a-z-]+){1,6}[ ]"
             rf"(?:is|be){_BLANK}[\[(]?(?P<letter>[A-Z])[).:][ {BOLD}]*(?=[A-Z])",
-            r"(?:\b(?i:choose|select|pick|most likely|richtig ist|(?:it|that|which)(?:'s| is| would"
+            r"(?:\b(?i:choose|select|pick|richtig ist|(?:it|that|which)(?:'s| is| would"
             r" be)|it (?:must|has to|should) be|lean(?:ing)? towards?|(?<!not )correct(?=:)|"
             r"select(?:ed|ion)(?: is|(?=:))|letter is|"
-            r"(?:statement|option|choice|one) (?:that|which) [^.\n]{1,60}? is)(?:[ ]?:)?|"
-            # `but C` chooses, `but C is also plausible` concedes.
-            r"\bbut(?:[ ]?:)?(?!\W{0,9}[A-Z]\W{0,4}[ ](?:is|was|seems|also|could|would|"
-            rf"may|might)\b)|(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
-            r"(?:答案|答え|正解|選択肢|정답|उत्तर|odpowied[źz] to)[】\]\s:是為为はは은는]{0,4}|"
+            r"(?:statement|option|choice|one) (?:that|which) "
+            r"(?![^.\n]{0,60}(?:eliminat|ruled|exclud|reject))[^.\n]{1,60}? is)(?:[ ]?:)?|"
+            # As `most likely C`, unlike `most likely C. difficile` and `most likely B cells`.
+            rf"\b(?i:most likely)(?!\W{{0,9}}[A-Z]\.?{_WORD_NEXT.pattern})|"
+            # `but C` and `but C is more specific` choose, `but C is also plausible` concedes.
+            r"\bbut(?:[ ]?:)?(?!\W{0,9}[A-Z]\W{0,4}[ ](?:(?:is|was|seems)(?![ ](?:the|what|more|"
+            r"better|closer|closest)\b)|also|could|would|may|might)\b)|"
+            rf"(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
+            r"(?:答案|答え|正解|選択肢(?=は)|정답|उत्तर|odpowied[źz] to)"
+            r"[】\]\s:是為为はは은는]{0,4}|"
             rf"[选選][项項择擇]?[是为為]?(?![: {BOLD}]*\n))"
-            rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}(?![、和或与][A-Z])",
+            rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}"
+            r"(?![、和或与とか][A-Z])",
         ),
         (rf"\bbut{_LETTER_HERE}",),
     )
@@ -116,9 +123,9 @@ _AT_END = re.compile(
     r"\b(?i:is|be|get|got|es|est|ist|é|è|la|a|with|probably|likely|maybe|perhaps)[ ]|"
     rf"是[ ]?)[{BOLD}(]*(?P<letter>[A-Z])[\]){BOLD}]*[.!?。]?[ {BOLD}]*$"
 )
-# A sentence such as `Oops, D.`, `Sorry, I meant (D)` and `いや、Dです。`
+# A sentence such as `Oops, D.`, `Sorry, I meant (D)` and `いや、Dです。`, not `Let me recheck D.`
 _CORRECTED = re.compile(
-    rf"(?i){BARE_CORRECTION}(?:option )?[{BOLD}\"'\[(]*(?P<letter>(?-i:[A-Z]))"
+    rf"(?i)(?!.*\blet me re){BARE_CORRECTION}(?:option )?[{BOLD}\"'\[(]*(?P<letter>(?-i:[A-Z]))"
     rf"[\]){BOLD}\"']*(?:です)?[.!。{BOLD}]*"
 )
 _UNSAID = re.compile(r"(?i)\W*(?:if|suppose|assum\w+)\b|.*(?:\bnot\b|n't\b|cannot\b|never\b)")
@@ -142,9 +149,10 @@ _WRONG_NEXT = re.compile(
     r"(?:does|can|could|would) not\b|contradicts\b))"
 )
 # A letter that is called right in passing: in a clause that concedes or gives a reason (`although A
-# is true`), with a limit (`A is true only for gases`), or on a condition (`B would be correct if`).
+# is true`), as the last of several (`which of A, B or C is true`), with a limit (`A is true only
+# for gases`), or on a condition (`B would be correct if`).
 _CONCEDES = re.compile(
-    r"(?i)\b(?:although|though|while|whereas|even if|because|since)\b[^,.;!?\n]*$"
+    r"(?i)\b(?:although|though|while|whereas|even if|because|since)\b[^,.;!?\n]*$|\bor\W*$"
 )
 _LIMITED = re.compile(
     r"(?i)[^.\n]*(?:\bis only [^.\n]*\0|\0 (?:only|in general|too)\b|"

@@ -36,16 +36,21 @@ _REFUSES = (
     r"\bwould need to know\b|(?<!\bno )(?:more|additional|further) (?:information|details) (?:is|"
     r"are) (?:needed|required)"
     r"|\bi(?:'m| am) not sure|\bi can only (?:help|discuss|answer)\b|\bas an ai\b|\bunanswerable\b"
-    r"|\bi\b[^.,\n]{0,24} (?:can(?:not|'t)|able to) (?:browse|access|view|count)\b"
-    r"|\b(?:kann|können|lässt sich)\b[^.\n]{0,60}\bnicht (?:beantwort|bestimm|berechn|gelöst|"
+    r"|\bi\b[^.,\n]{0,24} (?:can(?:not|'t)|(?:un|not )able to) (?:browse|access|view|count)\b"
+)
+_REFUSES_ABROAD = (
+    r"\b(?:kann|können|lässt sich)\b[^.\n]{0,60}\bnicht (?:beantwort|bestimm|berechn|gelöst|"
     r"lösen|sagen)|\b(?:ne (?:peux|peut|pouvons) pas|(?:pas possible|impossible) de|no (?:puedo|"
     r"podemos|se puede|es posible)|não (?:posso|podemos|é possível|dá para)|non (?:posso|possiamo|"
     r"è possibile))(?: \w+)? (?:répond|r[ei]spond|d[eé]termin|calc[ou]l|résou|r[ei]solv)|"
     r"\b(?:не могу|невозможно) (?:ответ|определ|вычисл|реш)|[无無]法(?:回答|[确確]定|[计計]算|"
     r"得出)|(?:答え|回答|計算|特定)(?:られ|は?でき)(?:ません|ない)|(?:답|계산|알)\w{0,2} 수 없"
 )
-_REFUSAL = re.compile(rf"(?i){_REFUSES}")
-_REFUSED = re.compile(rf"(?i)(?:{_REFUSES})[^.!?,\n]{{0,8}}$")
+_REFUSAL = re.compile(rf"(?i){_REFUSES}|{_REFUSES_ABROAD}")
+_REFUSED_BEFORE = re.compile(rf"(?i){_REFUSES}")
+_REFUSED = re.compile(rf"(?i)(?:{_REFUSES}|{_REFUSES_ABROAD})[^.!?,\n]{{0,8}}$")
+# As in `No se puede calcular directamente, pero x = 6`.
+_GOES_ON = re.compile(r"(?i)\b(?:aber|donc|mais|así que|pero|então|quindi|поэтому)\b|所以|ので")
 _NEAR = 80
 _AFTERWARDS = re.compile(
     r"(?im)^[^\w\n]{0,8}(?:(?:explanation|verification|(?:double[- ])?check|proof|"
@@ -122,7 +127,8 @@ def answer_of(page: Page, span: Span, may_be_worded: bool) -> Pick:
     and `may_be_worded` is true.
     """
     text = page.of(span)
-    if _REFUSAL.search(text):
+    refused = _REFUSAL.search(text)
+    if refused and not _GOES_ON.search(text, refused.end()):
         return Pick("valueless")
     found = page.numerals(span)
     none = _NONE_LEFT.search(text)
@@ -261,9 +267,12 @@ def _last_answer(page: Page, start: int, end: int) -> Pick:
 
 
 def _is_refused(page: Page, spans: list[Span]) -> bool:
-    """Returns whether one of these sentences is a refusal without an equation after it."""
+    """Returns whether one of these sentences is a refusal without an equation after it.
+
+    Only in English, whose conclusions (`_CONCLUDES`) are known.
+    """
     for span in reversed(spans):
-        if _REFUSAL.search(page.text, *span):
+        if _REFUSED_BEFORE.search(page.text, *span):
             return True
         if "=" in page.of(span):
             return False

@@ -39,7 +39,7 @@ _OPERATOR = (
 _UNIT = rf"(?:{_BLANK}(?:\([^()]{{0,40}}\)|[A-Za-z/°%²]+)){{0,5}}?"
 # After a unit, a dash is a minus only in a sentence with an equals sign.
 _OPERATOR_NEXT = re.compile(
-    rf"[xyznXYZNi](?![A-Za-z])|{_BLANK}[π√]|"
+    rf"[xyznXYZNi](?![A-Za-z])|{_BLANK}(?:π|√(?:[(\[a-z]|[ ]?\d))|"
     rf"{_BLANK}\)?{_BLANK}(?:{_OPERATOR}|-){_BLANK}\(?-?[$€£]?(?:[\d.(√π]|"
     rf"[a-z]\b)|{_UNIT}{_BLANK}[×÷*·+/]{_BLANK}\(?[$€£]?[\d(]|{_BLANK}[+×*·]{_BLANK}[A-Za-z]"
 )
