@@ -515,20 +515,6 @@ def test_samples_from_before_and_after_a_new_order_keep_their_questions_apart(
     assert "in the first, 0 in the second; 2 equal" in told.out
 
 
-<<<<<<< HEAD
-def test_the_data_is_read_again_only_as_far_as_it_was_evaluated(
-    cli: Cli, data: str, tmp_path: Path
-) -> None:
-    lines = Path(data).read_bytes().splitlines(keepends=True)
-    packed, broken = tmp_path / "data.jsonl.gz", gzip.compress(os.urandom(4_000_000).hex().encode())
-
-    def told_of(count: int) -> str:
-        packed.write_bytes(gzip.compress(b"".join(lines[-count:])) + broken[:-1000])
-        return evaluated(cli, "two", packed.name, 2, "--limit", str(count)).out
-
-    told_of(10)
-    assert "to 12 questions" in told_of(12)
-=======
 def test_the_score_reads_the_data_only_up_to_the_last_question_asked(cli: Cli, data: str) -> None:
     """The end of the data is cut off, so reading it would fail."""
     lines = Path(data).read_text().splitlines(keepends=True)
@@ -538,7 +524,6 @@ def test_the_score_reads_the_data_only_up_to_the_last_question_asked(cli: Cli, d
         cut.write_bytes(gzip.compress("".join([*first, *tail]).encode(), 1)[:-1000])
         told = evaluated(cli, "two", str(cut), 2, "--limit", limit)
     assert "row number" not in told.out
->>>>>>> ee3f37a26c4e4c1f5d3c12a33b0cc6fd4e6288c1
 
 
 def test_samples_without_names_that_share_a_row_number_are_pointed_out(cli: Cli, data: str) -> None:

@@ -198,12 +198,7 @@ def _rows_read(manifest: Manifest, hashes: set[str]) -> dict[str, int]:
     try:
         with opened_source(manifest.input, manifest.settings["samples"]) as source:
             keys = ((f"{key:016x}", row.number) for row, key, _ in keyed_rows(source))
-<<<<<<< HEAD
-            # The rest of the input, beyond a `--limit`, is not read.
-            return dict(islice((found for found in keys if found[0] in hashes), len(hashes)))
-=======
             return dict(islice((pair for pair in keys if pair[0] in hashes), len(hashes)))
->>>>>>> ee3f37a26c4e4c1f5d3c12a33b0cc6fd4e6288c1
     except (RedlineError, OSError, ValueError, RecursionError):
         return {}
 
