@@ -156,6 +156,14 @@ def test_slow_answers_do_not_hide_the_window() -> None:
     assert not world.rejected
 
 
+@pytest.mark.parametrize(("count", "kind"), [(40, "requests"), (20_000, "tokens")])
+def test_slow_answers_do_not_shorten_a_known_window(count: int, kind: str) -> None:
+    rate = Rate(count, 10.0)
+    world = World(rate, "fixed", "openai", 6.0, kind=kind).run(60.0)
+    assert [line.stated for line in world.rules.lines] == [rate]
+    assert not world.rejected
+
+
 @pytest.mark.parametrize("style", ["openai", "anthropic"])
 @pytest.mark.parametrize("rate", [Rate(40_000, 2.0), Rate(200_000, 60.0)], ids=str)
 def test_the_window_of_a_token_limit_is_corrected(rate: Rate, style: str) -> None:

@@ -542,6 +542,13 @@ def test_others_are_yielded_to_and_what_they_leave_is_used_again() -> None:
     check_others(Feedback)
 
 
+@pytest.mark.parametrize("algorithm", ["fixed", "counter"])
+def test_who_sends_less_because_of_429s_still_notices_others(algorithm: str) -> None:
+    world = World(Rate(300, 6.0), algorithm, others=0.3).run(60.0)
+    assert world.rejected
+    assert max(world.rejected) < 2 * world.rate.window_s
+
+
 def test_what_others_took_of_a_bucket_once_holds_nothing_back() -> None:
     world = World(Rate(1000, 3600.0), "bucket")
     for _ in range(400):

@@ -355,9 +355,10 @@ class _Crowd:
             total, own = look.counted()
             self._looks[line.window] = _Look(booked_s, own)
             # After a pause of this process, a sliding-window counter may count more than was sent,
-            # because it takes the sends of its previous window for even.
+            # because it takes the sends of its previous window for even. If less is used because of
+            # 429s or other clients, it was no pause.
             has_paused = look.ours_before - own > _noise(self._rules, line, limit)
-            if self.share < 1 or not has_paused:
+            if self._rules.share < 1 or not has_paused:
                 self._conclude(line, limit, total, own, booked_s)
 
     def forget(self) -> None:

@@ -332,8 +332,10 @@ class WindowGuess(msgspec.Struct):
         """Returns the window after a round at the pace of `window_s`, and whether it is a trial."""
         least_s = self._young_s * (1 - _SAME)
         most_s = min(self._old_s or math.inf, self._reset_s or math.inf) * (1 + _SAME)
-        # Rejected calls, which the server does not count, would make the window seem shorter.
-        if least_s <= window_s <= most_s or self._most >= limit:
+        # Rejected calls, which the server does not count, would make the window seem shorter, as
+        # would slow answers, because only the sends of the last window are known.
+        is_unsure = self._most >= limit or 2 * self._delay_s > window_s
+        if least_s <= window_s <= most_s or is_unsure:
             return window_s, False
         fits = [usual_s for usual_s in _USUAL_S if least_s <= usual_s <= most_s]
         measured_s = max(fits, default=_usual_s(least_s))
