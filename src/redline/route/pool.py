@@ -501,7 +501,8 @@ class Pool:
                 among = self._drawn()
             if among[0].breaker.is_ignored:
                 # Otherwise, a strategy that prefers a broken endpoint would never try the others.
-                among = [each for each in among if each.breaker.again_s <= now_s] or among
+                due = [each for each in among if each.breaker.again_s <= now_s and not each.coming]
+                among = due or among
             member = members[self._strategy.choose(among, asked, now_s).name]
             if member.is_open(now_s):
                 return member

@@ -467,6 +467,31 @@ def test_once_all_have_failed_one_that_works_again_is_found_whatever_the_strateg
     virtual_run(main())
 
 
+def test_once_all_have_failed_a_single_call_tries_each_even_if_many_end_at_the_same_moment() -> (
+    None
+):
+    """All calls go to the cheaper one otherwise."""
+
+    async def main() -> None:
+        late = TimedOut("attempt", 1.0)
+        servers = [
+            ModelServer(name, slots=64, fails=lambda *_: late, fails_in_s=1.0) for name in "ab"
+        ]
+        seats = [
+            Seat(name=one.name, make=one.seated, price=price) for price, one in enumerate(servers)
+        ]
+        pool = Pool(seats, strategy_of("cheapest", random.Random(1)), most=40, clock=CLOCK, seed=1)
+        running = asyncio.create_task(run_rows(pool, 10**9, at_once=400))
+        await asyncio.sleep(3)
+        begun = servers[1].calls
+        await asyncio.sleep(8)
+        running.cancel()
+        await asyncio.wait([running])
+        assert 1 <= servers[1].calls - begun <= 3
+
+    virtual_run(main())
+
+
 def test_a_key_that_is_refused_in_mid_run_loses_no_row() -> None:
     async def main() -> None:
         refused = Refused("HTTP 401", status=401)
