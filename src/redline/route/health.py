@@ -131,7 +131,8 @@ class Breaker:
         """Counts a call that is sent; returns the epoch for its result."""
         if self.state is not Health.READY:
             self._in_flight += 1
-            if self.state is Health.DEGRADED and now_s >= self.again_s:
+            # One that is starting gets calls only while breakers are ignored, and pauses likewise.
+            if self.state is not Health.WARMING and now_s >= self.again_s:
                 self._is_made_again = self.again_s == -math.inf
                 self._pause(now_s)
         return self.epoch
