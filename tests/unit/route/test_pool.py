@@ -294,6 +294,13 @@ class Page:
         """There is nothing to close."""
 
 
+class FailingPage(Page):
+    """A health page that is never well."""
+
+    async def is_well(self) -> bool:
+        return False
+
+
 @pytest.mark.parametrize("seed", [1, 3, 5])
 def test_if_all_fail_alike_breakers_cost_no_answers(seed: int) -> None:
     """Each has a health page: one that is degraded takes no calls before its page was read."""
@@ -712,6 +719,33 @@ def test_a_call_that_is_asked_to_wait_goes_to_another_endpoint_if_that_one_is_fr
         assert outcome.is_success
         assert CLOCK.now_s() - begun_s == pytest.approx(ends_s)
         assert [server.calls for server in servers] == calls
+
+    virtual_run(main())
+
+
+def test_rows_that_are_often_asked_to_wait_are_spread_though_another_endpoint_might_be_tried() -> (
+    None
+):
+    """The other endpoint is broken, so the rows would all come when the first one is free again."""
+
+    async def main() -> None:
+        arrivals_s = list[float]()
+
+        def refuses(now_s: float, number: int) -> CallError | None:
+            arrivals_s.append(now_s)
+            return asked_to_wait(10.0) if number <= 40 else None
+
+        limited = Parking("limited", fails=refuses)
+        down = ModelServer("down")
+        seats = [
+            Seat(name="limited", make=limited.seated),
+            Seat(name="down", make=down.seated, pages=FailingPage()),
+        ]
+        pool = Pool(seats, strategy_of("p2c", random.Random(1)), clock=CLOCK, seed=1)
+        outcomes = await run_rows(pool, 20, at_once=20, policy=RetryPolicy(max_retries=1))
+        await pool.aclose()
+        assert all(outcome.is_success for outcome in outcomes)
+        assert max(Counter(arrivals_s[40:]).values()) == 1
 
     virtual_run(main())
 
