@@ -391,6 +391,11 @@ class Pool:
         asked = _ASKED if facts is None else facts.of(request)
         if self._unwatched:
             self._watch()
+        if call.is_last and self._working(self._now_s()) - call.avoid:
+            # A call with no retry left tries no broken endpoint.
+            broken = [one.name for one in self._members if one.breaker.state is Health.DEGRADED]
+            call.avoid = call.avoid.union(broken)
+            member = None
         while True:
             if moves != self.moves:
                 return failed(Withdrawn(MOVED))

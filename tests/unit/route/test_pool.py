@@ -501,6 +501,28 @@ def test_once_all_have_failed_a_single_call_tries_each_even_if_many_end_at_the_s
     virtual_run(main())
 
 
+def test_rows_without_a_retry_left_try_no_broken_endpoint() -> None:
+    """All endpoints fail for a while; then one works again, and the others are tried at times."""
+
+    async def main() -> None:
+        begun_s = CLOCK.now_s()
+
+        def fails(end_s: float) -> Callable[[float, int], CallError | None]:
+            return lambda now_s, _: HTTP_500 if 1 <= now_s - begun_s < end_s else None
+
+        broken = [
+            ModelServer(f"broken{n}", slots=64, fails=fails(math.inf), fails_in_s=0.05)
+            for n in range(4)
+        ]
+        back = ModelServer("back", slots=64, bound=64, fails=fails(50.0), fails_in_s=0.05)
+        outcomes = await run_rows(pool_of([*broken, back]), 2_000)
+        lost = [outcome.tried[-1] for outcome in outcomes if not outcome.is_success]
+        assert len(lost) < 30
+        assert not [last for last in lost if last.complete_s - begun_s > 50.5]
+
+    virtual_run(main())
+
+
 def test_a_key_that_is_refused_in_mid_run_loses_no_row() -> None:
     async def main() -> None:
         refused = Refused("HTTP 401", status=401)

@@ -239,6 +239,7 @@ class Retry(Around):
             if self._clock.now_s() + wait_s >= call.deadline_s:
                 return self._out_of_time(outcome, error, call)
             tried = history.tried = outcome.tried
+            call.is_last = history.blamed >= self._policy.max_retries
             error.keep_body(b"")
             now_s = self._clock.now_s()
             self._listener.on_event(RetryScheduled(now_s, error.kind, wait_s, error.what))
