@@ -23,7 +23,7 @@ that ends at its own deadline is a failure if it was written and has waited, wit
 long as an answer takes on average; otherwise it does not count. A call that ends unwritten does not
 count either, nor does a call that its caller cancels, unless that call waited several times as long
 and the endpoint answered no other call meanwhile. The expected failure rate is that of the other
-endpoints, but at least 2 %, or 50 % while each of them is degraded or parked: an endpoint is
+endpoints, but at least 2 %, or 20 % while each of them is degraded or parked: an endpoint is
 degraded when it fails significantly more often, by a CUSUM test (Page, Continuous Inspection
 Schemes, Biometrika 41, 1954) of Bernoulli trials. So a rare failure does not degrade an endpoint,
 and neither do frequent ones once the other endpoints have failed as often for some time.
@@ -43,11 +43,12 @@ EVIDENCE = math.log(1_000_000)
 # The evidence that degrades a warming endpoint: three failures in a row reach it.
 EVIDENCE_WARMING = math.log(100)
 # A working endpoint is expected to fail at the usual share, which is at least USUAL_SHARE, or
-# LAST_SHARE while it is the only one that takes calls: then it is degraded only if it fails nearly
-# all of them. A broken one is expected to fail at BAD_FACTOR times the usual share plus BAD_LEAST.
+# LAST_SHARE while it is the only one that takes calls: then it is degraded if it fails more than
+# half of them. With a higher share, rows would use up their retries there while they could wait for
+# the others. A broken one is expected to fail at BAD_FACTOR times the usual share plus BAD_LEAST.
 # None of these is above MOST_SHARE.
 USUAL_SHARE = 0.02
-LAST_SHARE = 0.5
+LAST_SHARE = 0.2
 BAD_FACTOR = 4.0
 BAD_LEAST = 0.1
 MOST_SHARE = 0.97
@@ -131,7 +132,8 @@ class Breaker:
         """Counts a call that is sent; returns the epoch for its result."""
         if self.state is not Health.READY:
             self._in_flight += 1
-            if self.state is Health.DEGRADED and now_s >= self.again_s:
+            # One that is starting gets calls only while breakers are ignored, and pauses likewise.
+            if self.state is not Health.WARMING and now_s >= self.again_s:
                 self._is_made_again = self.again_s == -math.inf
                 self._pause(now_s)
         return self.epoch

@@ -391,6 +391,11 @@ class Pool:
         asked = _ASKED if facts is None else facts.of(request)
         if self._unwatched:
             self._watch()
+        if call.is_last and self._working(self._now_s()) - call.avoid:
+            # A call with no retry left tries no broken endpoint.
+            broken = [one.name for one in self._members if one.breaker.state is Health.DEGRADED]
+            call.avoid = call.avoid.union(broken)
+            member = None
         while True:
             if moves != self.moves:
                 return failed(Withdrawn(MOVED))
@@ -501,7 +506,8 @@ class Pool:
                 among = self._drawn()
             if among[0].breaker.is_ignored:
                 # Otherwise, a strategy that prefers a broken endpoint would never try the others.
-                among = [each for each in among if each.breaker.again_s <= now_s] or among
+                due = [each for each in among if each.breaker.again_s <= now_s and not each.coming]
+                among = due or among
             member = members[self._strategy.choose(among, asked, now_s).name]
             if member.is_open(now_s):
                 return member

@@ -223,6 +223,7 @@ class Call(msgspec.Struct, kw_only=True):
     unfit: endpoints whose limits are too small for the call, or that do not serve it. barred:
     endpoints that the call must never use, such as those without its model; `avoid` includes them.
     committed: True once the first chunk of the answer has been passed on: no retry may follow.
+    is_last: whether a failure of the next attempt, after earlier ones, will end the call.
     attempts: the number of attempts started. faults: how many of them failed at an endpoint of a
     pool, not counting 429s, failed connections and requests that another endpoint may accept.
     requests: how many times the current request was written. sent_s: the monotonic time when the
@@ -247,6 +248,7 @@ class Call(msgspec.Struct, kw_only=True):
     unfit: frozenset[str] = frozenset()
     barred: frozenset[str] = frozenset()
     committed: bool = False
+    is_last: bool = False
     attempts: int = 0
     faults: int = 0
     requests: int = 0

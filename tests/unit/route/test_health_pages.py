@@ -208,6 +208,30 @@ def test_servers_none_of_which_is_up_are_tried_with_calls() -> None:
     virtual_run(main())
 
 
+def test_one_that_is_not_up_yet_does_not_get_all_calls_while_the_other_one_fails() -> None:
+    """Its model is being loaded: a call that is sent to it waits for that."""
+
+    async def main() -> None:
+        begun_s = CLOCK.now_s()
+        pages = [Pages(), Pages()]
+        pages[0].is_good = False
+
+        def fails(now_s: float, number: int) -> CallError | None:
+            return HTTP_500 if 1 <= now_s - begun_s < 6 else None
+
+        servers = [
+            ModelServer("loading", slots=64, speed=0.001),
+            ModelServer("failing", slots=64, fails=fails),
+        ]
+        pool = pool_of(servers, pages)
+        await keep_busy(pool, 20)
+        await pool.aclose()
+        assert servers[0].calls < 8
+        assert servers[1].calls > 1_000
+
+    virtual_run(main())
+
+
 @pytest.mark.parametrize("others", [0, 12])
 def test_calls_of_others_count_and_own_ones_count_once(others: int) -> None:
     async def main() -> None:

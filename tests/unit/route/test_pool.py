@@ -294,6 +294,13 @@ class Page:
         """There is nothing to close."""
 
 
+class FailingPage(Page):
+    """A health page that is never well."""
+
+    async def is_well(self) -> bool:
+        return False
+
+
 @pytest.mark.parametrize("seed", [1, 3, 5])
 def test_if_all_fail_alike_breakers_cost_no_answers(seed: int) -> None:
     """Each has a health page: one that is degraded takes no calls before its page was read."""
@@ -339,8 +346,8 @@ class Parking(ModelServer):
         return outcome
 
 
-@pytest.mark.parametrize(("share", "most_s"), [(0.2, 30), (1.0, 75)])
-def test_while_the_others_are_parked_only_one_that_fails_nearly_all_calls_is_degraded(
+@pytest.mark.parametrize(("share", "most_s"), [(0.2, 30), (0.6, 75), (1.0, 75)])
+def test_while_the_others_are_parked_only_one_that_fails_most_calls_is_degraded(
     share: float, most_s: float
 ) -> None:
     async def main() -> None:
@@ -356,6 +363,8 @@ def test_while_the_others_are_parked_only_one_that_fails_nearly_all_calls_is_deg
         outcomes = await run_rows(pool_of([parked, failing]), 1_000, at_once=16)
         assert all(outcome.is_success for outcome in outcomes)
         assert CLOCK.now_s() - begun_s < most_s
+        # While the other one works soon again, rows must not use up their retries here.
+        assert share < 0.5 or failing.failed < 150
 
     virtual_run(main())
 
@@ -463,6 +472,53 @@ def test_once_all_have_failed_one_that_works_again_is_found_whatever_the_strateg
         pool = Pool(seats, strategy_of(strategy, random.Random(1)), seed=1, clock=CLOCK)
         outcomes = await run_rows(pool, 400, at_once=8)
         assert all(outcome.is_success for outcome in outcomes)
+
+    virtual_run(main())
+
+
+def test_once_all_have_failed_a_single_call_tries_each_even_if_many_end_at_the_same_moment() -> (
+    None
+):
+    """All calls go to the cheaper one otherwise."""
+
+    async def main() -> None:
+        late = TimedOut("attempt", 1.0)
+        servers = [
+            ModelServer(name, slots=64, fails=lambda *_: late, fails_in_s=1.0) for name in "ab"
+        ]
+        seats = [
+            Seat(name=one.name, make=one.seated, price=price) for price, one in enumerate(servers)
+        ]
+        pool = Pool(seats, strategy_of("cheapest", random.Random(1)), most=40, clock=CLOCK, seed=1)
+        running = asyncio.create_task(run_rows(pool, 10**9, at_once=400))
+        await asyncio.sleep(3)
+        begun = servers[1].calls
+        await asyncio.sleep(8)
+        running.cancel()
+        await asyncio.wait([running])
+        assert 1 <= servers[1].calls - begun <= 3
+
+    virtual_run(main())
+
+
+def test_rows_without_a_retry_left_try_no_broken_endpoint() -> None:
+    """All endpoints fail for a while; then one works again, and the others are tried at times."""
+
+    async def main() -> None:
+        begun_s = CLOCK.now_s()
+
+        def fails(end_s: float) -> Callable[[float, int], CallError | None]:
+            return lambda now_s, _: HTTP_500 if 1 <= now_s - begun_s < end_s else None
+
+        broken = [
+            ModelServer(f"broken{n}", slots=64, fails=fails(math.inf), fails_in_s=0.05)
+            for n in range(4)
+        ]
+        back = ModelServer("back", slots=64, bound=64, fails=fails(50.0), fails_in_s=0.05)
+        outcomes = await run_rows(pool_of([*broken, back]), 2_000)
+        lost = [outcome.tried[-1] for outcome in outcomes if not outcome.is_success]
+        assert len(lost) < 30
+        assert not [last for last in lost if last.complete_s - begun_s > 50.5]
 
     virtual_run(main())
 
@@ -687,6 +743,33 @@ def test_a_call_that_is_asked_to_wait_goes_to_another_endpoint_if_that_one_is_fr
         assert outcome.is_success
         assert CLOCK.now_s() - begun_s == pytest.approx(ends_s)
         assert [server.calls for server in servers] == calls
+
+    virtual_run(main())
+
+
+def test_rows_that_are_often_asked_to_wait_are_spread_though_another_endpoint_might_be_tried() -> (
+    None
+):
+    """The other endpoint is broken, so the rows would all come when the first one is free again."""
+
+    async def main() -> None:
+        arrivals_s = list[float]()
+
+        def refuses(now_s: float, number: int) -> CallError | None:
+            arrivals_s.append(now_s)
+            return asked_to_wait(10.0) if number <= 40 else None
+
+        limited = Parking("limited", fails=refuses)
+        down = ModelServer("down")
+        seats = [
+            Seat(name="limited", make=limited.seated),
+            Seat(name="down", make=down.seated, pages=FailingPage()),
+        ]
+        pool = Pool(seats, strategy_of("p2c", random.Random(1)), clock=CLOCK, seed=1)
+        outcomes = await run_rows(pool, 20, at_once=20, policy=RetryPolicy(max_retries=1))
+        await pool.aclose()
+        assert all(outcome.is_success for outcome in outcomes)
+        assert max(Counter(arrivals_s[40:]).values()) == 1
 
     virtual_run(main())
 

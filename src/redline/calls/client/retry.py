@@ -12,9 +12,9 @@ endpoint, another endpoint of the pool is available. After a 429, and after the 
 of any kind, the call then waits for the retry budget alone. A row whose last five failures are
 ServerFailed with the same status, while nearly all other rows succeed, is not retried. If
 max_retries is 0, nothing is retried. If another endpoint of a pool may take the call before a
-Retry-After has passed, the call waits only until then. After more than max_retries 429s, a random
-time is added to a Retry-After: up to this Retry-After for each further 429, at most `cap_s`, and at
-most half of the time that is then left before the deadline.
+Retry-After has passed, the call waits only until then. After more than max_retries 429s, it always
+waits for the Retry-After and a random time: up to this Retry-After for each further 429, at most
+`cap_s`, and at most half of the time that is then left before the deadline.
 
 Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015): uniform in
 0..min(cap, base 2^k). A waiting row holds no slot, no connection and no tokens.
@@ -239,6 +239,7 @@ class Retry(Around):
             if self._clock.now_s() + wait_s >= call.deadline_s:
                 return self._out_of_time(outcome, error, call)
             tried = history.tried = outcome.tried
+            call.is_last = history.blamed >= self._policy.max_retries
             error.keep_body(b"")
             now_s = self._clock.now_s()
             self._listener.on_event(RetryScheduled(now_s, error.kind, wait_s, error.what))
@@ -306,11 +307,12 @@ class Retry(Around):
             pause_s = self._inner.load(now_s).parked_until_s - now_s
             return min(max(0.0, pause_s), self._policy.cap_s) + min(jitter_s, 1.0)
         asked_s = error.retry_after_s or 0.0
-        if call.again_s > -math.inf:
+        excess = max(0, history.limited - self._policy.max_retries)
+        if not excess and call.again_s > -math.inf:
+            # A broken endpoint takes a single call, and rows that came early would not be spread.
             asked_s = min(asked_s, max(0.0, call.again_s - now_s))
         if isinstance(error, RateLimited) and error.retry_after_s:
             # Of all rows that return at that moment, a token bucket admits one.
-            excess = max(0, history.limited - self._policy.max_retries)
             left_s = max(0.0, call.deadline_s - now_s - asked_s)
             spread_s = min(self._policy.cap_s, excess * error.retry_after_s, left_s / 2)
             return asked_s + self._random.uniform(0, spread_s)
