@@ -390,22 +390,22 @@ class BatchRunner:
         return rest.stopped or over
 
     async def _wait_for_room(self, part: Part, batch: Batch) -> None:
-        """Makes a part wait for other batches, or splits it in half if there was no other.
+        """Makes a part wait for other batches, or makes its batch again if no other is running.
 
-        Called when the part's batch failed because the account's batches hold too many tokens.
-        Raises ConfigError if the batch has one row and there was no other batch.
+        Called when the part's batch failed because the account's batches hold too many tokens. If
+        there was no other batch when it was made, the part is split in half. Raises ConfigError if
+        it then has one row.
         """
-        self._is_full = False
-        if len(self._running()) > 1 or not part.is_alone:
+        if len(self._running()) > 1:
             await self._store.note(Note(at="refused", part=part.number))
             part.due_s = 0.0
-            if self._running():
-                self._wait_for_others()
+            self._wait_for_others()
             self._count()
             return
+        self._is_full = False
         async with self._opened(part) as reader:
             rest = await self._collector.leave(part, reader)
-            if len(rest.offsets) == 1:
+            if len(rest.offsets) == 1 and part.is_alone:
                 await self._store.note(Note(at="refused", part=part.number))
                 why = reasons_of(batch.problems)
                 raise ConfigError(
@@ -415,8 +415,8 @@ class BatchRunner:
             if self._world.metered is not None:
                 self._world.metered.settle(part.worst.minus(rest.worst), NOTHING)
             if rest.offsets:
-                half = -(-len(rest.offsets) // 2)
-                await self._store.send_again(reader, part, rest.offsets, most_rows=half)
+                most_rows = -(-len(rest.offsets) // (2 if part.is_alone else 1))
+                await self._store.send_again(reader, part, rest.offsets, most_rows=most_rows)
             await self._store.finish(part, NOTHING)
         self._count()
         await self._store.tidy(part, None)
