@@ -65,8 +65,9 @@ class StreamedAnswer:
     def add(self, event: Object) -> str:
         """Adds an event and returns the text that it adds to the first choice.
 
-        Raises ErrorInside for an event that is an error, CallError or NoEndpoint for a choice that
-        broke off, and AttributeError or TypeError for a malformed event.
+        Raises ErrorInside for an event that is an error or a failed response, CallError or
+        NoEndpoint for a choice that broke off, and AttributeError or TypeError for a malformed
+        event.
         """
         if (found := error_event(event)) is not None:
             raise ErrorInside(found)

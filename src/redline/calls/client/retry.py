@@ -309,7 +309,8 @@ class Retry(Around):
         asked_s = error.retry_after_s or 0.0
         excess = max(0, history.limited - self._policy.max_retries)
         if not excess and call.again_s > -math.inf:
-            # A broken endpoint takes a single call, and rows that came early would not be spread.
+            # With more 429s, the whole time counts: otherwise, all rows would return at once to an
+            # endpoint that, if it is broken, takes only one of them.
             asked_s = min(asked_s, max(0.0, call.again_s - now_s))
         if isinstance(error, RateLimited) and error.retry_after_s:
             # Of all rows that return at that moment, a token bucket admits one.

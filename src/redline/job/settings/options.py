@@ -359,8 +359,7 @@ class Options:
         VIAS,
         "How to send rows: live (which cancels open batches), batch (the provider's Batch API: "
         "usually half the price, within a day), or auto (batches while --deadline allows, the rest "
-        "live). "
-        "Default: live, but the run is refused while a batch is open.",
+        "live). Default: live, but the run is refused while a batch is open.",
     )
     cache: bool | None = _switch(
         "Cache answers, and reuse them for identical requests in this run and in later ones with "

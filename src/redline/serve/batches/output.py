@@ -151,8 +151,8 @@ def _why(failure: _Failure) -> tuple[dict[str, Any] | None, dict[str, Any] | Non
     return None, {"code": error.kind, "message": error.message}
 
 
-def _put(file: BinaryIO, name: str, custom_id: str, response: Any, error: Any = None) -> None:
-    file.write(_encode(result_object(name, custom_id, response, error)) + b"\n")
+def _put(file: BinaryIO, line_id: str, custom_id: str, response: Any, error: Any = None) -> None:
+    file.write(_encode(result_object(line_id, custom_id, response, error)) + b"\n")
 
 
 def _add(used: list[int], body: msgspec.Raw) -> None:

@@ -403,9 +403,9 @@ async def _follow_keys(gateway: Gateway, on_note: Callable[[str], None]) -> None
                 gateway.watch.note("keys read")
             said = ""
         except ConfigError as error:
-            if (what := _located(error)) != said:
-                said = what
-                note = f"the keys are unchanged: {said}"
+            note = f"the keys are unchanged: {_located(error)}"
+            if note != said:
+                said = note
                 gateway.watch.note(note)
                 on_note(note)
 
